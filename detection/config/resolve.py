@@ -8,6 +8,7 @@ from fvcore.common.config import CfgNode
 from detection.config.trained import config_in
 from detection.datasets import custom_names, folder_sources, parts
 from detection.datasets.base import Split
+from detection.datasets.voc import choose_splits, lists_expected
 from moco.common.errors import DataError, UserError
 
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
@@ -178,17 +179,9 @@ def _resolve_voc_folder(cfg: CfgNode, given: Collection[str], needed: Sequence[s
                 f"{datasets.VOC_DIR}; choices are {', '.join(sources)}"
             )
         splits = {source.split: source.name for source in sources.values()}
-        for train, test in (("trainval", "test"), ("train", "test"), ("train", "val")):
-            chosen = {"TRAIN": train, "TEST": test}
-            if all(chosen[each] in splits for each in needed):
-                datasets[key] = (splits[chosen[key]],)
-                break
-        else:
-            raise DataError(
-                f"DATASETS.VOC_DIR {datasets.VOC_DIR}: ImageSets/Main has {', '.join(splits)}; "
-                "expected trainval or train, and test or val (or name the splits in "
-                "DATASETS.TRAIN and DATASETS.TEST)"
-            )
+        if not (chosen := choose_splits(splits, needed)):
+            raise DataError(f"DATASETS.VOC_DIR {datasets.VOC_DIR}: {lists_expected(splits)}")
+        datasets[key] = (splits[chosen[key]],)
     datasets.VOC_CLASSES = list(next(iter(sources.values())).classes)
 
 

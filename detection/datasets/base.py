@@ -145,7 +145,9 @@ class Custom:
 
     Attributes:
         flag: of the doctor, for example --voc-dir; `options`: argparse's for it.
-        task: file of a task that can train on such a dataset.
+        task: (splits that can be read, `parse`'s keys) → the file of a task that can train on them,
+            and its further keys. Raises DataError where there is a part missing; UserError where
+            the user has to name one.
         sources: node DATASETS of a configuration → the splits that its keys name.
         parse: (the flag's value, --root) → the splits, and the keys of DATASETS for them.
         arguments: node DATASETS → the doctor's arguments, one list for each call.
@@ -154,7 +156,7 @@ class Custom:
 
     flag: str
     options: Mapping[str, Any]
-    task: str
+    task: Callable[[Sequence[Split], Mapping[str, str]], list[str]]
     sources: Callable[[CfgNode], Sequence[Source]]
     parse: Callable[[Any, str], tuple[Sequence[Source], dict[str, str]]]
     arguments: Callable[[CfgNode], list[list[str]]]

@@ -7,7 +7,8 @@ coco/{train,val}{2014,2017}/      the images, by the `file_name` of each image
 import dataclasses
 import glob
 import os
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,10 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from detection.datasets.base import ABSENT, FORMATS, NOTE, WRONG, Custom, Finding, Format, Split
-from detection.datasets.coco_json import AnnotationFile, Json
+from detection.datasets.coco_json import AnnotationFile, Json, masks_in_run_lengths
 from detection.datasets.coco_oddities import oddities
 from detection.datasets.flips import flip_pairs
-from detection.datasets.layout import expected, image_size, read_json
+from detection.datasets.layout import doctor_command, expected, image_size, read_json
 from moco.common.errors import DataError, UserError
 
 # (id, name) of the 80 categories that COCO annotates; the ids have gaps.
@@ -330,7 +331,7 @@ coco/
                 "action": "append",
                 "help": "a custom dataset, as DATASETS.COCO_TRAIN_JSON; again for its other files",
             },
-            task="configs/coco/mask_rcnn_R_50_FPN_1x.yaml",
+            task=_custom_task,
             sources=custom_sources,
             parse=_parse_custom,
             arguments=_doctor_arguments,
@@ -352,6 +353,18 @@ def _parse_custom(files: list[str], root: str) -> tuple[list[COCOSource], dict[s
     for role, file in zip(("TRAIN", "TEST"), files, strict=False):
         keys |= {f"COCO_{role}_JSON": file} | ({f"COCO_{role}_ROOT": root} if root else {})
     return [_custom_source(file, root, "TRAIN") for file in files], keys
+
+
+def _custom_task(splits: Sequence[Split], keys: Mapping[str, str]) -> list[str]:
+    """The tutorial's small task for boxes alone; COCO's own where every object has a mask."""
+    if "COCO_TEST_JSON" not in keys:
+        [call] = _doctor_arguments(CfgNode(keys))
+        again = shlex.join([*call, "--coco-json"])
+        raise UserError(f"give the test images' file as well: {doctor_command()} {again} FILE")
+    if not all(split.has_masks for split in splits):
+        return ["configs/voc/faster_rcnn_R_18_C4_small.yaml"]
+    bitmask = ["INPUT.MASK_FORMAT", "bitmask"] if masks_in_run_lengths(splits[0]) else []
+    return ["configs/coco/mask_rcnn_R_50_FPN_1x.yaml", *bitmask]
 
 
 def _doctor_arguments(datasets: CfgNode) -> list[list[str]]:

@@ -281,14 +281,18 @@ class AnnotationFile:
         return [v if index % 3 == 2 else v + 0.5 for index, v in enumerate(points)]
 
 
+def masks_in_run_lengths(split: Split) -> int:
+    """Return how many masks that a training learns from are run lengths, not polygons."""
+    return sum(_in_run_lengths(item) for one in split.records for item in one["annotations"])
+
+
 def require_polygons(split: Split) -> None:
     """Every mask that INPUT.MASK_FORMAT polygon would learn from is one; a crowd's never is.
 
     Raises:
         DataError: how many are run lengths, and the first annotation in the file.
     """
-    number = sum(_in_run_lengths(item) for one in split.records for item in one["annotations"])
-    if not number:
+    if not (number := masks_in_run_lengths(split)):
         return
     file = split.metadata["json_file"]
     annotations = read_annotations(file)

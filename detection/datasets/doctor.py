@@ -8,7 +8,7 @@ import itertools
 import os
 import shlex
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -129,11 +129,21 @@ def examine_custom(
     findings += _repeated(splits, verify)
     usable = {split.name for split in splits}
     findings += [found for s in sources if s.name in usable for found in custom.check(s)]
-    if any(finding.state in (WRONG, ABSENT) for finding in findings):
-        return findings, "fix what is WRONG or absent, then the same command again"
+    if not any(finding.state in (WRONG, ABSENT) for finding in findings):
+        try:
+            return findings, _check_command(custom.task(splits, keys), keys)
+        except DataError as error:
+            names = ", ".join(split.name for split in splits)
+            findings.append(Finding(names, WRONG, str(error)))
+        except UserError as error:
+            return findings, str(error)
+    return findings, "fix what is WRONG or absent, then the same command again"
+
+
+def _check_command(task: Sequence[str], keys: Mapping[str, str]) -> str:
     opts = [part for key, text in keys.items() for part in (f"DATASETS.{key}", text)]
-    arguments = shlex.join([shown(custom.task), *opts, "MODEL.WEIGHTS", "random"])
-    return findings, f"{_train_command()} --check-only --config-file {arguments}"
+    arguments = shlex.join([shown(task[0]), *opts, *task[1:], "MODEL.WEIGHTS", "random"])
+    return f"{_train_command()} --check-only --config-file {arguments}"
 
 
 def report(findings: Sequence[Finding], following: str, tree: Iterable[str] = ()) -> str:

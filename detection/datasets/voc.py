@@ -15,7 +15,7 @@ import hashlib
 import math
 import xml.etree.ElementTree as ET
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -218,9 +218,13 @@ def folder_sources(datasets: CfgNode) -> list[VOCSource]:
     if not datasets.get("VOC_DIR", ""):
         return []
     root = Path(datasets.VOC_DIR).expanduser()
+    if not root.is_dir():
+        raise DataError(f"DATASETS.VOC_DIR {root}: no such folder; {_tree(root, 'trainval')}")
     lists = sorted((root / "ImageSets" / "Main").glob("*.txt"))
-    if not lists or not (root / "Annotations").is_dir():
-        raise DataError(f"DATASETS.VOC_DIR {root}: {_tree(root, 'trainval')}")
+    parts = {f"{name}/": (root / name).is_dir() for name in ("Annotations", "JPEGImages")}
+    parts["ImageSets/Main/*.txt"] = bool(lists)
+    if missing := ", ".join(part for part, exists in parts.items() if not exists):
+        raise DataError(f"DATASETS.VOC_DIR {root}: without {missing}; {_tree(root, 'trainval')}")
     if datasets.VOC_YEAR not in (2007, 2012):
         raise UserError(f"DATASETS.VOC_YEAR: got {datasets.VOC_YEAR}, choices are 2007, 2012")
     tuning = datasets.get("PART", "") == TUNE
@@ -230,6 +234,23 @@ def folder_sources(datasets: CfgNode) -> list[VOCSource]:
         VOCSource(f"{stem}_{path.stem}", root, path.stem, datasets.VOC_YEAR, classes, False)
         for path in lists
     ]
+
+
+def choose_splits(lists: Collection[str], needed: Sequence[str]) -> dict[str, str]:
+    """Return which lists of a custom folder are TRAIN and TEST, those `needed`; empty: none are."""
+    for train, test in (("trainval", "test"), ("train", "test"), ("train", "val")):
+        chosen = {"TRAIN": train, "TEST": test}
+        if all(chosen[key] in lists for key in needed):
+            return chosen
+    return {}
+
+
+def lists_expected(lists: Iterable[str]) -> str:
+    """Return an error's text on a folder without the lists that `choose_splits` needs."""
+    return (
+        f"ImageSets/Main has {', '.join(lists)}; expected trainval or train, and test or val (or "
+        "name the splits in DATASETS.TRAIN and DATASETS.TEST)"
+    )
 
 
 @functools.lru_cache(maxsize=8)
@@ -344,7 +365,7 @@ VOC2007/  VOC2012/                     (trainval and test of 2007 in one folder)
         custom=Custom(
             flag="--voc-dir",
             options={"metavar": "DIR", "help": "a custom dataset, as DATASETS.VOC_DIR"},
-            task="configs/voc/faster_rcnn_R_18_C4_small.yaml",
+            task=_custom_task,
             sources=folder_sources,
             parse=_parse_custom,
             arguments=lambda datasets: (
@@ -367,6 +388,14 @@ def _parse_custom(folder: str, root: str) -> tuple[list[VOCSource], dict[str, st
         raise UserError("--root belongs to --coco-json, or to the name of a published dataset")
     keys = {"VOC_DIR": folder}
     return folder_sources(CfgNode({**keys, "VOC_YEAR": 2007, "VOC_CLASSES": []})), keys
+
+
+def _custom_task(splits: Sequence[Split], keys: Mapping[str, str]) -> list[str]:
+    lists = sorted(split.metadata["split"] for split in splits)
+    if not choose_splits(lists, ("TRAIN", "TEST")):
+        # Two of other names can be a training's, one alone cannot.
+        raise (UserError if len(lists) > 1 else DataError)(lists_expected(lists))
+    return ["configs/voc/faster_rcnn_R_18_C4_small.yaml"]
 
 
 def _check_folders(root: str, states: Mapping[str, str]) -> Iterator[Finding]:

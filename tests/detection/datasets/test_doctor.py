@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from detection import train_net
 from detection.config.task import default_task
 from detection.datasets import coco, doctor
 from detection.datasets.__main__ import main
@@ -58,8 +60,17 @@ def states(kind: str, root: Path, *, verify: bool = False) -> dict[str, tuple[st
     return {finding.name: (finding.state, finding.text) for finding in findings}
 
 
+def run_next(shown: str, monkeypatch) -> None:
+    """Run the doctor's next command as it is printed."""
+    words = shlex.split(shown.splitlines()[-1].removeprefix("next: "))
+    while "=" in words[0]:
+        monkeypatch.setenv(*words.pop(0).split("=", 1))
+    assert words[:2] == ["python", "detection/train_net.py"]
+    assert train_net.main(words[2:]) == 0
+
+
 @pytest.mark.parametrize("kind", formats())
-def test_what_is_right_but_a_part(kind, tmp_path, capsys):
+def test_what_is_right_but_a_part(kind, tmp_path, capsys, monkeypatch):
     good(kind, tmp_path)
     assert main(["doctor", kind, "--root", str(tmp_path), "--verify"]) == 0
     shown = capsys.readouterr().out
@@ -70,6 +81,7 @@ def test_what_is_right_but_a_part(kind, tmp_path, capsys):
     assert shown.splitlines()[-1] == (
         f"next: DETECTRON2_DATASETS={tmp_path} {check} MODEL.WEIGHTS random"
     )
+    run_next(shown, monkeypatch)
 
 
 @pytest.mark.parametrize("kind", formats())
@@ -221,6 +233,71 @@ def test_a_custom_folder_that_is_right(custom, capsys):
     for name in ("own data_train", "own data_val", "own data_test"):
         assert f"ok     {name}" in shown
     assert shown.count("classes: ") == 3 and f"DATASETS.VOC_DIR '{custom}'" in shown
+
+
+def test_the_next_command_of_a_custom_folder(custom, capsys, monkeypatch):
+    run_next(examine("--voc-dir", custom, capsys=capsys)[1], monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("absent", "parts"),
+    [
+        (("JPEGImages",), "without JPEGImages/; expected"),
+        (("Annotations", "JPEGImages"), "without Annotations/, JPEGImages/; expected"),
+        (("ImageSets/Main",), "without ImageSets/Main/*.txt; expected"),
+        (("",), "no such folder"),
+    ],
+)
+def test_the_missing_part_of_a_custom_folder_is_named(custom, absent, parts, capsys):
+    for name in absent:
+        (custom / name).rename(custom.parent / f"{Path(name).name} elsewhere")
+    with pytest.raises(DataError, match=re.escape(parts)):
+        main(["doctor", "--voc-dir", str(custom)])
+
+
+def test_a_custom_folder_to_train_or_to_test_on_alone(custom, capsys):
+    lists = custom / "ImageSets" / "Main"
+    (lists / "val.txt").unlink()
+    (lists / "test.txt").rename(lists / "mine.txt")
+    code, shown = examine("--voc-dir", custom, capsys=capsys)
+    asked = "has mine, train; expected trainval or train, and test or val"
+    assert code == 0 and asked in shown.splitlines()[-1]  # DATASETS.TEST may name it
+    (lists / "mine.txt").unlink()
+    code, shown = examine("--voc-dir", custom, capsys=capsys)
+    assert code == 3 and "WRONG  own data_train" in shown and "has train; expected" in shown
+
+
+@pytest.mark.parametrize("masks", ["polygons", "run lengths", "none", "none to test on"])
+def test_the_next_command_of_custom_files(masks, tmp_path, capsys, monkeypatch):
+    write_coco(tmp_path, {"train2017": 3, "val2017": 3}, crowd=False)
+    files = [tmp_path / f"coco/annotations/instances_{s}2017.json" for s in ("train", "val")]
+
+    def change(content):
+        sizes = {image["id"]: (image["height"], image["width"]) for image in content["images"]}
+        for row in content["annotations"]:
+            if masks == "run lengths":
+                x, y, w, h = map(int, row["bbox"])
+                H, W = sizes[row["image_id"]]
+                counts = [H * x + y, *[h, H - h] * (w - 1), h]
+                counts.append(H * W - sum(counts))
+                row["segmentation"] = {"size": [H, W], "counts": counts}
+            elif masks != "polygons":
+                del row["segmentation"]
+
+    for file in files if masks != "none to test on" else files[1:]:
+        edit(file, change)
+    arguments = [word for file in files for word in ("--coco-json", file)]
+    code, shown = examine(*arguments, capsys=capsys)
+    assert code == 0
+    assert ("mask_rcnn" in shown.splitlines()[-1]) == (masks in ("polygons", "run lengths"))
+    run_next(shown, monkeypatch)
+
+
+def test_one_custom_file_is_not_enough_to_train(tmp_path, capsys):
+    write_coco(tmp_path, {"val2017": 3})
+    code, shown = examine("--coco-json", tmp_path / VAL2017, capsys=capsys)
+    assert code == 0 and "train_net" not in shown
+    assert f"doctor --coco-json {tmp_path / VAL2017} --coco-json" in shown.splitlines()[-1]
 
 
 def test_a_custom_image_that_is_cut_off(custom, capsys):
