@@ -103,7 +103,8 @@ class COCOSource:
     Attributes:
         image_root: folder of the images; empty: looked for beside `json_file`.
         kind: instances, keypoints or densepose for Detectron2's own names, else custom.
-        role: TRAIN or TEST for a custom dataset, as in DATASETS.COCO_TRAIN_JSON.
+        role: TRAIN or TEST for a custom dataset, as in DATASETS.COCO_TRAIN_JSON; empty: the
+            doctor's, which takes flags.
         flip_pairs: DATASETS.KEYPOINT_FLIP_PAIRS.
     """
 
@@ -151,10 +152,17 @@ class COCOSource:
     def _expected(self) -> str:
         """The end of a message about missing files."""
         if self.kind == "custom":
-            key = f"DATASETS.COCO_{self.role}"
-            return f"set {key}_JSON to a file in COCO's format and {key}_ROOT to its images' folder"
+            key = f"DATASETS.COCO_{self.role}_JSON"
+            file = f"set {key} to a file in COCO's format and " if self.role else ""
+            return file + self.images_folder
         custom = ", or set DATASETS.COCO_TRAIN_JSON and COCO_TEST_JSON to a custom dataset"
         return expected("coco", self.name, Path(self.json_file).parents[2], custom)
+
+    @property
+    def images_folder(self) -> str:
+        """How to say where the images of a custom file are."""
+        key = f"set DATASETS.COCO_{self.role}_ROOT to" if self.role else "give --root,"
+        return f"{key} the images' folder"
 
     def _metadata(self, file: AnnotationFile) -> Json:
         """What Detectron2's catalog has on such a split beyond any other file of the format."""
@@ -271,8 +279,7 @@ def _find_images(source: COCOSource, file: AnnotationFile) -> str:
     if len(chosen) == 1:
         return str(chosen.pop())
     where = f"in {', '.join(sorted(map(str, chosen)))}" if chosen else "not near it"
-    key = f"DATASETS.COCO_{source.role}_ROOT"
-    raise DataError(f"{file.path}: {first} is {where}; set {key} to the images' folder")
+    raise DataError(f"{file.path}: {first} is {where}; {source.images_folder}")
 
 
 def _custom_keypoints(file: AnnotationFile, pairs: tuple[tuple[str, str], ...]) -> Json:
@@ -352,7 +359,7 @@ def _parse_custom(files: list[str], root: str) -> tuple[list[COCOSource], dict[s
     keys: dict[str, str] = {}
     for role, file in zip(("TRAIN", "TEST"), files, strict=False):
         keys |= {f"COCO_{role}_JSON": file} | ({f"COCO_{role}_ROOT": root} if root else {})
-    return [_custom_source(file, root, "TRAIN") for file in files], keys
+    return [_custom_source(file, root, "") for file in files], keys
 
 
 def _custom_task(splits: Sequence[Split], keys: Mapping[str, str]) -> list[str]:

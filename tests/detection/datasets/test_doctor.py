@@ -293,6 +293,22 @@ def test_the_next_command_of_custom_files(masks, tmp_path, capsys, monkeypatch):
     run_next(shown, monkeypatch)
 
 
+def test_custom_images_that_are_elsewhere(tmp_path, capsys):
+    """The doctor has --root for the folder that a task has a key for."""
+    write_coco(tmp_path, {"val2017": 3})
+    images = tmp_path / "far" / "away" / "images"
+    images.parent.mkdir(parents=True)
+    (tmp_path / "coco/val2017").rename(images)
+    code, shown = examine("--coco-json", tmp_path / VAL2017, capsys=capsys)
+    assert code == 3 and "give --root, the images' folder" in shown and "DATASETS." not in shown
+    code, shown = examine(
+        *("--coco-json", tmp_path / VAL2017, "--root", images.parent), capsys=capsys
+    )
+    assert code == 3 and "give --root, the images' folder" in shown and "DATASETS." not in shown
+    code, _ = examine("--coco-json", tmp_path / VAL2017, "--root", images, capsys=capsys)
+    assert code == 0
+
+
 def test_one_custom_file_is_not_enough_to_train(tmp_path, capsys):
     write_coco(tmp_path, {"val2017": 3})
     code, shown = examine("--coco-json", tmp_path / VAL2017, capsys=capsys)
