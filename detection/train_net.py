@@ -121,12 +121,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     early = None
     if args.engine == "embedded" or model_zoo_file(config_file) is None:
         early = check_early(config_file, opts, eval_only=args.eval_only, resume=args.resume)
+    checked = "checked, nothing"
     if args.check_only and not args.eval_only:
         given = dict(zip(opts[::2], opts[1::2], strict=False))
         named = early.MODEL.WEIGHTS if early else given.get("MODEL.WEIGHTS", "")
         if what := not_downloaded(named):
             opts = [*opts, "MODEL.WEIGHTS", RANDOM]
-            say(f"note: {named}: would download {what}; checked with random weights instead")
+            if main_process:
+                say(f"note: {named}: would download {what}; random weights stand in for them")
+            checked = (
+                f"not checked: the weights {named}; the rest was, with random ones, and nothing"
+            )
     if main_process:
         fresh = not (args.resume or args.overwrite or args.eval_only or args.check_only)
         if early and fresh and args.machine_rank == 0:
@@ -160,7 +165,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_processes(task.cfg, several, eval_only=args.eval_only)
     if args.check_only:
         if main_process:
-            say(f"checked, nothing was trained or written; recipe: {task.recipe.label}")
+            say(f"{checked} was trained or written; recipe: {task.recipe.label}")
         return 0
     job = Job(
         cfg=task.cfg,

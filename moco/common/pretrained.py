@@ -221,9 +221,10 @@ def like(name: str) -> str:
 
 
 def not_downloaded(weights: str) -> str:
-    """What would have to be downloaded for a weights argument, for people; `""`: nothing."""
+    """What would have to be downloaded for a weights argument, for people; `""`: nothing, or it
+    is forbidden, as who reads them says."""
     remote = find_remote(weights)
-    if remote is None or remote.cached() is not None:
+    if remote is None or is_offline() or remote.cached() is not None:
         return ""
     return f"{remote.address} ({f'{remote.size_mb:g} MB' if remote.size_mb else 'size unknown'})"
 

@@ -161,7 +161,15 @@ def test_weights_by_name(
         opts = [*small_options, "MODEL.WEIGHTS", "mine", "OUTPUT_DIR", str(tmp_path / "out")]
         argv = ["--config-file", small_config, "--engine", engine, *opts]
         assert train(["--check-only", *argv]) == 0
-        assert entry["weights"] in capsys.readouterr().out
+        shown = capsys.readouterr().out
+        assert f"note: mine: would download {entry['weights']}" in shown
+        assert shown.splitlines()[-1].startswith("not checked: the weights mine")
+        with (
+            monkeypatch.context() as patch,
+            pytest.raises(UserError, match="MOCO_TRANSFER_OFFLINE"),
+        ):
+            patch.setenv("MOCO_TRANSFER_OFFLINE", "1")
+            train(["--check-only", *argv])
         assert not served.asked
         monkeypatch.setattr(run, "run_engine", stopped)
         with pytest.raises(NumericError):

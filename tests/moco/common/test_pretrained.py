@@ -214,7 +214,9 @@ def test_what_the_hub_refuses_is_one_line(hub: Served, code: str, named: str) ->
 
 
 def test_the_hub_offline(hub: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not_downloaded("hf://user/repo/model.safetensors")
     monkeypatch.setenv("MOCO_TRANSFER_OFFLINE", "1")
+    assert not_downloaded("hf://user/repo/model.safetensors") == ""  # who reads it refuses
     with pytest.raises(UserError, match="MOCO_TRANSFER_OFFLINE"):
         locate("hf://user/repo/model.safetensors")
     assert not hub.asked
