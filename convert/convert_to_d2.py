@@ -188,7 +188,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="INPUT",
         nargs="?",
         help="checkpoint to convert; a run folder, whose last checkpoint is taken; or weights by "
-        "name or address, see python -m convert.weights --help",
+        "name or address, see moco-transfer weights --help",
     )
     parser.add_argument(
         "output",

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from convert.families.base import families
+from moco.common.command import program
 from moco.common.errors import DataError
 
 # Keys of whole detectors: torchvision's and DETR's wrap their backbone as `body`.
@@ -53,7 +54,8 @@ def refuse_detector(top: Iterable[str], every: Iterable[str], where: str) -> Non
     if any(_DETECTRON2.match(key) for key in top):
         raise DataError(
             f"{where}: a detection model, not a pre-trained backbone; "
-            "give it to detection/train_net.py as MODEL.WEIGHTS with --eval-only"
+            f"give it to {program('train', 'detection/train_net.py')} as MODEL.WEIGHTS with "
+            "--eval-only"
         )
 
 

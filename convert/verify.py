@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from convert.contract import InputContract
 from convert.families.base import LEFT_AT_INIT, Architecture, Family, first_rule
 from convert.files import describe, is_converted, names, read_file, to_tensor
+from moco.common.command import converter
 from moco.common.errors import DataError
 from moco.common.files import PathLike
 from moco.modeling import soundness
@@ -67,7 +68,7 @@ def read_converted(path: PathLike, raw: Any = None) -> Converted:
         raw = read_file(path)
     if not is_converted(raw):
         raise DataError(
-            f"{path}: not a file that convert/convert_to_d2.py wrote ({describe(raw)}); "
+            f"{path}: not a file that {converter()} wrote ({describe(raw)}); "
             "convert the checkpoint first"
         )
     if not isinstance(raw["model"], dict):

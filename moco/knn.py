@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from convert.initial_weights import read_initial_weights
-from moco.common.command import program
+from moco.common.command import converter, program
 from moco.common.errors import DataError, UserError, run_cli, say, shown
 from moco.common.pretrained import check_weights
 from moco.data.images import check_present, labeled_sets, notes_on
@@ -37,7 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     weights = (
-        "any that convert/convert_to_d2.py recognizes: a file, or a name or address (see "
+        f"any that {converter()} recognizes: a file, or a name or address (see "
         "moco-transfer weights --help)"
     )
     add("--checkpoint", required=True, metavar="FILE", help=weights)
@@ -54,7 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--stem", default="", choices=STEMS, help=stem)
     add("--device", default="auto", help="auto, cpu, cuda (default: %(default)s)")
     add("-j", "--workers", type=int, default=0, help="data-loader workers")
-    add("--output", metavar="DIR", help="folder for run.json, which benchmarks.make_table reads")
+    add("--output", metavar="DIR", help="folder for run.json, which moco-transfer table reads")
     add("--overwrite", action="store_true", help="replace what DIR holds")
     init = "of the weights in a table (default: the file's)"
     add("--init", default="", metavar="NAME", help=init)

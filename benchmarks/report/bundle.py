@@ -101,4 +101,6 @@ def _reading(path: PathLike) -> Iterator[None]:
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
     except Exception as error:  # whatever a damaged archive may raise
-        raise DataError(f"{path}: not a bundle of make_table, or damaged ({error})") from error
+        raise DataError(
+            f"{path}: not a bundle of moco-transfer table, or damaged ({error})"
+        ) from error

@@ -144,7 +144,7 @@ def collect(paths: Sequence[PathLike]) -> Results:
     if not found:
         raise UserError(
             f"no runs below {', '.join(map(str, paths))}; expected folders with a {RECORD_NAME}, "
-            "as detection/train_net.py, moco.linear and moco.finetune write them into OUTPUT_DIR"
+            "as moco-transfer train, linear and finetune write them into OUTPUT_DIR"
         )
     transfer, pretraining, unusable = [], [], []
     for folder, run in sorted(found.items()):

@@ -10,6 +10,7 @@ from detection.datasets import custom_names, folder_sources, parts
 from detection.datasets.base import Split
 from detection.datasets.voc import choose_splits, lists_expected
 from moco.common.errors import DataError, UserError
+from moco.common.shipped import shown
 
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 
@@ -150,8 +151,9 @@ def resolve_names(cfg: CfgNode, given: Collection[str], *, eval_only: bool) -> N
         raise UserError("DATASETS.VOC_CLASSES belongs to DATASETS.VOC_DIR; set both or none")
     if not eval_only and not datasets.TRAIN:
         raise UserError(
-            "DATASETS.TRAIN is empty; name a dataset, or set DATASETS.VOC_DIR or "
-            "DATASETS.COCO_TRAIN_JSON"
+            "DATASETS.TRAIN is empty; name a dataset, set DATASETS.VOC_DIR or "
+            "DATASETS.COCO_TRAIN_JSON, or give a task that does, e.g. --config-file "
+            + shown("voc/faster_rcnn_R_18_C4_small")
         )
     if len(datasets.TEST) != 1:
         raise UserError(

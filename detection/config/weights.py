@@ -22,7 +22,7 @@ from convert.files import is_converted, read_file
 from detection.config.keys import HONORED, TRANSFER, same_value
 from detection.modeling.backbones import backbone_type
 from moco.common.cfgnode import flatten, read_yaml
-from moco.common.command import RANDOM
+from moco.common.command import RANDOM, converter
 from moco.common.errors import DataError, UserError, first_few
 from moco.common.files import sha256_file
 from moco.common.pretrained import find_remote, like, locate
@@ -38,10 +38,6 @@ TORCHVISION_INPUT: dict[str, Any] = {
     "MODEL.PIXEL_STD": IMAGENET_STD,
     "MODEL.RESNETS.STRIDE_IN_1X1": False,
 }
-_WEIGHTS = (
-    "a file from convert/convert_to_d2.py, a checkpoint that it reads, a name that `moco-transfer "
-    f"weights list` shows, or {RANDOM!r} for a random initialization"
-)
 
 
 def read_weights(weights: str, timm_model: str | None = None) -> Converted | None:
@@ -75,10 +71,14 @@ def check_weights(weights: str) -> None:
     Raises:
         UserError: an empty value, or what cannot be downloaded; DataError: a missing file.
     """
+    give = (
+        f"give a file from {converter()}, a checkpoint that it reads, a name that `moco-transfer "
+        f"weights list` shows, or {RANDOM!r} for a random initialization"
+    )
     if not weights:
-        raise UserError(f"MODEL.WEIGHTS is empty; give {_WEIGHTS}")
+        raise UserError(f"MODEL.WEIGHTS is empty; {give}")
     if weights != RANDOM and find_remote(weights) is None and not Path(weights).is_file():
-        raise DataError(f"MODEL.WEIGHTS {weights}: no such file{like(weights)}; give {_WEIGHTS}")
+        raise DataError(f"MODEL.WEIGHTS {weights}: no such file{like(weights)}; {give}")
 
 
 def weights_sha256(weights: Converted | None) -> str | None:

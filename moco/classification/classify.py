@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING
 
 from moco.classification.config import CROP_PX, Protocol, load_classify_cfg, with_weights
 from moco.common import distributed
-from moco.common.command import AUTO, RANDOM, parse_training_args, program, training_parser
+from moco.common.command import (
+    AUTO,
+    RANDOM,
+    converter,
+    parse_training_args,
+    program,
+    training_parser,
+)
 from moco.common.errors import say
 from moco.common.files import format_of
 from moco.common.pretrained import check_weights
@@ -30,7 +37,7 @@ def build_parser(protocol: Protocol) -> argparse.ArgumentParser:
     kind = protocol.kind
     parser = training_parser(program(kind, f"python -m moco.{kind}"), protocol.description)
     weights = (
-        "pre-trained, any that convert/convert_to_d2.py recognizes: a file, or a name or address "
+        f"pre-trained, any that {converter()} recognizes: a file, or a name or address "
         f"(see moco-transfer weights --help); or the word {RANDOM}"
     )
     parser.add_argument("--checkpoint", required=True, metavar="FILE", help=weights)

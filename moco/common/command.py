@@ -40,6 +40,11 @@ def program(command: str, otherwise: str) -> str:
     return f"{NAME} {command}" if console else otherwise
 
 
+def converter() -> str:
+    """How messages name the converter."""
+    return program("convert", "convert/convert_to_d2.py")
+
+
 def training_parser(
     prog: str, description: str, values: Mapping[tuple[str, ...], str] = VALUES
 ) -> argparse.ArgumentParser:

@@ -1,5 +1,6 @@
 """The console command: every command behind one name."""
 
+import re
 import subprocess
 import sys
 
@@ -104,6 +105,13 @@ def test_how_commands_are_written(monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(sys, "argv", ["moco-transfer"])
     assert command.program("knn", old) == "moco-transfer knn"
+
+
+@pytest.mark.parametrize("name", console.COMMANDS)
+def test_the_console_command_names_no_script(name, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["moco-transfer"])
+    text = console.module_of(name).build_parser().format_help()
+    assert not re.search(r"(convert_to_d2|train_net)\.py|python -m|benchmarks\.", text)
 
 
 def test_configs_have_titles(capsys):

@@ -1,6 +1,7 @@
 """The command line: choice of the engine, the folder, the record, errors in one line."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from detection.train_net import build_parser, choose_engine, main
 from moco.common.command import parse_with_pairs
 from moco.common.errors import DataError, NumericError, Preempted, UserError
 from moco.common.run import LOCK_NAME, read_record
+from moco.common.shipped import resolve
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -289,6 +291,12 @@ def in_torchrun(monkeypatch):
     for name, value in zip(names, (0, 2, 0, 2, 1), strict=True):
         monkeypatch.setenv(name, str(value))
     monkeypatch.setenv("MASTER_ADDR", "localhost")
+
+
+def test_without_a_task_its_flag_is_named_with_an_example():
+    with pytest.raises(UserError, match=r"DATASETS.TRAIN is empty; .*DATASETS.VOC_DIR") as caught:
+        main(["--check-only", "MODEL.WEIGHTS", "random"])
+    assert resolve(re.search(r"--config-file (\S+)", str(caught.value))[1]).is_file()
 
 
 @pytest.mark.usefixtures("in_torchrun")

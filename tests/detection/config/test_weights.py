@@ -3,6 +3,7 @@
 import hashlib
 import pickle
 import socket
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,10 @@ from convert import targets
 from convert.contract import InputContract, Pixels
 from convert.families.base import family_named
 from convert.families.resnet_architecture import ResNetArchitecture
+from convert.verify import read_converted
 from detection.config.task import default_task
 from detection.config.trained import apply_trained
-from detection.config.weights import apply_contract, read_weights
+from detection.config.weights import apply_contract, check_weights, read_weights
 from detection.engine import run
 from detection.train_net import main as train
 from moco.common import pretrained
@@ -178,6 +180,16 @@ def test_weights_by_name(
     record = read_record(tmp_path / "out" / "run.json")
     assert (record.init, f"sha256:{record.weights_sha256}") == ("mine", digest)
     assert entry["weights"] in record.notes[0] and digest in record.notes[0]
+
+
+def test_messages_name_the_console_command(monkeypatch, tmp_path):
+    torch.save({"epoch": 1}, tmp_path / "other.pth")
+    for program, named in (("moco-transfer", "moco-transfer convert"), ("x", "convert_to_d2.py")):
+        monkeypatch.setattr(sys, "argv", [program])
+        with pytest.raises(UserError, match=f"a file from .*{named}, a checkpoint"):
+            check_weights("")
+        with pytest.raises(DataError, match=f"not a file that .*{named} wrote"):
+            read_converted(tmp_path / "other.pth")
 
 
 def test_what_a_result_calls_its_initialization():
