@@ -5,8 +5,11 @@ known; keys, paths and extras that the texts name exist.
 """
 
 import importlib
+import os
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -56,10 +59,12 @@ def documented() -> list[tuple[str, str]]:
 def target_of(command: str) -> tuple[str, list[str]]:
     """The module that a command line runs, and the arguments of that module."""
     words = [w for w in shlex.split(command, comments=True) if not re.match(r"[A-Z_]+=", w)]
+    if "--no-python" in words:  # torchrun's own flags come first
+        words = words[words.index("--no-python") + 1 :]
     if words[0] == "moco-transfer":
         module, first, _ = COMMANDS.get(words[1], ("benchmarks.__main__", (words[1],), ""))
         return module, [*first, *words[2:]]
-    at = words.index("-m") + 1 if "-m" in words else 1  # torchrun's own flags come first
+    at = words.index("-m") + 1 if "-m" in words else 1
     name, rest = words[at].removesuffix(".py").replace("/", "."), words[at + 1 :]
     is_package = (ROOT / name.replace(".", "/")).is_dir()
     return (f"{name}.__main__" if is_package else name), rest
@@ -108,7 +113,7 @@ def test_commands_are_accepted(page, command, tmp_path, monkeypatch):
             "moco-transfer train \\\n  --config-file faster_rcnn_R_50_C4_24k \\\n  SOLVER.LR 1",
             UserError,
         ),
-        ("torchrun --nproc-per-node 8 -m moco.pretrain DATA.ROTO images", UserError),
+        ("torchrun --no-python moco-transfer pretrain DATA.ROTO images", UserError),
         ("python convert/convert_to_d2.py --no-such-flag a b", SystemExit),
         ("A=1 moco-transfer no_such_command", SystemExit),
     ],
@@ -117,6 +122,35 @@ def test_a_wrong_command_is_noticed(text, error, capsys):
     [command] = commands_of(f"```bash\n{text} | tee log\n```")
     with pytest.raises(error):
         parse(*target_of(command))
+
+
+OF_THIS_PROJECT = re.compile(r"-m (moco|convert|detection)\b|(train_net|convert_to_d2)\.py")
+
+
+def test_the_texts_use_the_console_command():
+    """`python -m moco.linear` runs another project's module in a clone of the official MoCo."""
+    assert not [pair for pair in documented() if OF_THIS_PROJECT.search(pair[1])]
+
+
+@pytest.mark.parametrize("command", [c for _, c in documented() if c.startswith("torchrun ")])
+def test_torchrun_starts_this_project_in_a_clone_of_the_official_moco(command, tmp_path):
+    for folder in ("moco", "detection", "bin"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "__init__.py").write_text("raise SystemExit('of the clone')")
+    console = tmp_path / "bin" / "moco-transfer"
+    console.write_text(f"#!{sys.executable}\nfrom benchmarks.__main__ import cli\ncli()\n")
+    console.chmod(0o755)
+    words = shlex.split(re.sub(r"(--nproc-per-node) \d+", r"\1 1 --standalone", command))
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *words[1:], "--help"],
+        cwd=tmp_path,
+        env=os.environ
+        | {"PYTHONPATH": str(ROOT), "PATH": f"{console.parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.startswith("usage: moco-transfer "), done.stderr
 
 
 def known_keys() -> set[str]:
