@@ -33,7 +33,7 @@ from detection.engine.resuming import iterations_before, set_iterations
 from detection.engine.weights import Coverage, EngineResult
 from moco.common import distributed
 from moco.common.errors import DataError, NumericError, Preempted, UserError, kill_children
-from moco.common.files import atomic_write_json, atomic_write_text
+from moco.common.files import atomic_write_json, atomic_write_text, hold
 from moco.engine.stop import StopRequest, end, stop_signals
 
 logger = logging.getLogger(__name__)
@@ -205,6 +205,7 @@ def report(
     Raises:
         Exception: as `work`, but for a stop that was requested.
     """
+    hold(job.cfg.OUTPUT_DIR)
     try:
         with connect(), _stop_signals(_WorkerStop(outcome), job) as stop:
             result = work(job, stop)

@@ -70,14 +70,37 @@ _LEGACY_MAGIC = (b"L119547037146038801333356", bytes.fromhex("6cfc9c46f9206aa850
 _T = TypeVar("_T")
 
 
+_held: set[Path] = set()  # folders that runs of this process write into
+
+
+def hold(folder: PathLike) -> None:
+    """Let no file be written below a folder once it is gone, where it would be made again."""
+    _held.add(Path(folder).absolute())
+
+
+def let_go(folder: PathLike) -> None:
+    """Undo `hold`."""
+    _held.discard(Path(folder).absolute())
+
+
+def _check_held(path: Path) -> None:
+    for folder in _held.intersection(path.absolute().parents):
+        if not folder.is_dir():
+            raise UserError(
+                f"{folder} is gone: it was moved or deleted while a run was writing into it; move "
+                "it back, and --resume continues from its last checkpoint"
+            )
+
+
 def atomic_write(path: PathLike, writer: Callable[[BinaryIO], object]) -> None:
     """Call `writer` on a temporary file, then move it to `path` in one step.
 
     Raises:
         UserError: the folder cannot be written or the disk is full; what was at `path` before
-            is untouched.
+            is untouched. Or a run's folder was moved.
     """
     path = Path(path)
+    _check_held(path)
     temporary = path.with_name(f"{TEMPORARY_PREFIX}{uuid4().hex}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +121,8 @@ def atomic_write(path: PathLike, writer: Callable[[BinaryIO], object]) -> None:
 
 
 def cannot_write(path: PathLike, error: OSError, written: int) -> UserError:
-    """The error of a full disk or a read-only folder, after N bytes."""
+    """The error of a full disk or a read-only folder, after N bytes; raises that of a moved one."""
+    _check_held(Path(path))
     reason = error.strerror or str(error)
     return UserError(
         f"cannot write {path}: {reason} ({written} bytes written); "

@@ -28,6 +28,8 @@ from moco.common.files import (
     atomic_write_json,
     atomic_write_text,
     cannot_write,
+    hold,
+    let_go,
 )
 from moco.common.limits import Implausible, check_parts
 from moco.common.shipped import CHECKOUT, ROOT
@@ -89,6 +91,7 @@ class RunFolder:
         except BaseException:
             self._lock.release()
             raise
+        hold(self.path)
         return self
 
     def _prepare(self) -> None:
@@ -103,6 +106,8 @@ class RunFolder:
                 earlier.unlink()
 
     def __exit__(self, *exception: object) -> None:
+        if self._owner:
+            let_go(self.path)
         self._lock.release()
 
     def log(self, values: Mapping[str, Any]) -> None:

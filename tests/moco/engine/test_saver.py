@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from moco.common.errors import NumericError
+from moco.common.errors import NumericError, UserError
 from moco.engine.checkpoint import list_checkpoints, load_checkpoint
 from moco.engine.saver import LossRange, largest_weight
 from moco.engine.schedule import LearningRate
@@ -97,6 +97,22 @@ def test_a_diverged_run_keeps_the_checkpoint_before(train, diverge, tmp_path):
     weights = [max(float(x.abs().max()) for x in s["state_dict"].values()) for s in states.values()]
     assert weights[0] < 1e3 and min(weights[1:]) > 1e6
     assert load_checkpoint(run / (run / "last_checkpoint").read_text(), train.form)["step"] == 8
+
+
+def test_a_folder_that_is_moved_is_not_made_again(train, monkeypatch, tmp_path):
+    run, usual = tmp_path / "run", LearningRate.__call__
+
+    def move(self, step):
+        if step == 2:
+            run.rename(tmp_path / "elsewhere")
+        return usual(self, step)
+
+    monkeypatch.setattr(LearningRate, "__call__", move)
+    with pytest.raises(UserError, match=r"/run is gone: it was moved or deleted .* --resume"):
+        train(run, CHECKPOINT__EVERY_ITERS=1)
+    assert not run.exists()
+    states = [load_checkpoint(p, train.form) for p in list_checkpoints(tmp_path / "elsewhere")]
+    assert [state["step"] for state in states] == [1, 2]
 
 
 @pytest.mark.slow
