@@ -10,10 +10,11 @@ import pytest
 from detection.config.task import default_task
 from detection.datasets import read_split
 from detection.datasets.base import object_counts
+from detection.datasets.coco_oddities import oddities
 from detection.datasets.coco_repair import annotation_file, read_annotations, repair
 from moco.common.errors import DataError
 from tests.detection.datasets.conftest import read
-from tests.oracles.coco_dialects import annotations, categories, images, write
+from tests.oracles.coco_dialects import HEIGHT, WIDTH, annotations, categories, images, write
 
 BOXES = {"drop": ("segmentation",)}
 TWO_POINTS = {"segmentation": [[5, 5, 25, 15]]}
@@ -72,6 +73,28 @@ def test_areas_that_may_be_right_stay():
         row |= {"area": area} | ({"segmentation": shape} if shape else {})
         repaired = repair(content)
         assert repaired.content is content and not repaired.notes and not repaired.changed
+
+
+@pytest.mark.parametrize(
+    "change, note",
+    [
+        (lambda x, y, w, h: [x, y, x + w, y + h], "like [x1, y1, x2, y2], where COCO's format has"),
+        (
+            lambda x, y, w, h: [x / WIDTH, y / HEIGHT, w / WIDTH, h / HEIGHT],
+            "boxes that look relative (0 to 1), where COCO's format has pixels: 5",
+        ),
+        (lambda x, y, w, h: [x, y, w / 2, h], "masks that reach out of their boxes: 5"),
+        (lambda x, y, w, h: [x, y, w, h], None),
+    ],
+    ids=["corners", "relative", "elsewhere", "right"],
+)
+def test_what_looks_wrong_is_noted(change, note):
+    content = content_of()
+    for row in content["annotations"]:
+        row["bbox"] = [float(value) for value in change(*row["bbox"])]
+    found = [text for text in oddities(content) if note is None or note in text]
+    assert len(found) == (note is not None)
+    assert all("(the first: annotation " in text for text in found)
 
 
 def with_keypoints(number, *, drop=()):
