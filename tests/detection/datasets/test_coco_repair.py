@@ -97,6 +97,14 @@ def test_what_looks_wrong_is_noted(change, note):
     assert all("(the first: annotation " in text for text in found)
 
 
+def test_boxes_of_whole_numbers_are_noted():
+    content = content_of()
+    content["annotations"][0]["bbox"] = [5, 5, 20, 10.5]
+    (note,) = oddities(content)
+    assert note.startswith("boxes of whole numbers, which lose up to a pixel where training")
+    assert note.endswith(": 4 (the first: annotation 2)")
+
+
 def with_keypoints(number, *, drop=()):
     content = content_of(**BOXES)
     for category in content["categories"]:

@@ -394,18 +394,6 @@ def test_names_of_others_do_not_reach_the_terminal_raw(tmp_path, capsys):
         assert not {"\x1b", "\x00"} & set(shown) and "\nfound: nothing" not in shown
 
 
-def test_boxes_of_whole_numbers_in_a_custom_file(tmp_path, capsys):
-    write_coco(tmp_path, {"val2017": 3}, crowd=False)
-    file = tmp_path / VAL2017
-    rows = json.loads(file.read_text())["annotations"]
-    whole = [row["id"] for row in rows if all(type(value) is int for value in row["bbox"])]
-    assert 0 < len(whole) < len(rows)
-    code, shown = examine("--coco-json", file, capsys=capsys)
-    text = "boxes of whole numbers, which lose up to a pixel where training resizes them"
-    assert code == 0 and text in shown
-    assert f"{len(whole)} (the first: annotation {whole[0]})" in shown
-
-
 def test_classes_of_two_files(tmp_path, capsys):
     write_coco(tmp_path, {"train2017": 2, "val2017": 2})
     train = tmp_path / "coco/annotations/instances_train2017.json"
