@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from moco.common.errors import DataError, UserError, first_few, plural
 from moco.common.files import PathLike, files_below
 from moco.data import cifar
-from moco.data.decode import SUFFIXES, decode_pixels
+from moco.data.decode import FORMATS, SUFFIXES, decode_pixels
 from moco.data.shards import SHARD_WINDOW, ShardImages, find_shards
 
 if TYPE_CHECKING:
@@ -159,13 +160,21 @@ def notes_on(images: Images) -> list[str]:
     highest = []
     for index in np.unique(np.linspace(0, len(images) - 1, LOOKED_AT, dtype=int)).tolist():
         with suppress(DataError):  # named where it is trained on
-            highest.append(int(images.read(index).max()))
+            if isinstance(images, FileImages) and _has_16_bits(images.name(index)):
+                highest.append(int(images.read(index).max()))
     if highest and max(highest) <= 4095 / 257 + 0.5:
         notes.append(
             f"no value above {max(highest)} of 255 in the {len(highest)} images looked at: gray of "
             "12 bits in files of 16 is nearly black here; multiply its values by 16"
         )
     return notes
+
+
+def _has_16_bits(path: PathLike) -> bool:
+    """By its header alone: what decodes may hang or die, which a data-loader worker is for."""
+    with suppress(OSError, ValueError, SyntaxError), Image.open(path, formats=FORMATS) as image:
+        return image.mode.startswith("I")
+    return False
 
 
 def check_present(root: PathLike, labeled: bool = False) -> None:
