@@ -105,7 +105,7 @@ def over_images(table: Table, number: int) -> Resamples:
 
 
 def number_for(gaps: int, number: int) -> int:
-    """`number` resamples, or as many as Holm's correction needs to show each of so many gaps."""
+    """Return `number`, or how many resamples Holm's correction needs to show each of the gaps."""
     return max(number, math.ceil(2 * gaps / (1 - CONFIDENCE)))
 
 

@@ -50,7 +50,7 @@ class Run:
 
     @property
     def digest(self) -> str:
-        """Of what tells it from an earlier run in its folder, for what is made of it later."""
+        """Tell the run from an earlier one in its folder, for what is made of it later."""
         r = self.record
         made = (r.task, r.engine, r.init, r.seed, r.weights_sha256, r.metrics)
         text = json.dumps([*made, r.provenance.get("utc")], sort_keys=True)

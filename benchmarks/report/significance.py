@@ -146,9 +146,10 @@ def pooled_std(cells: Sequence[Cell | None]) -> float:
 
 @cache
 def smallest_gap(n: int, level: float = 1 - CONFIDENCE) -> float:
-    """What Welch's test finds with power 0.8, by `n` ≥ 2 runs per row, in standard deviations.
+    """Return the gap that Welch's test finds with power 0.8, in standard deviations.
 
     Args:
+        n: runs per row, 2 or more.
         level: below which its p-value has to be; of m gaps the smallest has 0.05 / m to be below,
             for Holm's correction to call it real.
     """

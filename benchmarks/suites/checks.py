@@ -100,8 +100,15 @@ def check(specs: Sequence[RunSpec], on_gpus: bool) -> Findings:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What is known of a run: why it would not start, its length, what it writes, notes, and what
-    tables call its task."""
+    """A run as its check found it.
+
+    Attributes:
+        problem: why it would not start; empty: it would.
+        iterations: its length; 0: it is not known.
+        checkpoints: what it writes; None: that is not known.
+        notes: what a reader of its numbers should know.
+        called: the name of its task in tables.
+    """
 
     problem: str = ""
     iterations: int = 0
@@ -199,7 +206,7 @@ def _check_detection(spec: RunSpec) -> _Outcome:
 
 
 def _without_data(spec: RunSpec) -> _Outcome:
-    """What a detection run takes; of custom data not what it writes, which follows the classes."""
+    """Say how long a detection is; of custom data not what it writes, as that needs the classes."""
     from detection.config.task import keys_without_data
     from detection.datasets.coco import custom_names
 

@@ -1,4 +1,4 @@
-"""What is in a custom dataset, as a digest: equal files are the same data wherever they are.
+"""Digests of custom datasets: equal files are the same data wherever they are.
 
 The digest of a folder is of the relative names of all files, of the bytes of annotations and lists
 (`*.xml`, `*.txt`, `*.json`), and of the sizes of the others. Of either kind at most `MAX_FILES` are
@@ -43,7 +43,7 @@ def data_digests(suite: Suite, before: Mapping[str, str] | None) -> dict[str, st
 
 
 def task_digest(task: SuiteTask) -> str:
-    """Of all that a task's keys name; empty if there is nothing, or not on this machine."""
+    """Hash all that a task's keys name; empty if there is nothing, or not on this machine."""
     from detection.datasets.coco import images_of  # not for the suites of known datasets
 
     keys = all_keys(task)

@@ -41,7 +41,7 @@ class Grid:
         return tuple(itertools.product(*pairs))
 
     def __str__(self) -> str:
-        """As SOLVER.TUNED has it, from which `tuned_axes` reads them."""
+        """Return the text of SOLVER.TUNED, from which `tuned_axes` reads the values."""
         axes = (f"{key}={','.join(axis)}" for key, axis in self.axes.items())
         return f"{' '.join(axes)} at {self.share:g} of the schedule"
 

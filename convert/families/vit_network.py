@@ -370,7 +370,7 @@ def source_features(
 def effect_of_tokens(
     architecture: ViTArchitecture, state: Mapping[str, Tensor], dropped: Mapping[str, Tensor]
 ) -> str:
-    """By how much the last map of one image changes without class token and registers.
+    """Measure how the last map of one image changes without class token and registers.
 
     `dropped`: these, by their names. Raises DataError: another shape, or not finite.
     """

@@ -156,11 +156,13 @@ def notes_on(images: Images) -> list[str]:
 
     Gray of 12 bits in files of 16 has no value above 4095, which is 16 of 255.
     """
-    notes = [images.left_out] if isinstance(images, FileImages) and images.left_out else []
+    if not isinstance(images, FileImages):
+        return []
+    notes = [images.left_out] if images.left_out else []
     highest = []
     for index in np.unique(np.linspace(0, len(images) - 1, LOOKED_AT, dtype=int)).tolist():
         with suppress(DataError):  # named where it is trained on
-            if isinstance(images, FileImages) and _has_16_bits(images.name(index)):
+            if _has_16_bits(images.name(index)):
                 highest.append(int(images.read(index).max()))
     if highest and max(highest) <= 4095 / 257 + 0.5:
         notes.append(
@@ -171,7 +173,7 @@ def notes_on(images: Images) -> list[str]:
 
 
 def _has_16_bits(path: PathLike) -> bool:
-    """By its header alone: what decodes may hang or die, which a data-loader worker is for."""
+    """Read the header alone: what decodes may hang or die, which a data-loader worker is for."""
     with suppress(OSError, ValueError, SyntaxError), Image.open(path, formats=FORMATS) as image:
         return image.mode.startswith("I")
     return False
