@@ -20,7 +20,6 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "linear": ("moco.linear", (), "linear classification on frozen features"),
     "finetune": ("moco.finetune", (), "fine-tune the whole network for classification"),
     "knn": ("moco.knn", (), "kNN classification with a checkpoint's features"),
-    "verify": ("moco.verify", (), "decode every image, compare files with recorded hashes"),
     "convert": ("convert.convert_to_d2", (), "convert a checkpoint for Detectron2, and prove it"),
     "inspect": ("convert.convert_to_d2", ("--inspect",), "describe any checkpoint"),
     "weights": ("convert.weights", (), "list pre-trained weights, fetch them by name"),

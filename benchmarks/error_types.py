@@ -22,13 +22,13 @@ from moco.common.command import program
 from moco.common.errors import UserError, run_cli
 
 if TYPE_CHECKING:
-    from benchmarks.report.records import Run
+    from benchmarks.report.records import FinishedRun
     from detection.datasets.base import Split
 
 MATCHED, BACKGROUND = 0.5, 0.1  # IoU from which a box is right, and below which it is of nothing
 
 
-def error_types(run: "Run") -> dict[str, Any]:
+def error_types(run: "FinishedRun") -> dict[str, Any]:
     """`ap50`, and by type `delta`, the points that AP50 gains without it, and `counts`.
 
     Raises:

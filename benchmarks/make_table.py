@@ -3,7 +3,6 @@
     python -m benchmarks.make_table RUNS... [--baseline random] [--out DIR] [--format md,csv]
     python -m benchmarks.make_table RUNS... --margin 0.3 --bootstrap
     python -m benchmarks.make_table RUNS... --bundle FILE.zip
-    python -m benchmarks.make_table --diff A B [--out DIR]
 
 RUNS are folders of `detection/train_net.py`, `moco.linear`, `moco.finetune` (OUTPUT_DIR) or
 `moco.knn` (--output), or folders that hold several of them.
@@ -13,7 +12,7 @@ people, too: in every output a record's texts are texts and no markup, formula o
 (benchmarks/report/escape.py).
 
 The flags are explained in benchmarks/report/: `--bundle` in bundle.py and share.py, `--margin` in
-significance.py, `--bootstrap` in bootstrap.py, `--diff` in compare.py.
+significance.py, `--bootstrap` in bootstrap.py.
 """
 
 import argparse
@@ -24,11 +23,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moco.common.command import program
-from moco.common.errors import DataError, UserError, run_cli
+from moco.common.errors import UserError, run_cli
 
 if TYPE_CHECKING:
     from benchmarks.report.aggregate import Table
-    from benchmarks.report.compare import Comparison
     from benchmarks.report.content import Report
     from benchmarks.report.records import Results
 
@@ -39,44 +37,34 @@ RESAMPLES, MAX_RESAMPLES = 1000, 100_000  # of the test images
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = build_parser().parse_args(argv)
-    if args.bundle is not None and (args.diff or args.bundle.suffix != ".zip"):
-        raise UserError(f"--bundle {args.bundle}: expected a name that ends in .zip, and no --diff")
-    if bool(args.runs) == (args.diff is not None):
-        raise UserError("give either folders of runs, or --diff with two of them")
-    if args.margin is not None and (args.diff or not 0 < args.margin <= 100):
-        raise UserError(f"--margin {args.margin}: expected points above 0 to 100, and no --diff")
-    if args.bootstrap and (args.diff or not 100 <= args.bootstrap <= MAX_RESAMPLES):
-        raise UserError(
-            f"--bootstrap {args.bootstrap}: expected 100 to {MAX_RESAMPLES}, and no --diff"
-        )
+    if args.bundle is not None and args.bundle.suffix != ".zip":
+        raise UserError(f"--bundle {args.bundle}: expected a name that ends in .zip")
+    if args.margin is not None and not 0 < args.margin <= 100:
+        raise UserError(f"--margin {args.margin}: expected points above 0 to 100")
+    if args.bootstrap and not 100 <= args.bootstrap <= MAX_RESAMPLES:
+        raise UserError(f"--bootstrap {args.bootstrap}: expected 100 to {MAX_RESAMPLES}")
     from benchmarks.report.content import Report
     from benchmarks.report.records import collect
-    from benchmarks.report.render import diff_files, diff_text, to_terminal
+    from benchmarks.report.render import to_terminal
 
-    if args.diff is not None:
-        a, b = args.diff
-        comparison, names = diff(a, b, args.engine), (str(a), str(b))
-        print(diff_text(comparison, names))
-        written = _write(args.out, diff_files(comparison, names)) if args.out else []
-    else:
-        formats = [name.strip() for name in args.format.split(",")]
-        _renderers(formats)  # before the work
-        results = collect(args.runs)
-        tables = make_tables(results, args.baseline, args.engine, args.margin, args.bootstrap)
-        report = Report(tables, results, near=args.near)
-        print(to_terminal(report, sys.stdout.isatty()))
-        written = write_files(args.out, report, formats) if args.out else []
-        if args.bundle is not None:
-            from benchmarks.report.share import share, write_bundle
+    formats = [name.strip() for name in args.format.split(",")]
+    _renderers(formats)  # before the work
+    results = collect(args.runs)
+    tables = make_tables(results, args.baseline, args.engine, args.margin, args.bootstrap)
+    report = Report(tables, results, near=args.near)
+    print(to_terminal(report, sys.stdout.isatty()))
+    written = write_files(args.out, report, formats) if args.out else []
+    if args.bundle is not None:
+        from benchmarks.report.share import share, write_bundle
 
-            others = share(results)
-            own = make_tables(others, args.baseline, args.engine, args.margin)
-            own = [  # resampled once
-                replace(shared, resamples=table.resamples)
-                for shared, table in zip(own, tables, strict=True)
-            ]
-            write_bundle(args.bundle, report, Report(own, others, near=args.near))
-            written.append(args.bundle)
+        others = share(results)
+        own = make_tables(others, args.baseline, args.engine, args.margin)
+        own = [  # resampled once
+            replace(shared, resamples=table.resamples)
+            for shared, table in zip(own, tables, strict=True)
+        ]
+        write_bundle(args.bundle, report, Report(own, others, near=args.near))
+        written.append(args.bundle)
     for path in written:
         print(f"wrote {path}")
 
@@ -140,27 +128,6 @@ def tables_so_far(results: "Results", baseline: str | None, resamples: int = 0) 
     return make_tables(results, known, EACH, resamples=resamples)
 
 
-def diff(a: Path, b: Path, engine: str | None = None) -> "Comparison":
-    """What changed from the results in `a` to those in `b`.
-
-    Raises:
-        UserError: what `make_tables` refuses; the message names the folder.
-        DataError: a damaged bundle.
-    """
-    from benchmarks.report.compare import compare
-    from benchmarks.report.records import collect
-
-    sides = []
-    for folder in (a, b):
-        try:
-            sides.append(make_tables(collect([folder]), engine=engine or EACH))
-        except DataError:  # names its file
-            raise
-        except UserError as error:
-            raise UserError(f"{folder}: {error}") from error
-    return compare(*sides)
-
-
 def write_files(out: Path, report: "Report", formats: Sequence[str] = FORMATS) -> list[Path]:
     """Write a report in each format and the figures into `out`; returns the paths.
 
@@ -197,10 +164,7 @@ def build_parser() -> argparse.ArgumentParser:
         "beside published numbers of the same protocol. Runs of different engines, protocols "
         "or weights are never averaged.",
     )
-    result.add_argument("runs", nargs="*", type=Path, metavar="RUNS", help="folders of runs")
-    result.add_argument(
-        "--diff", nargs=2, type=Path, metavar=("A", "B"), help="compare two folders of runs"
-    )
+    result.add_argument("runs", nargs="+", type=Path, metavar="RUNS", help="folders of runs")
     result.add_argument("--baseline", help="init that gaps refer to (default: random, if there)")
     result.add_argument("--engine", help="only the runs of this engine; 'each': a table of each")
     margin = "test which rows equal the baseline within this many points, e.g. 0.3"
@@ -212,7 +176,7 @@ def build_parser() -> argparse.ArgumentParser:
     near = "also published rows of other protocols on the same data, with what differs"
     result.add_argument("--near", action="store_true", help=near)
     result.add_argument("--out", type=Path, metavar="DIR", help="folder for files and figures")
-    zipped = "a zip file of page, records and evidence, to share: RUNS, A and B may be such a file"
+    zipped = "a zip file of page, records and evidence, to share: RUNS may be such a file"
     result.add_argument("--bundle", type=Path, metavar="FILE.zip", help=zipped)
     result.add_argument("--format", default=",".join(FORMATS), help="default: %(default)s")
     result.add_argument("--debug", action="store_true", help="show the traceback of an error")

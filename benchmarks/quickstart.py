@@ -23,14 +23,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.report.progress import PAGE_NAME
 from benchmarks.run_suite import refresh_tables
 from benchmarks.suites import locks
 from benchmarks.suites.chain import NETWORKS, Plan, make_runs
 from benchmarks.suites.executors.base import Options
 from benchmarks.suites.executors.local import cpu
 from benchmarks.suites.forecast import foresee
-from benchmarks.suites.live import Live, add_serve
+from benchmarks.suites.live import Live
 from benchmarks.suites.prepare import limit_voc, training_images, voc_splits
 from benchmarks.suites.runs import DONE, LOCK_NAME, Run
 from benchmarks.suites.scheduler import Scheduler
@@ -51,8 +50,21 @@ IMAGES_MIN = 64
 VOC_LIMITS, SMOKE_VOC_LIMITS = (2000, 300), (8, 6)  # images to train and to test on
 # What a quickstart leaves in its output folder; --overwrite removes these and nothing else.
 OWN = (
-    *(SETTINGS_NAME, "data", "pretrain", "moco.pth", "runs", "steps", "logs", ".slots"),
-    *("table.*", "runs.csv", "loss-*.png", "loss-*.svg", "ap-*.png", "ap-*.svg", "samples.png"),
+    SETTINGS_NAME,
+    "data",
+    "pretrain",
+    "moco.pth",
+    "runs",
+    "steps",
+    "logs",
+    ".slots",
+    "table.*",
+    "runs.csv",
+    "loss-*.png",
+    "loss-*.svg",
+    "ap-*.png",
+    "ap-*.svg",
+    "samples.png",
 )
 
 
@@ -72,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             limit_voc(plan.voc, plan.scenes, *(VOC_LIMITS if not plan.smoke else SMOKE_VOC_LIMITS))
         print(announcement(plan, runs, workers), flush=True)
         refresh = partial(refresh_tables, plan.out, runs, RANDOM)
-        with Live("Quickstart", runs, refresh, args.serve) as live:
+        with Live("Quickstart", runs, refresh) as live:
             Scheduler(
                 runs,
                 executor,
@@ -86,7 +98,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             seconds = times.children_user + times.children_system
             print(f"\nDone in {minutes} ({seconds:.0f} CPU-seconds, {workers} at a time).\n")
             report(plan, runs)
-            live.finish(plan.out / PAGE_NAME)
 
 
 def make_plan(args: argparse.Namespace) -> Plan:
@@ -256,7 +267,6 @@ def build_parser() -> argparse.ArgumentParser:
     arch = "a ResNet by MoCo, or a vision transformer by MoCo v3 (%(default)s)"
     add("--arch", choices=tuple(NETWORKS), default="resnet", help=arch)
     add("--workers", type=int, default=0, help="processes at a time (default: one per core)")
-    add_serve(parser)
     add("--overwrite", action="store_true", help="remove an earlier quickstart's files first")
     smoke = "a few iterations of everything, to try the machinery"
     add("--smoke", action="store_true", help=smoke)

@@ -19,10 +19,10 @@ from moco.common.command import program
 from moco.common.errors import DataError, UserError, run_cli
 
 if TYPE_CHECKING:
-    from benchmarks.report.records import Run
+    from benchmarks.report.records import FinishedRun
 
 
-def measure(run: "Run", severity: int, failing: dict[str, str]) -> dict[str, Any]:
+def measure(run: "FinishedRun", severity: int, failing: dict[str, str]) -> dict[str, Any]:
     """`run`; `severity`; `clean` and, by corruption, `corrupted`: the headline metrics; `failing`.
 
     Args:

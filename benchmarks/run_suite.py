@@ -5,7 +5,6 @@
 
     ... --dry-run     list the runs and the hours that they take, check everything, start nothing
     ... --status      how far a running suite is, from another shell
-    ... --serve       the tables so far and the progress on a page for the browser
     ... --tune        choose the learning rate of every init from one grid first
 
 Everything is checked before the first run starts. Interrupted at any moment, the same command
@@ -17,16 +16,15 @@ import argparse
 import math
 import shlex
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import benchmarks.suites.executors  # noqa: F401 - registers them
-from benchmarks.report.progress import PAGE_NAME, Progress
+from benchmarks.report.progress import Progress
 from benchmarks.suites.checks import Findings, option_pairs
 from benchmarks.suites.data_digest import data_digests
 from benchmarks.suites.executors.base import EXECUTORS, Executor, Options
@@ -38,17 +36,17 @@ from benchmarks.suites.folder import (
     requested,
 )
 from benchmarks.suites.keep import FINAL, KEEP, disk_line, remove_checkpoints
-from benchmarks.suites.listing import detectable, listing, look_at, measured_speeds, status
-from benchmarks.suites.live import Live, add_serve, of_runs, results_of
+from benchmarks.suites.listing import detectable, listing, measured_speeds, status
+from benchmarks.suites.live import Live, of_runs, results_of
 from benchmarks.suites.programs import Programs
 from benchmarks.suites.runs import DONE, FAILED, Run, State
-from benchmarks.suites.scheduler import REMOTE_SHOW_SECONDS, Scheduler
+from benchmarks.suites.scheduler import Scheduler
 from benchmarks.suites.suite import Init, RunSpec, Suite, expand, row_of
 from benchmarks.suites.suite_file import load_suite, parse_inits, with_options, without_tasks
 from benchmarks.suites.tuning import choose, describe, grid_suite, with_tuned
 from detection.evaluation.metrics import headline_names
 from moco.common.command import RANDOM, program
-from moco.common.errors import NumericError, UserError, first_few, printable, run_cli, say
+from moco.common.errors import NumericError, UserError, first_few, plural, printable, run_cli, say
 from moco.common.shipped import resolve
 
 ENGINES = ("auto", "detectron2", "embedded", "each")
@@ -68,8 +66,6 @@ def main(argv: Sequence[str] | None = None, programs: Programs | None = None) ->
     if args.status:
         for each in (grids, folder) if args.tune and grids.path.is_dir() else (folder,):
             status(each)
-        if args.serve is not None:
-            serve(folder, args)
         return
     stated = parse_stated(args.seconds_per_iteration)
     suite = with_options(suite, option_pairs(suite.tasks, args.opts), stated, args.trials)
@@ -161,7 +157,7 @@ def run(
     machines = {size: executor.machines(size) for size in {spec.gpus for spec in specs}}
     content = requested(suite, inits, engines, **keys)
     folder.check(content)
-    opening = f"{suite.title or suite.name}: {len(specs)} run{'s'[: len(specs) != 1]}"
+    opening = f"{suite.title or suite.name}: {plural(len(specs), 'run')}"
     print(f"{opening}, {executor.where()}, in {folder.path}", flush=True)
     undone = [spec for spec in specs if folder.run(spec).state().kind != DONE]
     checked = [replace(s, weights=RANDOM) if s.init in later else s for s in undone]
@@ -195,7 +191,7 @@ def run(
     runs, baseline = [make_run(spec) for spec in specs], args.baseline or suite.baseline
     shown = runs if tables else []
     refresh = partial(refresh_tables, folder.tables, shown, baseline, lock=folder.lock)
-    with Live(suite.title or suite.name, runs, refresh, args.serve) as live:
+    with Live(suite.title or suite.name, runs, refresh) as live:
         states = Scheduler(
             runs,
             executor,
@@ -212,7 +208,6 @@ def run(
                     remove_checkpoints(each.folder, args.keep, done=True)
         if tables:
             of_runs(runs, write_tables, folder, runs, baseline)
-        live.finish(folder.tables / PAGE_NAME)
     if not tables:
         runs = [each for each in runs if not diverged(each)]
     raise_failures(runs, states)
@@ -294,34 +289,14 @@ def raise_failures(runs: Sequence[Run], states: Mapping[str, State]) -> None:
         )
 
 
-def serve(folder: SuiteFolder, args: argparse.Namespace) -> None:
-    """Serve the report of a suite that others compute, until Ctrl-C; writes nothing."""
-    from benchmarks.make_table import tables_so_far
-    from benchmarks.report.content import Report
-    from benchmarks.report.render import html
-
-    content, specs = folder.read()
-    runs = [folder.run(spec) for spec in specs]
-
-    def make_page(progress: Progress) -> str:
-        results = results_of(runs)
-        tables = tables_so_far(results, args.baseline)
-        return html(Report(tables, results, None if progress.share == 1 else progress))[PAGE_NAME]
-
-    with Live(content["suite"], runs, make_page, args.serve) as live, suppress(KeyboardInterrupt):
-        while True:
-            live.update(*look_at(runs))
-            time.sleep(REMOTE_SHOW_SECONDS)
-
-
 def refresh_tables(
     out: Path,
     runs: Sequence[Run],
     baseline: str | None,
     progress: Progress,
     lock: Callable[[], AbstractContextManager[object]] = nullcontext,
-) -> str:
-    """Write the tables of the runs that are done so far, and the page, which is returned."""
+) -> None:
+    """Write the tables of the runs that are done so far, and the page."""
     from benchmarks.make_table import FORMATS, tables_so_far, write_files
     from benchmarks.report.content import Report
 
@@ -329,7 +304,6 @@ def refresh_tables(
     report = Report(tables_so_far(results, baseline), results, progress)
     with lock():
         write_files(out, report, FORMATS if report.tables else ("html",))
-    return (out / PAGE_NAME).read_text(encoding="utf-8")
 
 
 def write_tables(folder: SuiteFolder, runs: Sequence[Run], baseline: str | None) -> None:
@@ -417,7 +391,6 @@ def build_parser() -> argparse.ArgumentParser:
     add("--slurm", **several, metavar="KEY=VALUE", help=slurm)
     add("--dry-run", action="store_true", help="list the runs, check everything, start nothing")
     add("--status", action="store_true", help="how far the suite in DIR is")
-    add_serve(parser)
     grid = (
         "before, train every task of detection from every init with the same grid of learning "
         "rates, shortened and without the test images; the best of each init is one more row"

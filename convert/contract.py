@@ -2,9 +2,6 @@
 
 It is saved in the converted file, so that no configuration has to be chosen to fit the weights:
 `d2_keys` turns it into Detectron2's keys.
-
-Version 2 has the family's name and, in a dict of its own, the family's architecture. Version 1 has
-the fields of a ResNet beside the others; ResNets are still written in it.
 """
 
 from __future__ import annotations
@@ -14,12 +11,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from convert.families.base import DEFAULT_FAMILY, Architecture, Family, family_named
+from convert.families.base import Architecture, Family, family_named
 from moco.common.errors import DataError, UserError, shown
 from moco.engine import config
 from moco.modeling.soundness import CHANNEL_ORDERS, Triple
 
-VERSIONS = (1, 2)
+VERSION = 2
 # Of pixels 0..255; rounded because 255 * 0.485 is not 123.675 in floating point.
 IMAGENET_MEAN, IMAGENET_STD = (
     (round(255 * r, 3), round(255 * g, 3), round(255 * b, 3))
@@ -97,27 +94,19 @@ class InputContract:
 
     @classmethod
     def of(cls, **values: Any) -> InputContract:
-        """The contract of the fields that files have: version 1's, or with `family` version 2's.
+        """The contract of the fields that files have.
 
         Raises UserError naming what is missing, unknown or wrong.
         """
-        family = family_named(str(values.get("family", DEFAULT_FAMILY))[:80])
         pixels = ("pixel_mean", "pixel_std", "channel_order")
-        every = dataclasses.fields(family.architecture)
-        network = tuple(field.name for field in every)
         origin = ("source", "source_sha256", "encoder")
-        if "family" in values:
-            _check_names(values, {*pixels, *origin, "family", "architecture"})
-            own = values["architecture"]
-            if not isinstance(own, Mapping):
-                raise UserError(f"architecture: got {type(own).__name__}, expected a dict")
-            # What earlier versions did not write.
-            added = {f.name: f.default for f in every if f.default is not dataclasses.MISSING}
-            own = {**added, **own}
-            _check_names(own, set(network), "architecture: ")
-        else:
-            _check_names(values, {*pixels, *origin, *network})
-            own = values
+        _check_names(values, {*pixels, *origin, "family", "architecture"})
+        family = family_named(str(values["family"])[:80])
+        network = tuple(field.name for field in dataclasses.fields(family.architecture))
+        own = values["architecture"]
+        if not isinstance(own, Mapping):
+            raise UserError(f"architecture: got {type(own).__name__}, expected a dict")
+        _check_names(own, set(network), "architecture: ")
         return cls(
             Pixels(*(values[name] for name in pixels)),
             family,
@@ -127,14 +116,13 @@ class InputContract:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, lists and texts; `from_dict` is the inverse."""
-        fields = dataclasses.asdict(self.architecture)
-        is_first = self.family.name == DEFAULT_FAMILY
         return {
-            "version": 1 if is_first else 2,
+            "version": VERSION,
             "pixel_mean": list(self.pixels.mean),
             "pixel_std": list(self.pixels.std),
             "channel_order": self.pixels.channel_order,
-            **(fields if is_first else {"family": self.family.name, "architecture": fields}),
+            "family": self.family.name,
+            "architecture": dataclasses.asdict(self.architecture),
             "source": self.source,
             "source_sha256": self.source_sha256,
             "encoder": self.encoder,
@@ -146,15 +134,13 @@ class InputContract:
         if not isinstance(values, Mapping):
             raise DataError(f"contract: got {type(values).__name__}, expected a dict")
         version = values.get("version")
-        if type(version) is not int or version not in VERSIONS:
+        if type(version) is not int or version != VERSION:
             raise DataError(
-                f"contract: version {shown(version)}, this program reads "
-                f"{' and '.join(map(str, VERSIONS))}; convert the checkpoint again"
+                f"contract: version {shown(version)}, this program reads {VERSION}; convert the "
+                "checkpoint again"
             )
         try:
             fields = {str(name): value for name, value in values.items() if name != "version"}
-            if ("family" in fields) != (version == 2):
-                raise UserError(f"version {version} {'with' if version == 1 else 'without'} family")
             contract = cls.of(**fields)
         except UserError as error:
             raise DataError(f"contract: {error}") from error

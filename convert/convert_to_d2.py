@@ -12,7 +12,6 @@ the source and shown to give the same features.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import os
 import sys
@@ -27,7 +26,6 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from convert import targets
-from convert.detectron2_backbone import Detectron2Backbone
 from convert.families.base import LEFT_AT_INIT, Option, families, first_rule
 from convert.files import is_converted, read_file
 from convert.layouts import LAYOUTS
@@ -69,38 +67,25 @@ def convert_file(
     given_file, dst = locate(src), Path(dst)
     src = source_file(given_file.path)
     _check_output(src, dst, to, overwrite)
-    with contextlib.ExitStack() as stack:
-        # Started first: importing Detectron2 takes as long as everything here.
-        real = stack.enter_context(Detectron2Backbone()) if to == "detectron2" else None
-        objects: set[str] = set()
-        raw = read_file(src, objects)
-        from convert import translate, verify  # after the file is known to be readable: torchvision
+    objects: set[str] = set()
+    raw = read_file(src, objects)
+    from convert import translate, verify  # after the file is known to be readable: torchvision
 
-        found, model = translate.translate(src, raw, Given.of(**given), objects)
-        contract, notes = model.contract, [*given_file.notes, *found.notes]
-        if to == "torchvision" and (options := targets.lost_options(contract)):
-            notes.append(
-                "a plain state dict does not hold the input contract; to convert this one to "
-                f"Detectron2, give {' '.join(options)}"
-            )
-        folder = stack.enter_context(_scratch_folder(dst))
+    found, model = translate.translate(src, raw, Given.of(**given), objects)
+    contract, notes = model.contract, [*given_file.notes, *found.notes]
+    if to == "torchvision" and (options := targets.lost_options(contract)):
+        notes.append(
+            "a plain state dict does not hold the input contract; to convert this one to "
+            f"Detectron2, give {' '.join(options)}"
+        )
+    with _scratch_folder(dst) as folder:
         scratch = Path(folder) / dst.name
         targets.write(scratch, model, to)
-        skipped = contract.architecture.in_detectron2()
-        if real is not None and skipped:
-            real = None
-        if real is not None:
-            real.show(scratch)
         converted = targets.read_back(scratch, contract, to)
         verify.check_round_trip(found.state, converted, str(src))
         if converted.contract != contract:
             raise DataError(f"{src}: verification failed: read back, the contract is another one")
-        features = verify.check_features(
-            *found.source_network(),
-            converted,
-            str(src),
-            real.features if real is not None else None,
-        )
+        features = verify.check_features(*found.source_network(), converted, str(src))
         notes += found.effect_of_tokens()
         sha256 = sha256_file(scratch)
         if dst.exists():
@@ -124,7 +109,6 @@ def convert_file(
         warnings=found.warnings,
         encoders=found.encoders,
         to=to,
-        not_checked=real.skipped if real is not None else skipped or targets.NOT_FOR_DETECTRON2,
         output_path=dst,
         output_sha256=sha256,
         assumed=found.assumed,

@@ -31,7 +31,6 @@ SUFFIXES = {
     "torchvision": (".pth", ".safetensors"),
 }
 AUTHOR = "moco-transfer"
-NOT_FOR_DETECTRON2 = "Detectron2's own backbone was not compared: the file is not for it"
 
 
 def write(path: Path, converted: Converted, to: str) -> None:

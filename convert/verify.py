@@ -49,11 +49,6 @@ class FeatureCheck:
     max_abs_diff: float
     bitwise: bool
 
-    def worse(self, other: FeatureCheck) -> FeatureCheck:
-        """What holds for both of two comparisons of this feature."""
-        difference = max(self.max_abs_diff, other.max_abs_diff)
-        return FeatureCheck(self.stride, difference, self.bitwise and other.bitwise)
-
 
 def read_converted(path: PathLike, raw: Any = None) -> Converted:
     """Read and check a file that convert_to_d2.py wrote for Detectron2, in any of its formats.
@@ -157,16 +152,13 @@ def check_features(
     architecture: Architecture,
     converted: Converted,
     where: str,
-    detectron2: Callable[[], Mapping[str, Tensor] | None] | None = None,
 ) -> dict[str, FeatureCheck]:
-    """Show one fixed image to the source's network and to the target backbones, in eval mode.
+    """Show one fixed image to the source's network and to the embedded backbone, in eval mode.
 
-    Args:
-        architecture: the source's; the contract may not decide it.
-        detectron2: `Detectron2Backbone.features` where Detectron2's own backbone is compared, too.
+    `architecture`: the source's; the contract may not decide it.
 
-    Returns the agreement at the stem and res2..res5, of the worse one where there are two target
-    backbones. Raises DataError at the first feature whose stride or values differ.
+    Returns the agreement at the stem and res2..res5. Raises DataError at the first feature whose
+    stride or values differ.
     """
     contract = converted.contract
     image = proof_image(contract)
@@ -175,18 +167,13 @@ def check_features(
         with torch.device("meta"):
             backbone: Any = build_backbone(contract)
         _fill(backbone, converted.model)
-        targets: dict[str, Mapping[str, Tensor]] = {"the embedded backbone": backbone(image)}
-    theirs = detectron2() if detectron2 is not None else None
-    if theirs is not None:
-        targets["Detectron2's backbone"] = theirs
-    worst: dict[str, FeatureCheck] = {}
-    for target, actual in targets.items():
-        for name, stride in backbone.strides.items():
-            failed = f"{where}: verification failed at {name} of {target}"
-            size = [pixels // stride for pixels in image.shape[2:]]
-            check = _compare(expected[name], actual[name], stride, size, failed)
-            worst[name] = check.worse(worst.get(name, check))
-    return worst
+        actual: Mapping[str, Tensor] = backbone(image)
+    checks = {}
+    for name, stride in backbone.strides.items():
+        failed = f"{where}: verification failed at {name} of the embedded backbone"
+        size = [pixels // stride for pixels in image.shape[2:]]
+        checks[name] = _compare(expected[name], actual[name], stride, size, failed)
+    return checks
 
 
 def _compare(

@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     say(*(f"note: {note}" for note in weights.notes))
     assert weights.state is not None
     backbone = load_backbone(weights.spec, weights.state)
-    # Without a flag, as the run's own monitor saw the images. A run older than these keys has none.
+    # Without a flag, as the run's own monitor saw the images. Files of other projects have none.
     keys = {"KNN.CROP_PX": 0, "KNN.RESIZE_PX": 0, "AUG.CROP_PX": CROP_PX}
     knn_crop, knn_resize, training_crop = (
         _pixels(args.checkpoint, key, weights.config.get(key, otherwise))

@@ -37,15 +37,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("detectron2")
 
 
-@pytest.fixture(autouse=True)
-def detectron2_backbone_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Conversions do not ask Detectron2's backbone, which takes seconds each.
-
-    A test file that is about it overrides this fixture.
-    """
-    monkeypatch.setattr("convert.detectron2_backbone.installed", lambda: False)
-
-
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Folder with `coco/`, `VOC2007/` and `bccd/`: real images, not part of the project."""

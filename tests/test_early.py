@@ -29,7 +29,6 @@ CASES = (
     ((*LINEAR[:-1], "no.pth", "DATA.ROOT", "{folder}"), "no.pth"),
     (("moco.knn", "--checkpoint", "no.pth", "--data", "{folder}"), "no.pth"),
     (("moco.knn", "--checkpoint", "README.md", "--data", "missing"), "missing: no such"),
-    (("moco.verify", "missing"), "missing: no such folder"),
     ((*VOC[:2], "no.yaml", *RANDOM), "no.yaml"),
     ((*VOC, *RANDOM, "SOLVER.BASELR", "1"), "SOLVER.BASELR"),
     ((*VOC, *RANDOM, "SOLVER.MAX_ITER", "many"), "SOLVER.MAX_ITER"),
@@ -40,8 +39,8 @@ CASES = (
     ((*COCO, *RANDOM), "{folder}/coco/annotations/instances_train2017.json"),
     ((*SMALL, *RANDOM, "DATASETS.VOC_DIR", "missing"), "VOC_DIR missing"),
     (
-        (*COCO, *RANDOM, *("DATASETS.COCO_TRAIN_JSON", "no.json"),
-         *("DATASETS.COCO_TEST_JSON", "no.json")),
+        (*COCO, *RANDOM, "DATASETS.COCO_TRAIN_JSON", "no.json",
+         "DATASETS.COCO_TEST_JSON", "no.json"),
         "no.json",
     ),
     (USED, "{folder}/run is not empty"),

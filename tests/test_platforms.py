@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from PIL import Image
-
 from moco.common.distributed import usable_cores
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -97,16 +95,3 @@ print(json.dumps(answers))
     for name, (exit_code, said) in answers.items():
         assert exit_code == 2, name
         assert said.count("\n") == 1 and "Linux, macOS" in said and "WSL" in said, (name, said)
-
-
-def test_verify_where_workers_are_spawned(tmp_path):
-    """As on macOS: what a worker needs is pickled."""
-    (tmp_path / "images").mkdir()
-    for i in range(3):
-        Image.new("RGB", (20, 20), (i, 0, 0)).save(tmp_path / "images" / f"{i}.png")
-    (tmp_path / "sitecustomize.py").write_text(
-        "import multiprocessing\nmultiprocessing.set_start_method('spawn')\n"
-    )
-    arguments = ("-m", "moco.verify", tmp_path / "images", "-j", "1", "--write")
-    said = run_python(*arguments, path=f"{tmp_path}:{ROOT}")
-    assert "3 images, 0 bad" in said and "3 files" in said

@@ -44,9 +44,6 @@ PRIVATE = (
     ("torch.nn.Module", "_metadata", "moco/common/unpickler.py"),
     # one kernel for all parameters, as torch's own optimizers have it
     ("torch", "_foreach_lerp_", "moco/modeling/mechanisms/base.py"),
-    # every collective of a step is seen, DDP's among them
-    ("torch.utils", "_python_dispatch", "benchmarks/speed/collectives.py"),
-    ("torch.utils", "_pytree", "benchmarks/speed/collectives.py"),
     # BoxCoder and Matcher, the parts of torchvision's detectors
     ("torchvision.models.detection", "_utils", "detection/embedded/boxes.py"),
     # a stage of another width than torchvision's constructors build

@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.report.escape import file_names
 from benchmarks.report.paper import tables_for
-from benchmarks.report.records import Run
+from benchmarks.report.records import FinishedRun
 from detection.config import keys as detection_keys
 from detection.evaluation.metrics import headline_names
 from moco.classification import config as classification_config
@@ -78,12 +78,12 @@ class Row:
     """
 
     init: str
-    units: tuple[tuple[Run, ...], ...]
+    units: tuple[tuple[FinishedRun, ...], ...]
     cells: dict[str, Cell | None]
     gaps: dict[str, Gap | None]
 
     @property
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[FinishedRun, ...]:
         return tuple(run for unit in self.units for run in unit)
 
     @property
@@ -151,7 +151,7 @@ class Table:
     resamples: Resamples | None = None
 
     @property
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[FinishedRun, ...]:
         return tuple(run for row in self.rows for run in row.runs)
 
     @property
@@ -177,7 +177,7 @@ def stems(tables: Sequence[Table]) -> list[str]:
     return file_names(keys)
 
 
-def aggregate(runs: Sequence[Run], baseline: str | None = None) -> list[Table]:
+def aggregate(runs: Sequence[FinishedRun], baseline: str | None = None) -> list[Table]:
     """One table per task and what it is tested on, in alphabetical order.
 
     Args:
@@ -227,7 +227,7 @@ def gap(cell: Cell | None, base: Cell | None) -> Gap | None:
     return Gap(value, printed, float(interval.low), float(interval.high), float(test.pvalue))
 
 
-def listed_differences(groups: Sequence[Sequence[Run]]) -> str:
+def listed_differences(groups: Sequence[Sequence[FinishedRun]]) -> str:
     """`SOLVER.BASE_LR (0.02 / 0.01), …`: the first few of the protocol's keys that differ.
 
     They are constant within every group of runs but not across them; values are in the order of
@@ -244,7 +244,7 @@ def listed_differences(groups: Sequence[Sequence[Run]]) -> str:
     return first_few(parts, 6) if parts else "keys that their records do not hold"
 
 
-def _table(runs: list[Run], baseline: str) -> Table:
+def _table(runs: list[FinishedRun], baseline: str) -> Table:
     first, tested_on = runs[0].record, runs[0].tested_on
     # What its runs measured, in the order of the paper's table where it has one.
     shown = headline_names({name for run in runs for name in run.record.metrics})
@@ -281,7 +281,7 @@ def _table(runs: list[Run], baseline: str) -> Table:
     )
 
 
-def _units(runs: Sequence[Run]) -> tuple[tuple[Run, ...], ...]:
+def _units(runs: Sequence[FinishedRun]) -> tuple[tuple[FinishedRun, ...], ...]:
     """Of one row, see `Row`; each run alone where all have the same weights."""
     groups = list(_groups(runs, lambda run: run.record.init).values())
     if len(groups) == 1:
@@ -289,7 +289,7 @@ def _units(runs: Sequence[Run]) -> tuple[tuple[Run, ...], ...]:
     return tuple(tuple(group) for group in groups)
 
 
-def _require_comparable(task: str, runs: list[Run]) -> None:
+def _require_comparable(task: str, runs: list[FinishedRun]) -> None:
     if engines := _differing(runs, "engine"):
         raise UserError(
             f"{task}: runs of different engines are not averaged: {engines}; "
@@ -318,7 +318,7 @@ def _require_comparable(task: str, runs: list[Run]) -> None:
                 )
 
 
-def _differing(runs: list[Run], field: str) -> str:
+def _differing(runs: list[FinishedRun], field: str) -> str:
     """The values of a record's field with the runs that have each; empty where there is one."""
     groups = _groups(runs, lambda run: getattr(run.record, field))
     return " / ".join(
@@ -328,8 +328,10 @@ def _differing(runs: list[Run], field: str) -> str:
     )
 
 
-def _groups(runs: Iterable[Run], key: Callable[[Run], Any]) -> dict[Any, list[Run]]:
-    groups: dict[Any, list[Run]] = {}
+def _groups(
+    runs: Iterable[FinishedRun], key: Callable[[FinishedRun], Any]
+) -> dict[Any, list[FinishedRun]]:
+    groups: dict[Any, list[FinishedRun]] = {}
     for run in runs:
         groups.setdefault(key(run), []).append(run)
     return groups

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from benchmarks.report.aggregate import CONFIDENCE, Resampled, Resamples, Row, Table
 from benchmarks.report.bundle import MATCHES_NAME
-from benchmarks.report.records import Run
+from benchmarks.report.records import FinishedRun
 from benchmarks.report.significance import holm, unpaired
 from detection.evaluation import coco, voc
 from detection.evaluation.matches import (
@@ -127,7 +127,7 @@ def row_samples(row: Row, metrics: Sequence[str], number: int) -> RowSamples:
     return RowSamples(runs[0].images, values)
 
 
-def _run_samples(run: Run, metrics: Sequence[str], number: int) -> RowSamples:
+def _run_samples(run: FinishedRun, metrics: Sequence[str], number: int) -> RowSamples:
     seed = f"seed {run.record.seed}"
     try:
         content = run.read(MATCHES_NAME)

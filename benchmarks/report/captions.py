@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from benchmarks.report.aggregate import CONFIDENCE, Row, Table, row_of
-from benchmarks.report.records import Run
+from benchmarks.report.records import FinishedRun
 from benchmarks.report.significance import Significance
-from benchmarks.report.style import MISSING
+from benchmarks.report.style import MISSING, format_seeds
 from detection.config.keys import at_edge, tuned_axes, tuned_values
 from detection.evaluation.metrics import has_matches, titles
 from detection.modeling.backbones import frozen_random
@@ -55,19 +55,20 @@ def uncertainty(table: Table) -> str:
     if several and others:
         lacks = [f"pre-training of {', '.join(others)} (one file of weights each)"]
     none = table.runs[0].record.kind == "detection" and not has_matches(table.metrics)
-    images = f"test images{' (of this metric there are no match records)' * none}"
+    images = "test images (of this metric there are no match records)" if none else "test images"
     resampled = bool(table.resamples and table.resamples.gaps)
     these = "those over test images are for these very models, not for other seeds"
+    bootstrap = f"; of the bootstrap, {these}" if resampled else ""
     if all(row.n == 1 for row in table.rows):
         unknown = [seeds(table), *lacks, *([] if resampled else [images])]
         known = f"no uncertainty is known, of {', '.join(unknown[:-1])} or {unknown[-1]}"
-        return f"each row is one run: {known}" + f"; of the bootstrap, {these}" * resampled
+        return f"each row is one run: {known}{bootstrap}"
     over = seeds(table)
     if several:
         over += f" and, of {', '.join(several)}, pre-training, each file as the mean of its runs"
     text = f"standard deviations, intervals and p-values are over {over} only"
     text += f", not over {' or '.join([*lacks, images])}"
-    return text + f"; of the bootstrap, {these}" * resampled
+    return text + bootstrap
 
 
 def nothing_shown(table: Table, found: Sequence[Significance]) -> list[str]:
@@ -145,7 +146,7 @@ def tuned(table: Table) -> list[str]:
     return [*found, f"{where}: {'; '.join(edges)}"] if edges else found
 
 
-def _edges(run: Run) -> str:
+def _edges(run: FinishedRun) -> str:
     """`SOLVER.BASE_LR 0.04`: the chosen values that are at an edge of the grid."""
     axes, values = tuned_axes(run.record.config), tuned_values(run.record.config)
     with suppress(ValueError):  # of a record that somebody wrote by hand
@@ -164,30 +165,30 @@ def facts(row: Row) -> list[tuple[str, str]]:
         ("config's sha256", _by_seed(row, lambda run: run.record.config_sha256)),
         ("versions", _by_seed(row, lambda run: run.versions)),
         ("hardware", _by_seed(row, lambda run: run.hardware)),
-        ("time", f"{seconds:.0f} s in {len(row.runs)} run{'s' * (len(row.runs) > 1)}"),
+        ("time", f"{seconds:.0f} s in {plural(len(row.runs), 'run')}"),
         ("notes", _by_seed(row, lambda run: "; ".join(run.record.notes))),
     ]
 
 
-def _weights(run: Run) -> str:
+def _weights(run: FinishedRun) -> str:
     random = run.record.init == RANDOM
     return run.record.weights_sha256 or ("none: random" if random else "none")
 
 
-def trial(run: Run) -> str:
+def trial(run: FinishedRun) -> str:
     """The seed and, where a row has several, the pre-training."""
     number = row_of(run.record.init)[1]
     return f"{run.record.seed} of pre-training {number}" if number else str(run.record.seed)
 
 
-def _by_seed(row: Row, text: Callable[[Run], str]) -> str:
+def _by_seed(row: Row, text: Callable[[FinishedRun], str]) -> str:
     """The text that all runs of a row have, or each text with the seeds that have it."""
     seeds: dict[str, list[str]] = {}
     for run in row.runs:
         seeds.setdefault(text(run) or MISSING, []).append(trial(run))
     if len(seeds) == 1:
         return next(iter(seeds))
-    return " / ".join(f"{t} (seed{'s' * (len(of) > 1)} {', '.join(of)})" for t, of in seeds.items())
+    return " / ".join(f"{text} ({format_seeds(of)})" for text, of in seeds.items())
 
 
 def missing_numbers(row: Row, metrics: Sequence[str]) -> list[str]:
@@ -214,7 +215,7 @@ def missing_numbers(row: Row, metrics: Sequence[str]) -> list[str]:
     return found
 
 
-def versions(runs: Sequence[Run]) -> str:
+def versions(runs: Sequence[FinishedRun]) -> str:
     """`torch (2.4.0 / 2.5.1)`: the packages whose version is not the same in all runs."""
     found: dict[str, set[str]] = {}
     for run in runs:

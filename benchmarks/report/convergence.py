@@ -3,7 +3,7 @@
 from benchmarks.report.aggregate import Cell, Row, Table, mean_cell
 from benchmarks.report.cells import Grid, init_rows
 from benchmarks.report.plots import read_curves
-from benchmarks.report.records import Run
+from benchmarks.report.records import FinishedRun
 from detection.evaluation.metrics import titles
 
 SHARES = (0.1, 0.25, 0.5, 1.0)  # of the schedule
@@ -36,7 +36,7 @@ def _of_row(row: Row, metric: str) -> list[Cell | None]:
         for x, y in read_curves([run], [metric])
     }
 
-    def at(run: Run, share: float) -> float | None:
+    def at(run: FinishedRun, share: float) -> float | None:
         if share == 1:
             return run.record.metrics.get(metric)
         done = round(share * run.record.iterations)  # logged as `done - 1`

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.report.aggregate import Row, Table
+from benchmarks.report.style import format_seeds
 from detection.config.keys import NOT_PROTOCOL, tuned_axes, tuned_values
 from moco.common.errors import first_few, plural
 from moco.common.run import RunRecord
@@ -19,12 +20,19 @@ from moco.common.run import RunRecord
 # Keys that are in no protocol's hash, but decide which random numbers a seed stands for, or the
 # last bits of what is computed from them.
 SAMPLING = (
-    *("MODEL.DEVICE", "MODEL.CHANNELS_LAST"),
-    *("DATALOADER.NUM_WORKERS", "SOLVER.REFERENCE_WORLD_SIZE", "DEVICE", "DATA.NUM_WORKERS"),
+    "MODEL.DEVICE",
+    "MODEL.CHANNELS_LAST",
+    "DATALOADER.NUM_WORKERS",
+    "SOLVER.REFERENCE_WORLD_SIZE",
+    "DEVICE",
+    "DATA.NUM_WORKERS",
 )
 # Keys that belong to a file of weights: its input contract.
 CONTRACT = (
-    *("INPUT.FORMAT", "MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD", "MODEL.RESNETS.STRIDE_IN_1X1"),
+    "INPUT.FORMAT",
+    "MODEL.PIXEL_MEAN",
+    "MODEL.PIXEL_STD",
+    "MODEL.RESNETS.STRIDE_IN_1X1",
     *(key for key in NOT_PROTOCOL if key.startswith(("MODEL.VIT.", "MODEL.CONVNEXT."))),
 )
 NO_EFFECT = ("python",)  # of what a record has versions of; any other may change a number
@@ -84,7 +92,7 @@ def _compare(row: Row, base: Row) -> Isolation:
     one += f"(sha256 {_hash(heads)})"
     proof = [
         f"equal configuration and data (sha256 {first.config_sha256[:10]})",
-        f"equal {one} in seed{'s'[: len(seeds) > 1]} {', '.join(map(str, sorted(seeds)))}",
+        f"equal {one} in {format_seeds([str(seed) for seed in sorted(seeds)])}",
     ]
     proof += [f"the weights' own input contract: {', '.join(contract)}"] if contract else []
     return Isolation(row.init, base.init, tuple(proof), (), tuned)
@@ -109,7 +117,7 @@ def differences(pairs: Sequence[tuple[RunRecord, RunRecord]]) -> list[str]:
     for a, b in pairs:
         for text in _differences(a, b):
             seeds.setdefault(text, []).append(str(a.seed))
-    return [f"{t} (seed{'s'[: len(of) > 1]} {', '.join(of)})" for t, of in seeds.items()]
+    return [f"{text} ({format_seeds(of)})" for text, of in seeds.items()]
 
 
 def _differences(a: RunRecord, b: RunRecord) -> Iterator[str]:

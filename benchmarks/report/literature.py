@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from detection.config.keys import ADDED_LATER, TRANSFER, same_value
-from moco.common.cfgnode import read_yaml
+from detection.config.keys import TRANSFER
+from moco.common.cfgnode import read_yaml, same_value
 
 NEAR = 2  # tags that may differ
 SAME = ("backbone", "detector", "data")  # and those that may not
@@ -84,7 +84,7 @@ def tags_of(config: Mapping[str, Any]) -> dict[str, str | None]:
         config: the flat configuration of its record. What it lacks equals nothing.
     """
     synonyms = _tree()["synonyms"]
-    config = {key: TRANSFER[key] for key in ADDED_LATER} | dict(config)  # of an earlier version
+    config = {**TRANSFER, **config}  # a key that is newer than the record is at its default
 
     def has(keys: Mapping[str, Any]) -> bool:
         found = {key: config.get(key) for key in keys}

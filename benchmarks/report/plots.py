@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from benchmarks.report import escape
 from benchmarks.report.aggregate import Row, Table
-from benchmarks.report.records import Results, Run
+from benchmarks.report.records import FinishedRun, Results
 from benchmarks.report.style import (
     GRAY,
     GRID_COLOR,
@@ -70,7 +70,7 @@ class Plot:
         return [png, svg]
 
 
-def read_curves(runs: Sequence[Run], names: Sequence[str] = LOSS_NAMES) -> list[Curve]:
+def read_curves(runs: Sequence[FinishedRun], names: Sequence[str] = LOSS_NAMES) -> list[Curve]:
     """The curve of every run that has one (a record may have come without its metrics).
 
     Raises:

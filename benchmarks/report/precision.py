@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.report.plots import Curve
-from benchmarks.report.records import Run
+from benchmarks.report.records import FinishedRun
 from detection.evaluation import voc
 from detection.evaluation.coco import MAX_DETECTIONS
 from detection.evaluation.predictions import read_voc
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SAME_AP = 0.05  # points; another machine's last digits are no other dataset
 
 
-def precision_recall(run: Run) -> Curve:
+def precision_recall(run: FinishedRun) -> Curve:
     """Recall 0, 0.01, … 1 and the boxes' precision there at IoU 0.5, the mean over the classes.
 
     Computed from the predictions in the run's folder and the dataset on this machine, which
@@ -55,7 +55,7 @@ def precision_recall(run: Run) -> Curve:
     return recall, precision
 
 
-def find_predictions(run: Run) -> tuple["Split", Path]:
+def find_predictions(run: FinishedRun) -> tuple["Split", Path]:
     """The test split of a run on this machine, and the file of the run's predictions on it.
 
     Raises:
@@ -101,7 +101,9 @@ def _voc_curve(path: Path, split: "Split") -> tuple[NDArray[Any], NDArray[Any], 
     return recalls, np.mean(curves, axis=0), metrics["bbox/AP50"]
 
 
-def _coco_curve(path: Path, split: "Split", run: Run) -> tuple[NDArray[Any], NDArray[Any], float]:
+def _coco_curve(
+    path: Path, split: "Split", run: FinishedRun
+) -> tuple[NDArray[Any], NDArray[Any], float]:
     """Recall (101), precision (101) and AP50."""
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval

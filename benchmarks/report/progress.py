@@ -17,7 +17,7 @@ class Progress:
         counts: state → number of runs.
         begun: of each run that has begun and is not done its title, state, share of its
             iterations, and where it is computed or why it failed.
-        at: when that was, in UTC; it also tells one page from the next.
+        at: when that was, in UTC.
     """
 
     name: str

@@ -27,7 +27,7 @@ from moco.engine.config import protocol_sha256
 
 
 @dataclass(frozen=True)
-class Run:
+class FinishedRun:
     """A finished run: its record and where it was found, maybe not the machine that wrote it.
 
     Attributes:
@@ -112,8 +112,8 @@ class Unusable:
 class Results:
     """The runs of a set of folders."""
 
-    transfer: tuple[Run, ...]  # everything but pre-training: the rows of tables
-    pretraining: tuple[Run, ...]
+    transfer: tuple[FinishedRun, ...]  # everything but pre-training: the rows of tables
+    pretraining: tuple[FinishedRun, ...]
     unusable: tuple[Unusable, ...]
 
 
@@ -126,7 +126,7 @@ def collect(paths: Sequence[PathLike]) -> Results:
         UserError: a path that does not exist, no run below any of them, or an invalid record.
         DataError: a damaged bundle.
     """
-    found: dict[Path, Run | None] = {}
+    found: dict[Path, FinishedRun | None] = {}
     configs: dict[frozenset[str], Mapping[str, Any]] = {}
     for path in map(Path, paths):
         if not path.exists():
@@ -136,7 +136,7 @@ def collect(paths: Sequence[PathLike]) -> Results:
             for inside, pair in read_bundle(path).items():
                 record, task = pair
                 evidence = Evidence(inside, own)
-                found[own / inside] = Run(own / inside, _hashed(record), task, evidence)
+                found[own / inside] = FinishedRun(own / inside, _hashed(record), task, evidence)
             continue
         for folder in [path.parent.resolve()] if path.is_file() else _run_folders(path.resolve()):
             has_record = (folder / RECORD_NAME).is_file()
@@ -167,9 +167,9 @@ def collect(paths: Sequence[PathLike]) -> Results:
     return Results(tuple(transfer), tuple(pretraining), tuple(unusable))
 
 
-def _read_run(folder: Path, configs: dict[frozenset[str], Mapping[str, Any]]) -> Run:
+def _read_run(folder: Path, configs: dict[frozenset[str], Mapping[str, Any]]) -> FinishedRun:
     record = _sharing_config(_hashed(read_record(folder / RECORD_NAME)), configs)
-    return Run(folder, record, suite_task(folder, Path.is_file), Evidence(folder))
+    return FinishedRun(folder, record, suite_task(folder, Path.is_file), Evidence(folder))
 
 
 def _hashed(record: RunRecord) -> RunRecord:
@@ -178,7 +178,8 @@ def _hashed(record: RunRecord) -> RunRecord:
     if record.kind == "detection":
         sha256 = keys.protocol_sha256(config)
     elif record.kind in ("linear", "finetune"):
-        sha256 = protocol_sha256(config, classification.NOT_PROTOCOL, classification.ADDED_KEYS)
+        defaults = classification.default_cfg({})
+        sha256 = protocol_sha256(config, defaults, classification.NOT_PROTOCOL)
     elif record.kind == "knn":
         sha256 = cfg_sha256(config)
     else:  # of pre-training there are no tables

@@ -19,11 +19,10 @@ from markupsafe import Markup
 from benchmarks.report import escape, style
 from benchmarks.report.aggregate import Gap, Table
 from benchmarks.report.captions import facts
-from benchmarks.report.compare import Comparison
 from benchmarks.report.content import Report, Section, arrange, paper_rows
 from benchmarks.report.escape import csv_text
 from benchmarks.report.paper import OWN, PaperTable
-from benchmarks.report.progress import PAGE_NAME, Progress
+from benchmarks.report.progress import PAGE_NAME
 from benchmarks.report.summary import Summary
 from detection.evaluation.metrics import titles
 from moco.common.errors import printable
@@ -87,11 +86,6 @@ def page_text(
     return _render("table.html", report=report, figures=figures, schedules=schedules)
 
 
-def progress_text(progress: Progress) -> str:
-    """What the page shows of a suite that is being computed, as HTML."""
-    return _render("progress.html", progress=progress)
-
-
 @RENDERERS.register()
 def terminal(report: Report) -> dict[str, str]:
     """The text that make_table prints."""
@@ -101,19 +95,6 @@ def terminal(report: Report) -> dict[str, str]:
 def to_terminal(report: Report, color: bool) -> str:
     """Text for a terminal; `color` makes gaps green and bold where the page does."""
     return _render("table.txt", report=report, color=color).rstrip("\n")
-
-
-def diff_text(comparison: Comparison, names: tuple[str, str]) -> str:
-    """A comparison for a terminal."""
-    return _render("diff.txt", comparison=comparison, names=names).rstrip("\n")
-
-
-def diff_files(comparison: Comparison, names: tuple[str, str]) -> dict[str, str]:
-    """A comparison as a document and as data."""
-    return {
-        "diff.md": _render("diff.md", comparison=comparison, names=names),
-        "diff.csv": _diff_csv(comparison),
-    }
 
 
 def _render(template: str, **content: Any) -> str:
@@ -182,9 +163,12 @@ def _tabular(head: list[str], rows: list[list[str]]) -> str:
 
 _GRIDS = {"md": _pipes, "txt": _tabulated, "tex": _tabular}
 _TEX_SIGNS: dict[str, Any] = {  # LaTeX has braces of its own
-    **{"block_start_string": "<%", "block_end_string": "%>"},
-    **{"variable_start_string": "<<", "variable_end_string": ">>"},
-    **{"comment_start_string": "<#", "comment_end_string": "#>"},
+    "block_start_string": "<%",
+    "block_end_string": "%>",
+    "variable_start_string": "<<",
+    "variable_end_string": ">>",
+    "comment_start_string": "<#",
+    "comment_end_string": "#>",
 }
 
 
@@ -238,10 +222,23 @@ def _runs_csv(tables: Sequence[Table]) -> str:
         r = run.record
         lines.append(
             [
-                *(r.task, r.engine, r.init, r.seed, r.iterations, f"{r.seconds:.1f}"),
-                *(r.weights_sha256, r.config_sha256, run.folder, *map(r.metrics.get, metrics)),
-                *(" ".join(run.tested_on), r.weights_source, run.label),
-                *(run.versions, run.hardware, run.finished, "; ".join(r.notes)),
+                r.task,
+                r.engine,
+                r.init,
+                r.seed,
+                r.iterations,
+                f"{r.seconds:.1f}",
+                r.weights_sha256,
+                r.config_sha256,
+                run.folder,
+                *map(r.metrics.get, metrics),
+                " ".join(run.tested_on),
+                r.weights_source,
+                run.label,
+                run.versions,
+                run.hardware,
+                run.finished,
+                "; ".join(r.notes),
             ]
         )
     return csv_text([*names, "versions", "hardware", "finished", "notes"], lines)
@@ -271,30 +268,20 @@ def _literature_csv(sections: Sequence[Section]) -> str:
         [*names, "metric", "value", "verified"],
         [
             [
-                *(section.table.task, ", ".join(part.differs), row.method, row.pretrain),
-                *(row.epochs, row.n, row.source, *row.tags.values()),
-                *(metric, value, metric not in row.unverified),
+                section.table.task,
+                ", ".join(part.differs),
+                row.method,
+                row.pretrain,
+                row.epochs,
+                row.n,
+                row.source,
+                *row.tags.values(),
+                metric,
+                value,
+                metric not in row.unverified,
             ]
             for section, part, row in shown
             for metric, value in row.values.items()
-        ],
-    )
-
-
-def _diff_csv(comparison: Comparison) -> str:
-    """One line per task, init and metric that both sides have."""
-    names = ["task", "setting", "init", "metric", "n_a", "mean_a", "n_b", "mean_b"]
-    return csv_text(
-        [*names, "difference", "low", "high", "p_value", "doubts"],
-        [
-            [
-                *(table.task, table.setting, change.a.init, metric),
-                *(x for cell in pair for x in ((cell.n, cell.mean) if cell else (0, None))),
-                *(*_numbers(change.gaps[metric]), "; ".join(change.doubts)),
-            ]
-            for table in comparison.both
-            for change in table.changes
-            for metric, pair in change.pairs.items()
         ],
     )
 

@@ -16,7 +16,7 @@ from PIL import Image, ImageColor, ImageDraw, ImageFont, ImageOps
 
 from benchmarks.report import plots
 from benchmarks.report.aggregate import Table
-from benchmarks.report.records import Run
+from benchmarks.report.records import FinishedRun
 from benchmarks.report.style import RIGHT, TRUTH, WRONG
 from detection.datasets.base import Record, Split
 from detection.datasets.images import read_image
@@ -112,7 +112,7 @@ def _truth(split: Split) -> dict[str, Boxes]:
     return found
 
 
-def _best(run: Run, split: Split) -> dict[str, Boxes]:
+def _best(run: FinishedRun, split: Split) -> dict[str, Boxes]:
     """Of every image the best-scored predictions, as many as it has objects."""
     rows, found = read_voc(run.folder / "inference" / f"{split.name}.json"), {}
     for image_id, truth in split.truth.items():

@@ -18,7 +18,7 @@ from benchmarks.report.aggregate import NOT_PROTOCOL
 from benchmarks.report.bundle import EVIDENCE, SUITE_NAME
 from benchmarks.report.content import Report
 from benchmarks.report.progress import PAGE_NAME
-from benchmarks.report.records import Results, Run, Unusable
+from benchmarks.report.records import FinishedRun, Results, Unusable
 from benchmarks.report.render import page_text
 from moco.common.files import PathLike, atomic_write
 from moco.common.run import RECORD_NAME, RunRecord
@@ -26,8 +26,7 @@ from moco.common.run import RECORD_NAME, RunRecord
 README = f"""\
 Results of moco-transfer: open {PAGE_NAME} in a browser; each {RECORD_NAME} is the record of a run.
 
-    moco-transfer table --diff THIS.zip OTHER    compare with another such file or folder of runs
-    moco-transfer table THIS.zip                 make the tables again
+    moco-transfer table THIS.zip    make the tables again
 """
 # Up to the last slash of a path from the root or from somebody's home.
 _FOLDERS = re.compile(r"(?<![\w.:/~-])[/~][^\s'\",:;=]*/")
@@ -39,7 +38,7 @@ def share(results: Results) -> Results:
     tops = [run.folder.parents[4 if run.suite_task else 0] for run in runs]
     top = os.path.commonpath([*tops, *(item.folder.parent for item in results.unusable)])
 
-    def of_run(run: Run) -> Run:
+    def of_run(run: FinishedRun) -> FinishedRun:
         return replace(run, folder=run.folder.relative_to(top), record=_of_record(run.record))
 
     return Results(
@@ -65,7 +64,7 @@ def write_bundle(path: PathLike, own: Report, shared: Report) -> None:
         figures[section.stem] = replace(found, missing=_without_folders(found.missing))
     text = page_text(shared, figures, page.schedules(own.tables))
     files = {"README.txt": README, PAGE_NAME: text}
-    evidence: dict[str, tuple[Run, str]] = {}
+    evidence: dict[str, tuple[FinishedRun, str]] = {}
     for run in (*shared.results.transfer, *shared.results.pretraining):
         evidence |= {f"{run.folder / name}": (run, name) for name in EVIDENCE}
         content = json.dumps(asdict(run.record), indent=2, sort_keys=True)
@@ -87,7 +86,7 @@ def write_bundle(path: PathLike, own: Report, shared: Report) -> None:
     atomic_write(path, write)
 
 
-def _evidence(run: Run, name: str) -> bytes | None:
+def _evidence(run: FinishedRun, name: str) -> bytes | None:
     content = run.read(name)
     if content is None or not name.endswith(".json"):
         return content

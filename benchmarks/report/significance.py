@@ -72,7 +72,10 @@ def significance(table: Table) -> list[Significance]:
     level = (1 - CONFIDENCE) / max(len(found), 1)
     return [
         Significance(
-            *(row, metric, n, welch_holm[i]),
+            row,
+            metric,
+            n,
+            welch_holm[i],
             paired=(*pairs[i], paired_holm[i]) if i in pairs else None,
             unpaired=why or ("" if i in pairs else "the differences do not vary"),
             smallest=smallest_gap(n, level) * std if n > 2 else None,

@@ -80,6 +80,12 @@ def format_p(value: float, holm: float | None = None, bound: bool = False) -> st
     return text if holm is None else f"{text}, Holm {format_p(holm, bound=bound)}"
 
 
+def format_seeds(seeds: Sequence[str]) -> str:
+    """`seed 0`, or `seeds 0, 1`."""
+    word = "seed" if len(seeds) == 1 else "seeds"
+    return f"{word} {', '.join(seeds)}"
+
+
 def format_runs(needed: float, n: int) -> str:
     """`8 (3 more)` than `n` runs per row."""
     if needed > MAX_RUNS:

@@ -12,27 +12,31 @@ from typing import Any
 
 from benchmarks.report.aggregate import Cell, Table, mean_cell
 from benchmarks.report.cells import Grid, init_rows
-from benchmarks.report.records import Run
+from benchmarks.report.records import FinishedRun
 from detection.datasets.corruptions import GROUPS, NAMES
 from detection.evaluation.metrics import ERRORS_NAME, ROBUSTNESS_NAME, titles
 from moco.common.errors import DataError, first_few
 
 # TIDE's types, as hotcoco and tidecv call them.
 ERROR_TYPES = {
-    **{"Cls": "class", "Loc": "localization", "Both": "both"},
-    **{"Dupe": "duplicate", "Bkg": "background", "Miss": "missed"},
+    "Cls": "class",
+    "Loc": "localization",
+    "Both": "both",
+    "Dupe": "duplicate",
+    "Bkg": "background",
+    "Miss": "missed",
 }
 MEASURES = ("P", "mPC", "rPC", *GROUPS)
 
 Numbers = dict[str, float]
 
 
-def error_types(run: Run) -> Numbers:
+def error_types(run: FinishedRun) -> Numbers:
     """Type → points of AP50 that are gained without its errors; raises DataError: damaged."""
     return _read(run, ERRORS_NAME, lambda content: _finite(content["delta"])) or {}
 
 
-def robustness(run: Run, metric: str) -> Numbers:
+def robustness(run: FinishedRun, metric: str) -> Numbers:
     """Of one metric P, mPC, rPC (%) and the mean of each group of corruptions.
 
     mPC is there only where all 15 corruptions have a number, a group where all of its own have.
@@ -87,17 +91,17 @@ def unread(table: Table) -> list[str]:
     return found
 
 
-def _made_of(run: Run, name: str) -> Any:
-    """The digest of the run that a file was made of, "" of earlier versions; None: no file."""
-    return _parsed(run, name, lambda content: content.get("run", ""))
+def _made_of(run: FinishedRun, name: str) -> Any:
+    """Return the digest of the run that a file was made of; None: no file."""
+    return _parsed(run, name, lambda content: content["run"])
 
 
-def _read(run: Run, name: str, part: Callable[[Any], Any]) -> Any:
+def _read(run: FinishedRun, name: str, part: Callable[[Any], Any]) -> Any:
     """None: the run has no such file, or one that was made of another run."""
     return _parsed(run, name, part) if _made_of(run, name) == run.digest else None
 
 
-def _parsed(run: Run, name: str, part: Callable[[Any], Any]) -> Any:
+def _parsed(run: FinishedRun, name: str, part: Callable[[Any], Any]) -> Any:
     """None: the run has no such file."""
     content = run.read(name)
     try:
@@ -113,7 +117,7 @@ def _finite(numbers: Mapping[str, Any]) -> Numbers:
 
 
 def _cells(
-    table: Table, read: Callable[[Run], Numbers], keys: Iterable[str]
+    table: Table, read: Callable[[FinishedRun], Numbers], keys: Iterable[str]
 ) -> dict[str, list[Cell | None]]:
     """Init → a cell per key; {} where no run has such a file."""
     numbers = {run.folder: read(run) for run in table.runs}

@@ -1,1 +1,1 @@
-"""Speed benchmarks: this project against transcriptions of the official code, and a peer."""
+"""Speed benchmarks: this project against transcriptions of the official code, and its peers."""

@@ -1,258 +1,187 @@
-"""Goals of detection: the embedded engine against Detectron2, the evaluators, a GPU's levers."""
+"""Detection: both engines against plain Detectron2's `DefaultTrainer` on a CPU.
 
-from __future__ import annotations
+Every record is one generated image with objects of its own, so that no dataset is needed.
+"""
 
-import itertools
-import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
+from itertools import count, islice
+from multiprocessing import active_children, get_context, set_start_method
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from fvcore.common.config import CfgNode
-from fvcore.nn.precise_bn import update_bn_stats
-from torch import nn
 
-from benchmarks.speed import evaluators, scenes
-from benchmarks.speed.measure import Setting, every_round, interleaved
-from benchmarks.speed.results import Result, Run, compare, with_noise
+from benchmarks.speed.input import write_image
+from benchmarks.speed.measure import ROOT, Row, Setting, compare, interleaved, row
 from detection.config.task import load_task
-from detection.datasets.layout import DATASETS_VARIABLE
+from detection.d2 import measured
+from detection.datasets import provide
+from detection.datasets.base import XYXY_ABS, Split
+from detection.datasets.voc import VOC_CLASSES
+from detection.embedded.build import build_model
+from detection.embedded.pipeline import build_training
+from detection.embedded.trainer import Trainer
+from detection.modeling.norms import with_process_norms
+from moco.engine.stop import StopRequest
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-KEYS: dict[str, dict[str, Any]] = yaml.safe_load(
-    Path(__file__).with_name("tasks.yaml").read_text(encoding="utf-8")
-)
-WARMUP_ITERS = 3  # after which the weights are compared
-SCORE_SCALE = 20.0  # of the classifier's first weights, to give some tens of detections per image
-VOC_C4, FCN, VIT_B = "Faster R-CNN C4, extra BN", "FCN-16s", "Faster R-CNN ViT-B, 320 px"
-LOADED = (VOC_C4, "Mask R-CNN FPN", "Keypoint R-CNN FPN", FCN)
-ENGINES = {"ours": "embedded", "reference": "detectron2"}
-Batches = Iterator[list[dict[str, Any]]]
+IMAGE_PX, SMALL_PX = (500, 375), (64, 48)  # of an image of VOC; of one that is read at once
+OBJECTS, CORNERS, BATCH, WORKERS = 7, 24, 16, 4  # of an image; of an object's polygon
+PLAIN, DETECTRON2, EMBEDDED = "plain Detectron2", "detectron2", "embedded"
+MASK_FPN = {"config": "coco/mask_rcnn_R_50_FPN_1x"}
+VIT_B = {"MODEL.VIT.EMBED_DIM": 768, "MODEL.VIT.NUM_HEADS": 12, "MODEL.VIT.MLP_DIM": 3072}
+TASKS: dict[str, dict[str, Any]] = {
+    "Faster R-CNN C4, extra BN": {"config": "voc/faster_rcnn_R_50_C4_9k"},
+    "Mask R-CNN FPN": MASK_FPN,
+    "Faster R-CNN ViT-B, 320 px": {"config": "voc/faster_rcnn_ViT_Ti_small", **VIT_B},
+}
 
 
 @dataclass(frozen=True)
-class Side:
-    """An engine with a model.
+class Generated:
+    """A dataset of `number` records, all of one image of `size` (width, height) in `folder`."""
 
-    Attributes:
-        step: one training iteration on `train_batch`, as far as the fetch: losses, gradients,
-            clipping, optimizer, schedule, log.
-        infer: one image's prediction in the form that both engines share.
-    """
+    name: str
+    folder: Path
+    number: int
+    size: tuple[int, int]
 
-    model: nn.Module
-    step: Callable[[], None]
-    infer: Callable[[], Any]
-    train_batch: list[dict[str, Any]]
+    def present(self) -> bool:
+        return True
 
-
-def task_config(setting: Setting, engine: str, *keys: Mapping[str, Any]) -> CfgNode:
-    """A task of tasks.yaml with other values, the last ones counting, checked as for training."""
-    given = {"MODEL.WEIGHTS": "random", "OUTPUT_DIR": setting.scratch, "SEED": 0}
-    for each in keys:
-        given |= each
-    path = CONFIGS / f"{given.pop('config')}.yaml"
-    return load_task(path, [str(item) for pair in given.items() for item in pair], engine).cfg
-
-
-def build_side(cfg: CfgNode, engine: str) -> Side:
-    """The engine with a new model from SEED; the embedded one logs to OUTPUT_DIR."""
-    train_batch = next(training_batches(cfg, engine))
-    model: nn.Module
-    to_prediction: Callable[[Any], Any]
-    if engine == "embedded":
-        from detection.datasets import read_split
-        from detection.embedded import evaluate
-        from detection.embedded.build import build_model
-        from detection.embedded.pipeline import build_evaluation
-        from detection.embedded.trainer import Trainer
-        from detection.modeling.norms import with_process_norms
-        from moco.engine.stop import StopRequest
-
-        cfg = with_process_norms(cfg, 1)
-        test_batch = next(build_evaluation(cfg, read_split(cfg.DATASETS.TEST[0], cfg).records))
-        torch.manual_seed(cfg.SEED)
-        model, to_prediction = build_model(cfg), evaluate.to_prediction
-        trainer = Trainer(cfg, model, StopRequest())
-        numbers, batches = itertools.count(), itertools.repeat(train_batch)
-
-        def iteration() -> None:
-            trainer.step(next(numbers), batches)
-    else:
-        from detection.d2 import data
-        from detection.d2.measured import training_step
-
-        data.register(cfg, cfg.DATASETS.TEST)
-        test_batch = next(iter(data.build_test_loader(cfg, cfg.DATASETS.TEST[0])))
-        model, iteration = training_step(cfg, train_batch)
-        to_prediction = data.to_prediction
-
-    def step() -> None:
-        torch.manual_seed(cfg.SEED)
-        iteration()
-
-    def infer() -> Any:
-        with torch.no_grad():
-            return to_prediction(model(test_batch)[0])
-
-    return Side(model, step, infer, train_batch)
+    def read(self) -> Split:
+        """Write the image and sample the objects: polygons of half of its sides."""
+        width, height = self.size
+        path = self.folder / f"{self.name}.jpg"
+        write_image(path, self.size, seed=0)
+        rng, shape = np.random.default_rng(0), (self.number, OBJECTS)
+        points = (rng.random((*shape, 1, 2)) + rng.random((*shape, CORNERS, 2))) * self.size / 2
+        boxes = np.concatenate([points.min(2), points.max(2)], axis=2).tolist()
+        columns = {"bbox": boxes, "segmentation": points.reshape(*shape, 1, -1).tolist()}
+        records = []
+        for number, rows in enumerate(zip(*columns.values(), strict=True)):
+            objects = [
+                {**dict(zip(columns, one, strict=True)), "bbox_mode": XYXY_ABS, "category_id": kind}
+                for kind, one in enumerate(zip(*rows, strict=True))
+            ]
+            own = {"file_name": str(path), "image_id": f"{number:06d}", "annotations": objects}
+            records.append({**own, "width": width, "height": height})
+        facts = (self.name, "pascal_voc", VOC_CLASSES, tuple(records), "", (), {"year": 2007})
+        return Split(*facts, has_masks=True)
 
 
-def training_batches(cfg: CfgNode, engine: str) -> Batches:
-    """Training batches without end, from the engine's own loader."""
-    if engine == "embedded":
-        from detection.embedded.pipeline import build_training
-
-        return build_training(cfg, num_workers=0)
-    from detection.d2 import measured
-
-    return measured.training_batches(cfg)
-
-
-@contextmanager
-def generated_datasets(setting: Setting) -> Iterator[int]:
-    """While open, $DETECTRON2_DATASETS has the generated ones; the number of their images."""
-    before = os.environ.get(DATASETS_VARIABLE)
-    root = _datasets(setting)
-    os.environ[DATASETS_VARIABLE] = str(root)
-    try:
-        yield len(list((root / "images").iterdir()))
-    finally:
-        del os.environ[DATASETS_VARIABLE]
-        if before is not None:
-            os.environ[DATASETS_VARIABLE] = before
+def task_config(data: Generated, engine: str, *overrides: dict[str, Any]) -> CfgNode:
+    """The configuration of a task of TASKS with other values, of which the last ones count."""
+    provide(data)  # before an engine is built: what Detectron2's catalog has would come first
+    keys: dict[str, Any] = {"DATASETS.TRAIN": [data.name], "DATASETS.TEST": [data.name]}
+    keys |= {"MODEL.WEIGHTS": "random", "OUTPUT_DIR": data.folder, "SEED": 0}
+    keys |= {"MODEL.DEVICE": "cpu", "DATALOADER.NUM_WORKERS": 0, "SOLVER.PRECISION": "fp32"}
+    for each in overrides:
+        keys |= each
+    config = ROOT / "configs" / f"{keys.pop('config')}.yaml"
+    words = [str(item) for pair in keys.items() for item in pair]
+    return load_task(config, words, EMBEDDED if engine == EMBEDDED else DETECTRON2).cfg
 
 
-@cache
-def _datasets(setting: Setting) -> Path:
-    root = setting.scratch / "datasets"
-    scenes.write_datasets(root, 4 if setting.quick else 16)
-    return root
+def training_iteration(cfg: CfgNode, engine: str) -> Callable[[], object]:
+    """A whole iteration of a new training: batch, losses, gradients, update, log."""
+    if engine != EMBEDDED:
+        return measured.training_iteration(cfg, plain=engine == PLAIN)
+    cfg = with_process_norms(cfg, 1)
+    torch.manual_seed(cfg.SEED)
+    trainer = Trainer(cfg, build_model(cfg).train(), StopRequest())
+    numbers, batches = count(), build_training(cfg, 0)
+    return lambda: trainer.step(next(numbers), batches)
 
 
-@cache
-def pair(setting: Setting, name: str) -> tuple[Side, Side]:
-    """The embedded engine and Detectron2 with a task of tasks.yaml and the same weights.
-
-    Statistics of BN are as on images, and scores differ from each other, what a network at random
-    does not have: its maps grow from block to block, and no detection passes the threshold.
-    """
-    keys = (KEYS["small"], KEYS["quick"] if setting.quick else {}, KEYS["tasks"][name])
-    with generated_datasets(setting):
-        ours, theirs = (
-            build_side(task_config(setting, engine, *keys), engine) for engine in ENGINES.values()
-        )
-    ours.model.train()
-    update_bn_stats(ours.model, [ours.train_batch] * 2, 2)
-    for parameter_name, parameter in ours.model.named_parameters():
-        if parameter_name.endswith("cls_score.weight"):
-            parameter.data.mul_(SCORE_SCALE)
-    theirs.model.load_state_dict(ours.model.state_dict())
-    return ours, theirs
+def training_loader(cfg: CfgNode, engine: str, start: int = 0) -> Iterable[Any]:
+    """Training batches from iteration `start` on, by an engine's own loader."""
+    if engine != EMBEDDED:
+        return measured.training_loader(cfg, plain=engine == PLAIN, start=start)
+    return build_training(cfg, cfg.DATALOADER.NUM_WORKERS, skip=start)
 
 
-def training(setting: Setting) -> list[Result]:
-    """Iterations of both trainers."""
+def iteration(setting: Setting, device: str = "cpu") -> list[Row]:
+    """Iterations of both engines; on a GPU of the paper's VOC C4, a GPU's share of its batch."""
+    few, faster = device != "cpu" or setting.quick, 2.0 if device == "cpu" else 1.3
+    px = 96 if setting.quick else 240 if device == "cpu" else 800
+    keys = {"INPUT.MIN_SIZE_TRAIN": [px], "SOLVER.IMS_PER_BATCH": 2, "MODEL.DEVICE": device}
+    if device == "cpu":  # few regions keep the network's share of the time small
+        keys |= {"MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 32, "SOLVER.CLIP_GRADIENTS.ENABLED": True}
+    data = Generated("timed", setting.scratch, 32, IMAGE_PX)
+    sides = [(PLAIN, "fp32")]
+    sides += [(engine, kind) for kind in ("fp32", "bf16") for engine in (DETECTRON2, EMBEDDED)]
+    configs = {
+        (name, *side): task_config(data, side[0], keys, task, {"SOLVER.PRECISION": side[1]})
+        for name, task in list(TASKS.items())[: 1 if few else None]
+        for side in sides
+    }
     rows = []
-    for name in KEYS["tasks"]:
-        ours, theirs = pair(setting, name)
-        for side in (ours, theirs):
-            side.model.train()
-            for _ in range(WARMUP_ITERS):
-                side.step()
-        differs = not same(ours.model.state_dict(), theirs.model.state_dict())
-        seconds = every_round({"ours": ours.step, "reference": theirs.step}, setting.rounds)
-        sizes = f"{name}; weights after {WARMUP_ITERS} of them compared"
-        rows.append(with_noise("training", seconds, sizes, differs))
+    for name in dict.fromkeys(key[0] for key in configs):
+        runs = {", ".join(s): training_iteration(configs[name, *s], s[0]) for s in sides}
+        found = interleaved(runs, setting.rounds, device)
+        reference, *others = runs
+        for side in others:
+            goal, kind = (1.02, "share") if side.endswith("fp32") else (faster, "times")
+            what = f"training iteration; {name}; {side}"
+            rows.append(compare(what, found, side, reference, goal, kind))
     return rows
 
 
-def inference(setting: Setting) -> list[Result]:
-    """Inference, from an image to detections."""
+def resume(setting: Setting) -> list[Row]:
+    """The loader's way to its first batch at a late iteration, against the one at iteration 0."""
+    number, late = (100, 270) if setting.quick else (100_000, 270_000)
+    data = Generated("resumed", setting.scratch, number, SMALL_PX)
+    keys = {"SOLVER.IMS_PER_BATCH": BATCH, "INPUT.MIN_SIZE_TRAIN": [48]}
+    configs = {name: task_config(data, name, MASK_FPN, keys) for name in (DETECTRON2, EMBEDDED)}
+
+    def first_batch(engine: str, start: int) -> None:
+        next(iter(training_loader(configs[engine], engine, start)))
+
     rows = []
-    for name in KEYS["tasks"]:
-        ours, theirs = pair(setting, name)
-        theirs.model.load_state_dict(ours.model.state_dict())
-        for side in (ours, theirs):
-            side.model.eval()
-        found = ours.infer()
-        differs = not same(found, theirs.infer())
-        number = f"{len(found['scores'])} detections" if "scores" in found else "label map"
-        seconds = every_round({"ours": ours.infer, "reference": theirs.infer}, setting.rounds)
-        rows.append(with_noise("inference", seconds, f"{name}; {number} compared", differs))
+    for engine in configs:
+        starts = {f"iteration {i}": partial(first_batch, engine, i) for i in (0, late)}
+        found = interleaved(starts, setting.rounds)
+        what = f"first batch at iteration {late}, {BATCH} of {number} images; {engine}"
+        rows.append(compare(what, found, f"iteration {late}", "iteration 0", kind="share"))
     return rows
 
 
-def loading(setting: Setting) -> list[Result]:
-    """The generated images once."""
-
-    def fetch(batches: Batches, count: int) -> None:
-        for _ in itertools.islice(batches, count):
-            pass
-
-    rows = []
-    for name in LOADED:
-        # Whole images at the task's largest size, in place of a random one; crops have their own.
-        size = {"INPUT.MIN_SIZE_TRAIN": [800]} if name != FCN else {}
-        contenders = {}
-        with generated_datasets(setting) as count:
-            for side, engine in ENGINES.items():
-                keys = (KEYS["tasks"][name], KEYS["loading"], size)
-                cfg = task_config(setting, engine, *keys)
-                batches = training_batches(cfg, engine)
-                contenders[side] = partial(fetch, batches, count // cfg.SOLVER.IMS_PER_BATCH)
-            found = every_round(contenders, setting.rounds)
-        seconds = {side: [value / count for value in all_] for side, all_ in found.items()}
-        rows.append(with_noise("loading", seconds, name))
-    return rows
-
-
-def evaluation(setting: Setting) -> list[Result]:
-    """The evaluators."""
-    voc, coco = ((30, 3), (8, 30)) if setting.quick else ((4952, 20), (1000, 30))
-    rows = [evaluators.voc_row(*voc, setting.scratch, setting.rounds)]
-    return rows + evaluators.coco_rows(*coco, setting.scratch, setting.rounds)
-
-
-def gpu_training(setting: Setting) -> list[Result]:
-    """Iterations on a GPU with the fast settings."""
-    plain = (KEYS["tasks"][VOC_C4], KEYS["gpu"], KEYS["quick"] if setting.quick else {})
-    fast = (*plain, KEYS["fast"])
-    contenders = {"default": plain, "detectron2": fast, "embedded": fast}
-    steps = {}
-    with generated_datasets(setting):
-        for name, keys in contenders.items():
-            engine = "detectron2" if name == "default" else name
-            side = build_side(task_config(setting, engine, *keys), engine)
-            side.model.train()
-            steps[name] = side.step
-    seconds = interleaved(steps, setting.rounds, "cuda")
+def loader_memory(setting: Setting) -> list[Row]:
+    """Memory of the loader's workers, each engine in a process of its own."""
+    number, mapped = (100, 50) if setting.quick else (100_000, 20_000)
+    mib = {}
+    for engine in (PLAIN, DETECTRON2, EMBEDDED):
+        with ProcessPoolExecutor(1, get_context("spawn")) as process:
+            call = process.submit(worker_bytes, engine, setting.scratch, number, mapped)
+            mib[engine] = call.result() / 2**20
+    what = f"memory (PSS) of {WORKERS} workers, {number} records, {mapped} of them read"
     return [
-        compare("gpu_training", seconds, name, "default", f"engine {name}")
-        for name in ("embedded", "detectron2")
+        row(f"{what}; {engine}", mib[engine], mib[PLAIN], PLAIN, kind="share", unit="MiB")
+        for engine in (DETECTRON2, EMBEDDED)
     ]
 
 
-def same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    """Bitwise identical, be they tensors, arrays or lists."""
-    return set(a) == set(b) and all(
-        np.array_equal(value, b[name])
-        if isinstance(value, np.ndarray | torch.Tensor)
-        else value == b[name]
-        for name, value in a.items()
-    )
+def worker_bytes(engine: str, folder: Path, number: int, mapped: int) -> int:
+    """Proportional memory of this process's workers, after so many records. Linux only."""
+    set_start_method("fork", force=True)  # as in a command; this process was spawned
+    torch.set_num_threads(1)
+    keys = {"SOLVER.IMS_PER_BATCH": BATCH, "DATALOADER.NUM_WORKERS": WORKERS}
+    data = Generated("shared", folder, number, SMALL_PX)
+    cfg = task_config(data, engine, MASK_FPN, keys, {"INPUT.MIN_SIZE_TRAIN": [48]})
+    loader = training_loader(cfg, engine)
+    if engine != EMBEDDED:
+        measured.forget_records()
+    batches = iter(loader)
+    for _ in islice(batches, mapped // BATCH):
+        pass
+    files = [Path(f"/proc/{worker.pid}/smaps_rollup") for worker in active_children()]
+    texts = [file.read_text("utf-8") for file in files]
+    return sum(1024 * int(text.partition("\nPss:")[2].split()[0]) for text in texts)
 
 
-GOALS: dict[str, Run | None] = {
-    "training": training,
-    "inference": inference,
-    "loading": loading,
-    "evaluation": evaluation,
-    "gpu_training": gpu_training,
-}
+CASES = {"resume": resume, "loader_memory": loader_memory, "iteration": iteration}

@@ -1,113 +1,140 @@
-"""Interleaved timings with `torch.utils.benchmark`, for a machine that others use, too."""
+"""Interleaved timings on a machine that others use, too, and tables of them in Markdown."""
 
 import shlex
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import torch
-from torch.utils.benchmark import Timer
-from torch.utils.benchmark import timer as synchronized_seconds
+from tabulate import tabulate
 
-from convert.detectron2_backbone import installed
 from moco.common.run import provenance
 
 ROOT = Path(__file__).resolve().parents[2]
-Contenders = Mapping[str, Callable[[], object]]
 BLOCK_SECONDS = 0.1  # short calls are repeated in each round until they take that long
+HEADERS = ("what", "ours", "reference", "measured", "goal", "met")
+# Formats of the value and the goal. times: reference ÷ ours; share: ours ÷ reference; error: ours.
+FORMATS = {
+    "times": ("{:.4g} x", ">= {:g} x"),
+    "share": ("{:.3f} of it", "<= {:g}"),
+    "error": ("{:.1e}", "<= {:.0e}"),
+}
+Row = tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Setting:
-    """What to measure with.
+class Setting(NamedTuple):
+    """Where and how to measure."""
 
-    Args:
-        scratch: folder for generated files.
-        rounds: of each timing.
-        quick: tiny sizes, for a smoke test.
-        images: folder with JPEG images; None for generated ones.
-    """
-
-    scratch: Path
+    scratch: Path  # for generated files
     rounds: int
-    quick: bool
-    images: str | None = None
+    quick: bool  # tiny sizes, for a smoke test
+    images: str | None = None  # folder with JPEG images; None: generate them
 
 
-def every_round(
-    contenders: Contenders, rounds: int, timer: Callable[[], float] = time.process_time
-) -> dict[str, list[float]]:
-    """Seconds of a call of each contender in every round; each round times all of them in turn.
+class Timing(NamedTuple):
+    """The time of a call."""
 
-    Args:
-        timer: a clock; by default the CPU time of this process.
-    """
-    timers = {
-        name: Timer("run()", globals={"run": run}, timer=timer) for name, run in contenders.items()
-    }
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(rounds):
-        for name, clock in timers.items():
-            seconds[name].append(clock.blocked_autorange(min_run_time=BLOCK_SECONDS).median)
-    return seconds
+    seconds: float
+    noise: float  # by which share the second fastest round took longer
 
 
 def interleaved(
-    contenders: Contenders,
-    rounds: int,
-    device: str = "cpu",
-    timer: Callable[[], float] = time.process_time,
-) -> dict[str, float]:
-    """The fastest round of each, as whatever else the machine does can only add to CPU time.
+    contenders: Mapping[str, Callable[[], object]], rounds: int, device: str = "cpu"
+) -> dict[str, Timing]:
+    """Time all contenders in turn, in every round, after one call of each.
 
-    On a GPU the median round of wall time, synchronized.
+    On a CPU the fastest round in CPU time, as whatever else the machine does can only add to it;
+    on a GPU the median by CUDA events.
     """
-    if device == "cpu":
-        return {name: min(all_) for name, all_ in every_round(contenders, rounds, timer).items()}
-    found = every_round(contenders, rounds, synchronized_seconds)
-    return {name: median(all_) for name, all_ in found.items()}
+    clock, pick = (_cpu_seconds, min) if device == "cpu" else (_gpu_seconds, median)
+    for run in contenders.values():
+        run()
+    found = [[clock(run) for run in contenders.values()] for _ in range(rounds)]
+    timings = {}
+    for name, *seconds in zip(contenders, *found, strict=True):
+        timings[name] = Timing(pick(seconds), sorted(seconds)[:2][-1] / min(seconds) - 1)
+    return timings
 
 
-def children_seconds() -> float:
-    """CPU time of the processes that this one has waited for, and of theirs."""
-    import resource  # POSIX only, and so not above
-
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
-
-
-def run_python(*arguments: str) -> str:
-    """What a new Python prints.
-
-    Raises:
-        RuntimeError: it failed; with what it printed as errors.
-    """
-    command = [sys.executable, *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(arguments)}: {done.stderr.strip()}")
-    return done.stdout
+def _cpu_seconds(run: Callable[[], object]) -> float:
+    calls, passed, start = 0, 0.0, time.process_time()
+    while passed < BLOCK_SECONDS:
+        run()
+        calls, passed = calls + 1, time.process_time() - start
+    return passed / calls
 
 
-def present() -> set[str]:
-    """Which needs of goals.yaml are met here."""
-    parts = [("a GPU", torch.cuda.is_available()), ("Detectron2", installed())]
-    met = [need for need, is_met in parts if is_met]
-    return {"", *met, " and ".join(met)}
+def _gpu_seconds(run: Callable[[], object]) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    run()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1000
 
 
-def description(rounds: int) -> list[str]:
-    """When, by which command, on which machine, with which versions."""
+def row(
+    what: str,
+    ours: float,
+    reference: float,
+    against: str = "official code",
+    goal: float | None = None,
+    kind: str = "times",
+    unit: str = "s",
+    noise: float | None = None,
+) -> Row:
+    """Format a comparison of numbers in `unit`; `goal` is one of the value that `kind` selects."""
+    values = {"times": reference / (ours or 1e-30), "share": ours / (reference or 1e-30)}
+    value = values.get(kind, ours)
+    value_format, goal_format = FORMATS[kind]
+    measured = value_format.format(value) + ("" if noise is None else f" ({noise:.1%})")
+    cells = (what, _quantity(ours, unit), f"{_quantity(reference, unit)}, {against}", measured)
+    if goal is None:
+        return *cells, "", "-"
+    met = value >= goal if kind == "times" else value <= goal
+    return *cells, goal_format.format(goal), "yes" if met else "no"
+
+
+def compare(
+    what: str,
+    sides: Mapping[str, Timing],
+    ours: str = "ours",
+    reference: str = "official code",
+    goal: float | None = None,
+    kind: str = "times",
+) -> Row:
+    """Compare two of the timed sides; the noise is the larger one of the two."""
+    a, b = sides[ours], sides[reference]
+    return row(what, a.seconds, b.seconds, reference, goal, kind, noise=max(a.noise, b.noise))
+
+
+def _quantity(number: float, unit: str) -> str:
+    if unit != "s":
+        return f"{number:.4g} {unit}" if unit else f"{number:.1e}"
+    return f"{number:.3g} s" if number >= 0.9995 else f"{number * 1000:.3g} ms"
+
+
+def section(rows: Sequence[Row], rounds: int) -> str:
+    """Format when, by which command, where and with which versions the rows were measured."""
     facts = provenance()
     command = shlex.join(["python", "-m", "benchmarks.speed", *sys.argv[1:]])
-    cpu, gpus = facts["hardware"]["cpu"], ", ".join(facts["hardware"]["gpus"])
-    return [
-        f"{facts['utc']}, `{command}`, revision {facts['git']}",
-        f"CPU {cpu}, {torch.get_num_threads()} thread; GPU {gpus or 'none'}",
-        ", ".join(f"{name} {version}" for name, version in facts["versions"].items() if version),
-        f"{rounds} rounds of each timing",
-    ]
+    cpu, gpus = facts["hardware"]["cpu"], ", ".join(facts["hardware"]["gpus"]) or "none"
+    table = tabulate(rows, HEADERS, tablefmt="github", disable_numparse=True)
+    versions = ", ".join(f"{name} {found}" for name, found in facts["versions"].items() if found)
+    return f"""- {facts["utc"]}, `{command}`, revision {facts["git"]}
+- CPU {cpu}, {torch.get_num_threads()} thread; GPU {gpus}; rounds of each timing: {rounds}
+- {versions}
+
+{table}"""
+
+
+def insert(page: str, name: str, text: str) -> str:
+    """Replace what is between the markers of `name`, which are appended where there are none."""
+    first, last = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    if first not in page:
+        page = f"{page}\n{first}\n{last}\n"
+    before, _, rest = page.partition(first)
+    return f"{before}{first}\n\n{text}\n\n{last}{rest.partition(last)[2]}"

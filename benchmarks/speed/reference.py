@@ -2,14 +2,13 @@
 
 Loader: torchvision's transforms on PIL images, one after the other. Step: float32 in the default
 memory layout, einsum logits, a copy of the queue, cross-entropy, a Python loop for the momentum
-update. Between processes: all images to all processes. The tests compare it with ours.
+update. The tests compare it with ours.
 
-N batch, C dimension, K length of the queue, W processes, n = N / W.
+N batch, C dimension, K length of the queue.
 """
 
 import copy
 import random
-from collections import Counter
 
 import torch
 import torch.nn.functional as F
@@ -111,33 +110,3 @@ class Step:
         loss.backward()
         self._optimizer.step()
         return loss.detach()
-
-
-def shuffled_keys(
-    encoder: nn.Module, x_k: Tensor, plan: Tensor, buffers: list[Tensor], received: Counter[str]
-) -> Tensor:
-    """All keys (N, C) of one step on W processes, in the order of the queries.
-
-    Args:
-        x_k: this process's key views (n, 3, H, W) float32.
-        plan: (N,) the first process's permutation.
-        buffers: what DistributedDataParallel sends from the first process before each forward
-            pass: queue, pointer, running statistics.
-        received: bytes that reach this process, by what they are.
-    """
-    rank, W = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    for name, tensors in (("buffers", buffers), ("permutation", [plan])):
-        for tensor in tensors:
-            torch.distributed.broadcast(tensor, src=0)
-            received[name] += tensor.nbytes if rank else 0
-    images = _all_gather(x_k, "images", received)
-    k = encoder(images[plan.view(W, -1)[rank]])
-    k = _all_gather(k, "keys", received)[torch.argsort(plan).view(W, -1)[rank]]
-    return _all_gather(k, "keys", received)
-
-
-def _all_gather(x: Tensor, name: str, received: Counter[str]) -> Tensor:
-    parts = [torch.empty_like(x) for _ in range(torch.distributed.get_world_size())]
-    torch.distributed.all_gather(parts, x.contiguous())
-    received[name] += (len(parts) - 1) * x.nbytes
-    return torch.cat(parts)

@@ -170,10 +170,9 @@ def option_pairs(
 
 def _known_keys(program: str) -> Callable[[str], bool]:
     if program == DETECTION:
-        from detection.config.keys import DETECTRON2_ONLY, HONORED, TRANSFER
+        from detection.config.keys import DEFAULTS
 
-        keys = {*HONORED, *DETECTRON2_ONLY, *TRANSFER}
-        return lambda key: key in keys or "DENSEPOSE" in key
+        return lambda key: key in DEFAULTS or "DENSEPOSE" in key
     from moco.classification.config import default_cfg
     from moco.common.cfgnode import flatten
 

@@ -33,13 +33,10 @@ def data_digests(suite: Suite, before: Mapping[str, str] | None) -> dict[str, st
 
     Args:
         before: what an earlier call on the suite's folder found. It counts for data that is not on
-            this machine, and for data that an earlier version of this project did not look at.
+            this machine.
     """
-    found = {}
-    for task in suite.tasks:
-        known = None if before is None else before.get(task.name)
-        found[task.name] = "" if known == "" else task_digest(task) or known or ""
-    return found
+    known = before or {}
+    return {task.name: task_digest(task) or known.get(task.name, "") for task in suite.tasks}
 
 
 def task_digest(task: SuiteTask) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from benchmarks.suites.runs import DONE, FAILED, QUEUED, RUNNING, WAITING, Run, State
+from moco.common.errors import plural
 from moco.common.progress import Bar, format_seconds
 
 
@@ -33,8 +34,8 @@ def estimate(run: Run, measured: Speeds) -> Estimate:
     """From runs with the same speed; else as stated; else unknown."""
     speeds = measured.get(run.speed_key)
     if run.iterations and speeds:
-        number = f"{len(speeds)} run{'s'[: len(speeds) > 1]}"
-        return Estimate(run.iterations * math.fsum(speeds) / len(speeds), f"measured, {number}")
+        seconds = run.iterations * math.fsum(speeds) / len(speeds)
+        return Estimate(seconds, f"measured, {plural(len(speeds), 'run')}")
     if run.iterations and run.seconds_per_iteration is not None:
         return Estimate(run.iterations * run.seconds_per_iteration, "stated")
     return Estimate(None, "unknown")

@@ -13,7 +13,7 @@ from benchmarks.suites.folder import SuiteFolder
 from benchmarks.suites.forecast import Forecast, Speeds, estimate, foresee, speeds_of
 from benchmarks.suites.runs import DONE, FAILED, QUEUED, RUNNING, STOPPED, WAITING, Run, State
 from benchmarks.suites.suite import RunSpec, row_of
-from moco.common.errors import printable
+from moco.common.errors import plural, printable
 from moco.common.progress import format_seconds
 
 if TYPE_CHECKING:
@@ -104,13 +104,17 @@ def detectable(specs: Sequence[RunSpec], tables: Sequence["Table"]) -> str:
         trials = len({spec.seed for spec in own})
         # Of several pre-trainings, the mean of each is one value.
         n = min(number if number > 1 else trials for number in files.values())
-        gap, several = smallest_gap(max(n, 2)), "s"[: n != 1]
-        found = f"{'' if several else 'none; 2 find '}{gap:.2f} standard deviations"
-        what = f"run{several}" + f" or pre-training{several}" * (max(files.values()) > 1)
-        lines.append(f"  {task}, {n} {what} per row: {found}")
+        gap = smallest_gap(max(n, 2))
+        found = f"{gap:.2f} standard deviations"
+        if n == 1:
+            found = f"none; 2 find {found}"
+        what = plural(n, "run")
+        if max(files.values()) > 1:
+            what += " or pre-training" if n == 1 else " or pre-trainings"
+        lines.append(f"  {task}, {what} per row: {found}")
         for table in (table for table in tables if table.title == task):
             std = pooled_std([row.cells[table.metrics[0]] for row in table.rows])
-            if std and several:
+            if std and n > 1:
                 lines.append(
                     f"    {gap * std:.2f} {titles(table.metrics)[0]} by the {len(table.runs)} "
                     f"{table.engine} runs so far (standard deviation {std:.2f}); "

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from benchmarks.suites.checks import Findings, check, command_keys
 from benchmarks.suites.executors.base import HOST, PORT, RANK
 from benchmarks.suites.suite import DETECTION, DETECTRON2, EMBEDDED, RunSpec
-from convert.detectron2_backbone import installed
+from detection.config.engines import detectron2_installed
 from moco.common import pretrained
 from moco.common.command import RANDOM
 from moco.common.errors import UserError
@@ -51,9 +51,9 @@ class Programs:
         Raises:
             UserError: Detectron2 is needed and not installed.
         """
-        if wanted == EMBEDDED or (wanted == "auto" and not installed()):
+        if wanted == EMBEDDED or (wanted == "auto" and not detectron2_installed()):
             return (EMBEDDED,)
-        if not installed():
+        if not detectron2_installed():
             raise UserError(
                 f"--engine {wanted}: Detectron2 is not installed; README.md says how, or use "
                 "--engine embedded"

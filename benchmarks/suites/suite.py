@@ -29,10 +29,19 @@ TUNABLE = ("SOLVER.BASE_LR", "SOLVER.WEIGHT_DECAY", "SOLVER.LR_DECAY", "MODEL.VI
 # Keys that say where data is or what computes: not what makes a number. Whatever is listed here is
 # not in a run's id, so that a suite can be continued on another machine; what is in the folders is.
 PLACES = (
-    *("MODEL.DEVICE", "DEVICE", "NUM_THREADS", "DIST_TIMEOUT_SECONDS"),
-    *("DATASETS.VOC_DIR", "DATA.ROOT", "DATA.NUM_WORKERS", "DATA.WORKER_TIMEOUT_SECONDS"),
-    *("DATA.CACHE_MIB", "DATALOADER.NUM_WORKERS", "LOG.LOGGERS"),
-    *("DATASETS.COCO_TRAIN_ROOT", "DATASETS.COCO_TEST_ROOT"),
+    "MODEL.DEVICE",
+    "DEVICE",
+    "NUM_THREADS",
+    "DIST_TIMEOUT_SECONDS",
+    "DATASETS.VOC_DIR",
+    "DATA.ROOT",
+    "DATA.NUM_WORKERS",
+    "DATA.WORKER_TIMEOUT_SECONDS",
+    "DATA.CACHE_MIB",
+    "DATALOADER.NUM_WORKERS",
+    "LOG.LOGGERS",
+    "DATASETS.COCO_TRAIN_ROOT",
+    "DATASETS.COCO_TEST_ROOT",
 )
 # Of these the folder is a place; files side by side are different data.
 FILES = ("DATASETS.COCO_TRAIN_JSON", "DATASETS.COCO_TEST_JSON")

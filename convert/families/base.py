@@ -87,10 +87,6 @@ class Architecture(abc.ABC):
         """Why torchvision has no such network; "": it has."""
         return f"torchvision has other names for the tensors of a {self}"
 
-    def in_detectron2(self) -> str:
-        """Why Detectron2's own network cannot be compared; "": it can."""
-        return ""
-
 
 @dataclasses.dataclass(frozen=True)
 class Scheme:

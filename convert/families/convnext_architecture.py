@@ -53,9 +53,6 @@ class ConvNeXtArchitecture(Architecture):
     def task_key(self) -> tuple[str, str]:
         return "MODEL.CONVNEXT.DIMS", "ConvNeXt of widths {}"
 
-    def in_detectron2(self) -> str:
-        return "Detectron2 has no ConvNeXt of its own"
-
     def example_task(self) -> tuple[str, dict[str, Any], str]:
         file, depths, width, data = "coco/mask_rcnn_ConvNeXt_T_FPN_3x", [3, 3, 9, 3], 96, ""
         if self.dims[0] < width:  # timm's small ones

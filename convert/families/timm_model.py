@@ -49,9 +49,6 @@ class TimmArchitecture(Architecture):
     def task_key(self) -> tuple[str, str]:
         return "MODEL.TIMM.NAME", "timm {}"
 
-    def in_detectron2(self) -> str:
-        return "Detectron2 has no networks of timm's"
-
     def example_task(self) -> tuple[str, dict[str, Any], str]:
         keys = {"MODEL.TIMM.NAME": "regnety_002"}
         return "configs/voc/faster_rcnn_timm_small.yaml", keys, "DATASETS.VOC_DIR path/to/voc "

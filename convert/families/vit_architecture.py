@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 from typing import Any
 
 from convert.families.base import Architecture
@@ -90,11 +89,6 @@ class ViTArchitecture(Architecture):
 
     def task_key(self) -> tuple[str, str]:
         return "MODEL.VIT.EMBED_DIM", "ViT of width {}"
-
-    def in_detectron2(self) -> str:
-        if importlib.util.find_spec("timm") is None:
-            return "timm, which Detectron2's own ViT imports, is not installed"
-        return ""
 
     def example_task(self) -> tuple[str, dict[str, Any], str]:
         keys = {"EMBED_DIM": 192, "DEPTH": 12, "NUM_HEADS": 3, "MLP_DIM": 768}

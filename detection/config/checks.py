@@ -6,7 +6,7 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from detection.config.keys import NOT_PROTOCOL, same_value
+from detection.config.keys import NOT_PROTOCOL
 from detection.config.trained import config_in
 from detection.datasets import corruptions
 from detection.datasets.base import Split, object_counts, require_package
@@ -15,7 +15,7 @@ from detection.datasets.coco_json import require_polygons
 from detection.datasets.flips import pairs_note
 from detection.modeling.layer_decay import LAYER_RULES, family_of
 from detection.modeling.optimizer import OPTIMIZERS
-from moco.common.cfgnode import flatten
+from moco.common.cfgnode import flatten, same_value
 from moco.common.errors import DataError, UserError, first_few
 from moco.common.registry import lookup
 from moco.engine.loggers import check_loggers

@@ -1,12 +1,16 @@
 """The two detection engines by name, and the interface that commands and configuration use."""
 
+from __future__ import annotations
+
 import importlib
+import importlib.util
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from fvcore.common.config import CfgNode
+if TYPE_CHECKING:
+    from fvcore.common.config import CfgNode
 
-from detection.datasets.base import Split
+    from detection.datasets.base import Split
 
 _MODULES = {"detectron2": "detection.d2.engine", "embedded": "detection.embedded.engine"}
 
@@ -34,6 +38,11 @@ class Engine(Protocol):
     def check_evaluator(self, split: Split, cfg: CfgNode) -> None:
         """Raise UserError for a metric that could not be computed at the end of a training."""
         ...
+
+
+def detectron2_installed() -> bool:
+    """Whether there is a Detectron2; `find_engine` says whether it can be imported."""
+    return importlib.util.find_spec("detectron2") is not None
 
 
 def find_engine(name: str) -> Engine:

@@ -4,12 +4,11 @@
 (detectron2/config/defaults.py); a test compares both with it.
 """
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moco.common.cfgnode import cfg_sha256
+from moco.common.cfgnode import cfg_sha256, differing
 
 # Names, defaults and meaning are Detectron2's (detectron2/config/defaults.py). px: pixels of the
 # network's input. Sequences keep Detectron2's types, because yacs compares types.
@@ -363,28 +362,6 @@ NOT_PROTOCOL = (
     "MODEL.VIT.CHECKPOINT_BLOCKS",
 )
 
-# Own keys that came after the first records. At its default such a key is not in the hash of a
-# protocol, so that a record from before there was the key has the same one.
-ADDED_LATER = (
-    "SOLVER.PRECISION",
-    "SOLVER.TUNED",
-    "DATASETS.PART",
-    "MODEL.BACKBONE.SQUARE_PAD",
-    *(
-        key
-        for key in TRANSFER
-        if key.startswith(("MODEL.VIT.", "MODEL.CONVNEXT.", "MODEL.TIMM.", "INPUT.LSJ."))
-        and key not in NOT_PROTOCOL
-    ),
-    "SOLVER.OPTIMIZER",
-    "SOLVER.BETAS",
-    "SOLVER.LR_DECAY",
-    "SOLVER.WEIGHT_DECAY_EMBED",
-    "INPUT.CORRUPTION",
-    "TEST.COCO_MAX_DETECTIONS",
-    "DATASETS.KEYPOINT_FLIP_PAIRS",
-)
-
 DATA_KEY = "DATASETS.ANNOTATIONS_SHA256"  # in a record; not a key that a user sets
 
 # What the embedded engine knows and cannot change: it accepts such a key at exactly this value, so
@@ -439,19 +416,20 @@ DETECTRON2_ONLY: dict[str, Any] = {
 }
 
 
-_TASK_KEYS = {*HONORED, *DETECTRON2_ONLY, *TRANSFER}
+DEFAULTS = {**HONORED, **DETECTRON2_ONLY, **TRANSFER}
 
 
 def protocol_sha256(config: Mapping[str, Any]) -> str:
-    """Hash of the experiment: equal for the two engines, the seeds and the weights of one task.
+    """Hash the experiment: equal for the two engines, the seeds and the weights of one task.
+
+    Only values that differ from `DEFAULTS` count, so that a new key changes no hash.
 
     Args:
         config: every key, flat, and `DATA_KEY`, as a run's record has them.
     """
-    kept = {key: value for key, value in config.items() if key in _TASK_KEYS or key == DATA_KEY}
-    for key in ADDED_LATER:
-        if key in kept and same_value(kept[key], TRANSFER[key]):
-            del kept[key]
+    kept = differing({key: config[key] for key in DEFAULTS if key in config}, DEFAULTS)
+    if DATA_KEY in config:
+        kept[DATA_KEY] = config[DATA_KEY]
     return cfg_sha256(kept, (*NOT_PROTOCOL, *tuned_axes(kept)))
 
 
@@ -470,20 +448,3 @@ def tuned_values(config: Mapping[str, Any]) -> dict[str, str]:
 def at_edge(value: str, axis: Sequence[str]) -> bool:
     """Whether a value is the lowest or the highest of several that were tried."""
     return len(axis) > 1 and value in (min(axis, key=float), max(axis, key=float))
-
-
-def same_value(a: Any, b: Any, *, tolerance: float = 0.0) -> bool:
-    """Whether two values of a key are equal: a list like a tuple, 1 like 1.0, but True not like 1.
-
-    Args:
-        tolerance: absolute, between numbers; a relative one of 1e-9 is always granted.
-    """
-    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
-        return len(a) == len(b) and all(
-            same_value(x, y, tolerance=tolerance) for x, y in zip(a, b, strict=True)
-        )
-    if isinstance(a, bool) or isinstance(b, bool):
-        return a is b
-    if isinstance(a, int | float) and isinstance(b, int | float):
-        return math.isclose(a, b, rel_tol=1e-9, abs_tol=tolerance)
-    return type(a) is type(b) and bool(a == b)

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from convert.contract import InputContract
-from detection.config.keys import DETECTRON2_ONLY, HONORED, NOT_PROTOCOL, TRANSFER, same_value
+from detection.config.keys import DETECTRON2_ONLY, HONORED, NOT_PROTOCOL, TRANSFER
 from detection.config.weights import TORCHVISION_INPUT
 from detection.datasets.base import official_counts
 from detection.modeling.backbones import backbone_type
 from detection.modeling.backbones.base import BACKBONE_TYPES
-from moco.common.cfgnode import flatten, read_yaml
+from moco.common.cfgnode import flatten, read_yaml, same_value
 from moco.common.command import RANDOM
 
 _ARCHITECTURE = "MODEL.META_ARCHITECTURE"

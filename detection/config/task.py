@@ -20,7 +20,7 @@ from detection.config.checks import (
     check_warmup,
 )
 from detection.config.engines import find_engine
-from detection.config.keys import DATA_KEY, DETECTRON2_ONLY, HONORED, TRANSFER
+from detection.config.keys import DATA_KEY, DEFAULTS, TRANSFER
 from detection.config.recipe import RecipeCheck, check
 from detection.config.resolve import (
     resolve_classes,
@@ -95,7 +95,7 @@ def default_task() -> CfgNode:
     change is checked in `load_task`.
     """
     cfg = CfgNode()
-    _add_keys(cfg, HONORED | DETECTRON2_ONLY | TRANSFER)
+    _add_keys(cfg, DEFAULTS)
     return cfg
 
 
@@ -112,7 +112,8 @@ def _add_keys(cfg: CfgNode, keys: Mapping[str, Any]) -> None:
         *parents, name = key.split(".")
         node = cfg
         for parent in parents:
-            node = node.setdefault(parent, CfgNode())
+            # Of the same class: Detectron2 merges no YAML into another.
+            node = node.setdefault(parent, type(cfg)())
         node[name] = copy.deepcopy(value)
 
 
@@ -215,7 +216,7 @@ def load_task(
             "knows the test data alone"
         )
     return Task(
-        name=_task_name(config_file, cfg.DATASETS.PART, "tuned" * bool(cfg.SOLVER.TUNED)),
+        name=_task_name(config_file, cfg.DATASETS.PART, "tuned" if cfg.SOLVER.TUNED else ""),
         engine=engine,
         cfg=cfg,
         init=init_name(cfg.MODEL.WEIGHTS),

@@ -71,7 +71,7 @@ def check_resumed_weights(cfg: CfgNode, sha256: str | None) -> None:
     """
     before, now = config_in(cfg.OUTPUT_DIR).get("MODEL.WEIGHTS"), cfg.MODEL.WEIGHTS
     start = read_start(cfg.OUTPUT_DIR) or {}
-    # A run of an earlier version has no hash.
+    # A run of plain Detectron2 has no hash.
     known, same = "weights_sha256" in start, start.get("weights_sha256") == sha256
     if before is None or (same if known else before == now):
         return

@@ -19,9 +19,9 @@ from fvcore.common.config import CfgNode
 from convert.contract import IMAGENET_MEAN, IMAGENET_STD, InputContract
 from convert.convert_to_d2 import convert_in_memory
 from convert.files import is_converted, read_file
-from detection.config.keys import HONORED, TRANSFER, same_value
+from detection.config.keys import HONORED, TRANSFER
 from detection.modeling.backbones import backbone_type
-from moco.common.cfgnode import flatten, read_yaml
+from moco.common.cfgnode import flatten, read_yaml, same_value
 from moco.common.command import RANDOM, converter
 from moco.common.errors import DataError, UserError, first_few
 from moco.common.files import sha256_file

@@ -1,52 +1,61 @@
-"""What is measured of Detectron2 (benchmarks/speed/): its loop, its loader and its VOC metric."""
+"""Detectron2's side of benchmarks/speed/: plain, or as this project runs it.
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+Plain: `DefaultTrainer` and Detectron2's loader, with the datasets and backbones of the task.
+"""
+
+import gc
+from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
 from detectron2.config import CfgNode
 from detectron2.data import build_detection_train_loader
-from detectron2.evaluation.pascal_voc_evaluation import voc_eval as voc_eval
+from detectron2.engine import DefaultTrainer
 from detectron2.utils.env import seed_all_rng
 from detectron2.utils.events import EventStorage
-from torch import nn
 
 from detection.d2.config import with_builder
-from detection.d2.data import build_mapper, register
-from detection.d2.trainer import Trainer, inner_loop
+from detection.d2.data import build_train_loader, register
+from detection.d2.trainer import CustomTrainer, Trainer
+from detection.datasets import cache_clear
 from detection.modeling.norms import with_process_norms
 
 
-def training_step(
-    cfg: CfgNode, batch: Sequence[dict[str, Any]]
-) -> tuple[nn.Module, Callable[[], None]]:
-    """A new model from SEED, and one iteration of its training on one process, always on `batch`.
-
-    The iteration is Detectron2's own inner loop with its schedule, and without the hooks of its
-    trainer, which log, evaluate and save.
-    """
+def training_iteration(cfg: CfgNode, *, plain: bool) -> Callable[[], None]:
+    """Return one whole iteration of a new training on one process: loader, step, hooks."""
+    register(cfg, (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST))
     cfg = with_builder(with_process_norms(cfg, 1))
-    torch.manual_seed(cfg.SEED)
-    model = Trainer.build_model(cfg)
-    optimizer = Trainer.build_optimizer(cfg, model)
-    schedule = Trainer.build_lr_scheduler(cfg, optimizer)
-    trainer = inner_loop(cfg)(model, itertools.repeat(batch), optimizer)
-    storage = EventStorage()
+    kind: type[DefaultTrainer] = CustomTrainer if cfg.SOLVER.PRECISION == "bf16" else Trainer
+    seed_all_rng(cfg.SEED)
+    trainer = DefaultTrainer(cfg) if plain else kind(cfg)
+    trainer.iter = 0
+    with EventStorage(0) as trainer.storage:
+        trainer.before_train()
 
     def step() -> None:
-        with storage:
-            trainer.iter = storage.iter
+        with trainer.storage:
+            trainer.before_step()
             trainer.run_step()
-            schedule.step()
-            storage.step()
+            trainer.after_step()
+        trainer.iter += 1
 
-    return model, step
+    return step
 
 
-def training_batches(cfg: CfgNode) -> Iterator[list[dict[str, Any]]]:
-    """Batches without end from Detectron2's own loader, from the first one of SEED on."""
+def training_loader(cfg: CfgNode, *, plain: bool, start: int = 0) -> Iterable[Any]:
+    """Return training batches from iteration `start` on, where plain Detectron2 has only 0."""
     register(cfg, cfg.DATASETS.TRAIN)
-    loader = build_detection_train_loader(cfg, mapper=build_mapper(cfg, training=True))
     seed_all_rng(cfg.SEED)
-    return iter(loader)
+    if plain:
+        plain_loader: Iterable[Any] = build_detection_train_loader(cfg)
+        return plain_loader
+    loader = build_train_loader(cfg)
+    done = start * cfg.SOLVER.IMS_PER_BATCH
+    loader.load_state_dict({**loader.state_dict(), "done": done})
+    return loader
+
+
+def forget_records() -> None:
+    """Leave the records to the loaders, which hold them in a compact form, as a training does."""
+    cache_clear()
+    gc.collect()
+    gc.freeze()

@@ -167,7 +167,7 @@ class CheckpointHook(HookBase):
 def usable_state(state: Any, path: PathLike, loader: ResumableLoader) -> Mapping[str, Any] | None:
     """The training state of a checkpoint; None, with a warning, where it does not fit this run."""
     if not isinstance(state, dict):
-        reason = "Detectron2 itself, or an earlier version of this project, wrote it"
+        reason = "Detectron2 itself wrote it"
     elif len(state["ranks"]) != comm.get_world_size():
         reason = f"{len(state['ranks'])} processes wrote it, now there are {comm.get_world_size()}"
     elif not loader.fits(state["ranks"][comm.get_rank()]["data"]):

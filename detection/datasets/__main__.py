@@ -51,6 +51,11 @@ def build_parser() -> argparse.ArgumentParser:
     for kind, format_ in formats().items():
         if format_.custom:
             what.add_argument(format_.custom.flag, dest=f"custom_{kind}", **format_.custom.options)
+    what.add_argument(
+        "--images",
+        metavar="PATH",
+        help="images for pre-training, what DATA.ROOT is: a folder, a list or shards",
+    )
     _add_common(check, ". With --coco-json the folder of the images; default: near the file")
     check.add_argument(
         "--verify",
@@ -77,7 +82,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command == "fetch":
         get = fetch.Fetch(Path(root), args.mirror, args.keep, args.again, args.dry_run)
         return 0 if get(args.names) else DataError.exit_code
-    if args.kind is not None:
+    if args.images is not None:
+        tree = []
+        images = os.path.expanduser(args.images)
+        findings, following = doctor.examine_images(images, verify=args.verify)
+    elif args.kind is not None:
         format_ = formats()[args.kind]
         print(f"reading {args.kind} in {root}", flush=True)
         findings = doctor.examine(format_, root, verify=args.verify, score=_score)

@@ -49,12 +49,23 @@ _WHOLE = {
 # What the packages need of each table, and what a temporary file has.
 _NEEDED = {
     "images": (
-        *("id", "file_name", "height", "width"),
-        *("neg_category_ids", "not_exhaustive_category_ids"),
+        "id",
+        "file_name",
+        "height",
+        "width",
+        "neg_category_ids",
+        "not_exhaustive_category_ids",
     ),
     "annotations": (
-        *("id", "image_id", "category_id", "bbox", "area", "iscrowd", "segmentation"),
-        *("keypoints", "num_keypoints"),
+        "id",
+        "image_id",
+        "category_id",
+        "bbox",
+        "area",
+        "iscrowd",
+        "segmentation",
+        "keypoints",
+        "num_keypoints",
     ),
     "categories": ("id", "name", "frequency", "keypoints"),
 }

@@ -1,6 +1,7 @@
 """What of a dataset exists, is complete, is wrong: the readers' own checks, split by split.
 
-`verify` also decodes every image and checks every label map, which training does not.
+`verify` also decodes every image and checks every label map, which training does not. Images for
+pre-training are read as `moco/data` reads them.
 """
 
 import hashlib
@@ -44,8 +45,9 @@ from moco.common.command import program
 from moco.common.errors import DataError, UserError, first_few, plural, printable
 from moco.common.progress import Progress
 from moco.common.shipped import shown
+from moco.data.images import bad_images, notes_on, open_images
 
-_SHOWN = 30  # classes
+_SHOWN = 30  # classes, bad images
 # What the metric of a split gives for perfect predictions (detection/evaluation/reachable.py).
 Score = Callable[[Split], Iterable[Finding]]
 
@@ -140,6 +142,34 @@ def examine_custom(
     return findings, "fix what is WRONG or absent, then the same command again"
 
 
+def examine_images(root: str, *, verify: bool = False) -> tuple[list[Finding], str]:
+    """Find the images that `root` gives pre-training: a folder, a list, shards or CIFAR-10.
+
+    Args:
+        root: what DATA.ROOT may be.
+        verify: decode every image.
+
+    Returns:
+        The findings, and what to do next.
+    """
+    try:
+        images = open_images(root)
+        bad = bad_images(images) if verify else []
+    except DataError as error:
+        return [Finding("images", WRONG, str(error))], "fix what is WRONG, then the same again"
+    decoded = ", all decoded" if verify and not bad else ""
+    findings = [Finding("images", OK, plural(len(images), "image") + decoded)]
+    findings += [Finding("images", NOTE, note) for note in notes_on(images)]
+    findings += [Finding("images", WRONG, text) for text in bad[:_SHOWN]]
+    if bad:
+        left = f", the first {_SHOWN} are named above" if len(bad) > _SHOWN else ""
+        findings.append(Finding("images", WRONG, f"{len(bad)} cannot be decoded{left}"))
+        return findings, "replace or remove what is WRONG, then the same command again"
+    recipe = shown("configs/pretrain/small_r18.yaml")
+    pretrain = program("pretrain", "python -m moco.pretrain")
+    return findings, f"{pretrain} --config-file {recipe} DATA.ROOT {shlex.quote(root)}"
+
+
 def _check_command(task: Sequence[str], keys: Mapping[str, str]) -> str:
     opts = [part for key, text in keys.items() for part in (f"DATASETS.{key}", text)]
     arguments = shlex.join([shown(task[0]), *opts, *task[1:], "MODEL.WEIGHTS", "random"])
@@ -232,7 +262,8 @@ def _verify(split: Split, seen: set[str]) -> None:
     ):
         for fault in pool.map(_fault, records):
             progress.update()
-            damaged += [fault] * bool(fault)
+            if fault:
+                damaged.append(fault)
     if damaged:
         others = f" (and {len(damaged) - 1} more images)" if len(damaged) > 1 else ""
         raise DataError(damaged[0] + others)

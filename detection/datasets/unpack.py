@@ -24,7 +24,12 @@ from moco.common.files import cannot_write
 from moco.common.progress import Progress
 
 _DAMAGED = (
-    *(tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, OverflowError),
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    ValueError,
+    OverflowError,
     NotImplementedError,  # a method of compression
     MemoryError,
 )

@@ -25,8 +25,13 @@ _AUGMENTED = "train_aug"
 # Images of the splits.
 _COUNTS = {
     (2012, _AUGMENTED): 10582,
-    **{(2007, "train"): 209, (2007, "val"): 213, (2007, "trainval"): 422, (2007, "test"): 210},
-    **{(2012, "train"): 1464, (2012, "val"): 1449, (2012, "trainval"): 2913},
+    (2007, "train"): 209,
+    (2007, "val"): 213,
+    (2007, "trainval"): 422,
+    (2007, "test"): 210,
+    (2012, "train"): 1464,
+    (2012, "val"): 1449,
+    (2012, "trainval"): 2913,
 }
 COUNTS = {f"voc_{year}_sem_seg_{split}": (n, 0) for (year, split), n in _COUNTS.items()}
 # As its authors and several copies of it call the list.
@@ -77,7 +82,9 @@ class VOCSegmentationSource:
 
     def _masks(self, ids: Sequence[str]) -> list[str]:
         """The masks, all of one folder; train_aug's may be in that of the others."""
-        folders = ["SegmentationClassAug"] * (self.split == _AUGMENTED) + ["SegmentationClass"]
+        folders = ["SegmentationClass"]
+        if self.split == _AUGMENTED:
+            folders.insert(0, "SegmentationClassAug")
         choices = [[str(self.root / folder / f"{i}.png") for i in ids] for folder in folders]
         for masks in choices:
             if not absent(masks):

@@ -49,14 +49,14 @@ def load_checkpoint(
 
     Returns:
         The next iteration; this process's random state, None where another number of processes
-        wrote it; `recent`, empty in a checkpoint of an earlier version.
+        wrote it; `recent`.
 
     Raises:
         DataError: missing, damaged or unsafe file.
         UserError: of another model, or written by the other engine.
     """
     content = load_torch(path)
-    wanted = ("model", "optimizer", "iteration", "random")
+    wanted = ("model", "optimizer", "iteration", "random", "recent")
     missing = [key for key in wanted if not isinstance(content, dict) or key not in content]
     if missing:
         raise UserError(
@@ -71,13 +71,16 @@ def load_checkpoint(
         raise UserError(
             f"{path}: its optimizer has other parameters ({error}); resume with the same SOLVER"
         ) from error
-    ranks, processes, reason = content["random"], distributed.world_size(), ""
-    if not isinstance(ranks, list):
-        reason = "an earlier version of this project wrote it"
-    elif len(ranks) != processes:
-        reason = f"number of processes that wrote it: {len(ranks)}, now: {processes}"
-    if reason:
-        logger.warning("%s: resumed with other images and random numbers (%s)", path, reason)
-    random = None if reason else ranks[distributed.rank()]
+    ranks, processes, random = content["random"], distributed.world_size(), None
+    if len(ranks) == processes:
+        random = ranks[distributed.rank()]
+    else:
+        logger.warning(
+            "%s: resumed with other images and random numbers (number of processes that wrote it: "
+            "%d, now: %d)",
+            path,
+            len(ranks),
+            processes,
+        )
     restore_moving_averages(model, random or {})
-    return content["iteration"] + 1, random, content.get("recent", {})
+    return content["iteration"] + 1, random, content["recent"]

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from fvcore.common.config import CfgNode
 
 from detection.config.checks import check_basic_blocks, check_box_head
-from detection.config.keys import DETECTRON2_ONLY, EMBEDDED_CHOICES, same_value
+from detection.config.keys import DETECTRON2_ONLY, EMBEDDED_CHOICES
 from detection.modeling.backbones import check_backbone
 from detection.modeling.backbones.base import require_maps
-from moco.common.cfgnode import flatten
+from moco.common.cfgnode import flatten, same_value
 from moco.common.errors import UserError
 
 

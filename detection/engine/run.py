@@ -69,7 +69,7 @@ def describe(task: Task, scored: str = "") -> str:
     classes = task.test.classes
     shown = ", ".join(classes if len(classes) <= 21 else (*classes[:8], "..."))
     number = len(task.recipe.deviations)
-    listed = f", {number} deviation{'s'[: number > 1]}:" if number else ""
+    listed = f", {plural(number, 'deviation')}:" if number else ""
     lines = [
         f"task: {task.name}, init {task.init}, seed {task.cfg.SEED}, on {task.cfg.MODEL.DEVICE}",
         f"data: {' + '.join(data) or 'no training'}, tested on {task.test.name} "
@@ -88,8 +88,9 @@ def describe(task: Task, scored: str = "") -> str:
 def _evaluation(task: Task) -> list[str]:
     """Which package computes the metric, and a faster one."""
     name = metric_package(task.test, task.cfg)
-    faster = name == "pycocotools"
-    advice = "; pip install 'moco-transfer[metrics]' for equal numbers in less time" * faster
+    advice = ""
+    if name == "pycocotools":
+        advice = "; pip install 'moco-transfer[metrics]' for equal numbers in less time"
     return [f"metric: {task.test.evaluator_type}, by {name}{advice}"] if name else []
 
 
@@ -145,10 +146,11 @@ def run_in_folder(
                 shutil.rmtree(folder.path / name, ignore_errors=True)
         if not (job.resume and (results / CONFIG_NAME).is_file()):
             # A resumed run keeps its first one, so that what was changed since stays visible.
-            atomic_write_text(results / CONFIG_NAME, task.cfg.dump())
+            # It comes last: a run that was killed between the two would not know its weights.
             if not job.eval_only:
                 weights = {"weights_sha256": weights_sha256(task.weights)}
                 atomic_write_json(folder.path / START_NAME, weights)
+            atomic_write_text(results / CONFIG_NAME, task.cfg.dump())
         with (folder.path / "log.txt").open("a", encoding="utf-8") as log:
             log.write(f"{description}\n")
         start = time.monotonic()

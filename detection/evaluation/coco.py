@@ -287,7 +287,9 @@ def _quiet() -> Iterator[None]:
 @EVALUATORS.register()
 def coco(cfg: CfgNode) -> Metric:
     """COCO's AP of boxes and, where the model has them, masks and keypoints."""
-    kinds = _boxes_and_masks(cfg) + ("keypoints",) * bool(cfg.MODEL.KEYPOINT_ON)
+    kinds = _boxes_and_masks(cfg)
+    if cfg.MODEL.KEYPOINT_ON:
+        kinds += ("keypoints",)
 
     def build(split: Split, folder: Path) -> Evaluator:
         arguments = _of(split, kinds)

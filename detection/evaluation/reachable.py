@@ -256,7 +256,7 @@ def _prediction(record: Record, objects: list[BoxedObject], cfg: CfgNode) -> Pre
     if cfg.MODEL.KEYPOINT_ON:
         points = [item["keypoints"] for item, _ in objects]
         number = max(map(len, points), default=0) // 3
-        prediction["keypoints"] = np.array(points, dtype=np.float32).reshape(-1, number, 3)
+        prediction["keypoints"] = np.array(points, dtype=np.float32).reshape(len(points), number, 3)
     return prediction
 
 

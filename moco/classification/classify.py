@@ -82,7 +82,11 @@ def main(
         model = cfg.MODEL
         weights = read(
             args.checkpoint,
-            *(model.ARCH, model.STEM, model.WIDTH, args.init, cfg.AUG.CROP_PX or CROP_PX),
+            model.ARCH,
+            model.STEM,
+            model.WIDTH,
+            args.init,
+            cfg.AUG.CROP_PX or CROP_PX,
         )
         for note in weights.notes if main_process else ():
             say(f"note: {note}")

@@ -24,7 +24,6 @@ MAX_CROP_PX = 4096
 PLACES_AND_SPEED = (*common_config.PLACES_AND_SPEED, "EVAL.EVERY_EPOCHS")
 # What the hash of the protocol leaves out: these, the seed, and what comes with the weights.
 NOT_PROTOCOL = ("SEED", "AUG.MEAN", "AUG.STD", *PLACES_AND_SPEED)
-ADDED_KEYS = {**common_config.ADDED_KEYS, "SOLVER.DECAY_EVERY_ITERS": 62500}
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
 from moco.classification.config import (
-    ADDED_KEYS,
     NOT_PROTOCOL,
     PLACES_AND_SPEED,
     Protocol,
+    default_cfg,
     scale_to_batch,
 )
 from moco.classification.data import crop_and_flip, open_labeled
@@ -57,7 +57,7 @@ class Classification(Training[ClassifyPlan, Step]):
     checkpoint_format = CLASSIFIER_FORMAT
     may_change = PLACES_AND_SPEED
     not_protocol = NOT_PROTOCOL
-    added_keys = ADDED_KEYS
+    defaults = default_cfg({})
     accuracy_name = "train/top1"
 
     def __init__(self, cfg: CfgNode, protocol: Protocol, weights: InitialWeights) -> None:

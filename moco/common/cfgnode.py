@@ -9,6 +9,7 @@ import difflib
 import hashlib
 import itertools
 import json
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -154,6 +155,32 @@ def cfg_sha256(cfg: Mapping[str, Any], exclude: Collection[str] = ()) -> str:
         if names.isdisjoint(itertools.accumulate(key.split("."), "{}.{}".format))
     }
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+def differing(cfg: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a flat configuration whose values differ from their defaults."""
+    return {
+        key: value
+        for key, value in cfg.items()
+        if key not in defaults or not same_value(value, defaults[key])
+    }
+
+
+def same_value(a: Any, b: Any, *, tolerance: float = 0.0) -> bool:
+    """Whether two values of a key are equal: a list like a tuple, 1 like 1.0, but True not like 1.
+
+    Args:
+        tolerance: absolute, between numbers; a relative one of 1e-9 is always granted.
+    """
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(
+            same_value(x, y, tolerance=tolerance) for x, y in zip(a, b, strict=True)
+        )
+    if isinstance(a, bool) or isinstance(b, bool):
+        return a is b
+    if isinstance(a, int | float) and isinstance(b, int | float):
+        return math.isclose(a, b, rel_tol=1e-9, abs_tol=tolerance)
+    return type(a) is type(b) and bool(a == b)
 
 
 def _set(cfg: CfgNode, key: str, value: Any, where: str) -> None:

@@ -413,8 +413,10 @@ def _roll_call(store: Any, number: int, world: int) -> tuple[str, str]:
 
 
 def _named(processes: list[int]) -> str:
-    numbers = ", ".join(map(str, processes))
-    return f"process{'es' if len(processes) > 1 else ''} {numbers}" if numbers else ""
+    if not processes:
+        return ""
+    noun = "process" if len(processes) == 1 else "processes"
+    return f"{noun} {', '.join(map(str, processes))}"
 
 
 def _kill_sibling(pid: int) -> None:

@@ -1,7 +1,7 @@
 """Downloads: one address to one file, resumed after a break, its hash checked.
 
-pooch's HTTP downloader writes to `FILE.part`, which survives a break; it becomes `FILE` in one step
-when it is whole and its hash is right. Two environment variables:
+What comes goes to `FILE.part`, which survives a break; it becomes `FILE` in one step when it is
+whole and its hash is right. Two environment variables:
 
 - `MOCO_TRANSFER_CACHE`: the folder of what is downloaded (the system's folder for caches if unset).
 - `MOCO_TRANSFER_OFFLINE=1`: nothing is downloaded; the files at hand are used.
@@ -12,10 +12,8 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin, urlsplit
 
 from filelock import FileLock, Timeout
@@ -34,16 +32,19 @@ ATTEMPTS = 5  # for as long as each brings more of the file
 CHUNK_BYTES = 1 << 18
 MB = 1_000_000
 LOCAL = ("127.0.0.1", "localhost", "::1")
-_DIGEST = re.compile(r"(md5|sha256):[0-9a-f]{8,64}")
+_REFUSALS = {
+    401: "not permitted; it may need an account: download it in a browser",
+    403: "not permitted; it may need an account: download it in a browser",
+    404: "not found; compare the address with its authors' page",
+    410: "not found; compare the address with its authors' page",
+}
 
 
 def cache_folder() -> Path:
     """The folder of what is downloaded; it need not exist."""
-    if folder := os.environ.get(CACHE):
-        return Path(folder).expanduser()
     from pooch import os_cache
 
-    return Path(os_cache("moco-transfer"))
+    return Path(os.environ.get(CACHE) or os_cache("moco-transfer")).expanduser()
 
 
 def is_offline() -> bool:
@@ -61,15 +62,11 @@ def download(
     Args:
         url: begins with `https://`; with `http://` on this machine only. Redirects never leave
             https.
-        file: where it goes; nothing in the address has a part in that.
-        digest: `sha256:` or `md5:` and hexadecimal digits. All of them, or the first ones where no
-            more are published: these are compared with the beginning of the file's hash. `""`: not
+        file: where it goes, and what is returned; nothing in the address has a part in that.
+        digest: `sha256:` or `md5:` and hexadecimal digits, all of them or the first ones. `""`: not
             checked, and a file that is there is taken as it is.
         size: bytes, 0 where it is not known.
         allow_http: for a mirror that the user has named.
-
-    Returns:
-        `file`.
 
     Raises:
         UserError: an address or digest that is not allowed, not found, no network, no space,
@@ -85,12 +82,22 @@ def download(
         raise UserError(
             f"{url}: not downloaded, as {OFFLINE} is set; unset it, or put the file at {file}"
         )
-    with _only_one(file):
+    lock = FileLock(file.with_name(f".{file.name}.lock"))
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            print(f"{file.name}: another process downloads it; waiting", file=sys.stderr)
+            lock.acquire()
+    except OSError as error:
+        raise cannot_write(file, error, 0) from error
+    try:
         if not is_downloaded(file, digest):
-            part = _Part(url, file, digest, size)
-            part.download()
-            part.keep()
-            _lock_of(file).unlink(missing_ok=True)  # who waits for it finds the file
+            _Part(url, file, digest, size).download()
+            Path(lock.lock_file).unlink(missing_ok=True)  # who waits for it finds the file
+    finally:
+        lock.release()
     return file
 
 
@@ -108,23 +115,15 @@ def has_digest(file: PathLike, digest: str) -> bool:
 
 
 def check_digest(digest: str) -> None:
-    """Whether a digest is one that `download` takes.
-
-    Raises:
-        UserError: it is not.
-    """
-    if digest and not _DIGEST.fullmatch(digest):
+    """Raise a UserError unless a digest is one that `download` takes."""
+    if digest and not re.fullmatch(r"(md5|sha256):[0-9a-f]{8,64}", digest):
         raise UserError(
             f"got the hash {shown(digest)}, expected sha256: or md5: and 8 or more of its digits"
         )
 
 
 def check_address(url: str, allow_http: bool = False) -> None:
-    """Whether an address is one that `download` takes.
-
-    Raises:
-        UserError: it is not.
-    """
+    """Raise a UserError unless an address is one that `download` takes."""
     try:
         parts = urlsplit(url)
     except ValueError:  # [ without ]
@@ -137,7 +136,7 @@ def check_address(url: str, allow_http: bool = False) -> None:
 
 
 class _Part:
-    """A file that is being downloaded; pooch's downloader writes to it as to an open file.
+    """A file that is being downloaded.
 
     Beside it is what the server calls this state of the file (its ETag or date): the rest of a file
     that has changed since is not joined to it.
@@ -148,24 +147,20 @@ class _Part:
         self._path = file.with_name(f"{file.name}.part")
         self._state_path = file.with_name(f"{file.name}.part.etag")
         self._total = size
-        self._file: BinaryIO
-        self._progress: Progress | None = None
 
     def download(self) -> None:
-        """Get what is missing."""
+        """Get what is missing, check it, move it to its name."""
+        import requests
+
         for attempt in range(ATTEMPTS):
             before = self._have()
-            if before and before == self._size:
-                return
             try:
-                with open(self._path, "ab") as self._file:
+                if not before or before != self._size:
                     self._get(before)
-                    self._file.flush()
-                    os.fsync(self._file.fileno())
-                return
-            except ConnectionError as error:
-                if self._have() <= before or attempt + 1 == ATTEMPTS:
-                    have = self._have()
+                break
+            except requests.RequestException as error:
+                have = self._have()
+                if have <= before or attempt + 1 == ATTEMPTS:
                     again = f"run again to resume after {have} bytes" if have else "run again"
                     raise UserError(
                         f"{self._url}: {_reason(error)}; check the network and {again}, or put the "
@@ -174,18 +169,8 @@ class _Part:
             except OSError as error:
                 raise cannot_write(self._path, error, self._have()) from error
             finally:
-                if self._progress is not None:
-                    self._progress.close()
-                    self._progress = None
                 if not self._have():
                     self._remove()
-
-    def keep(self) -> None:
-        """Move it to its name.
-
-        Raises:
-            DataError: its size or hash is not the expected one; it is removed.
-        """
         have, wrong = self._have(), ""
         if self._total and have != self._total:
             wrong = f"it has {have} bytes, not {self._total}"
@@ -200,121 +185,82 @@ class _Part:
                 "compare with what its authors publish"
             )
 
-    def write(self, chunk: bytes) -> None:
-        """Append what has come.
-
-        Raises:
-            DataError: more than the file has; what came before it is removed.
-        """
-        if self._total and self._file.tell() + len(chunk) > self._total:
-            self._empty()
-            raise DataError(f"{self._url}: sends more than the {self._total} bytes of the file")
-        self._file.write(chunk)
-        done = self._file.tell()
-        more = done // MB - (done - len(chunk)) // MB
-        if self._progress is not None and more:
-            self._progress.update(more)
-
-    def flush(self) -> None:
-        """Hand what was written to the system."""
-        self._file.flush()
-
     def _get(self, have: int) -> None:
         import requests
-        from pooch import HTTPDownloader
 
         headers = {"Accept-Encoding": "identity"}  # compressed, a part has no place in the file
         state = self._state_path.read_text(encoding="utf-8") if self._state_path.exists() else ""
         if have and (state or self._digest):
-            headers |= {"Range": f"bytes={have}-"} | ({"If-Range": state} if state else {})
-        get = HTTPDownloader(
-            chunk_size=CHUNK_BYTES,
-            timeout=TIMEOUT_SECONDS,
-            headers=headers,
-            hooks={"response": self._answered},
-        )
-        try:
-            get(self._url, self, None)
-        except requests.HTTPError:  # 416, see _answered
-            if not self._file.tell():
-                self._get(0)
-        except requests.RequestException as error:
-            raise ConnectionError(error) from error
-
-    def _answered(self, response: "Response", **settings: Any) -> None:
-        """Prepare for what a server is about to send, before the first byte of it.
-
-        Raises:
-            UserError: refused, redirected away from https, another size, no space.
-        """
-        if response.is_redirect:
-            target = urljoin(response.url, response.headers["location"])
-            here, there = urlsplit(response.url), urlsplit(target)
-            stays = there.hostname == here.hostname and there.scheme == here.scheme
-            if not (stays or there.scheme == "https"):
-                raise UserError(f"{self._url}: redirected to {shown(target, 200)}, not https")
-            return
-        have, said = self._file.tell(), response.headers.get("Content-Length", "")
-        length = int(said) if said.isdecimal() else 0
-        if response.status_code == 416 and have:
-            if response.headers.get("Content-Range") == f"bytes */{have}":
+            headers["Range"] = f"bytes={have}-"
+            if state:
+                headers["If-Range"] = state
+        hooks = {"response": self._check_redirect}
+        with requests.get(
+            self._url, headers=headers, stream=True, timeout=TIMEOUT_SECONDS, hooks=hooks
+        ) as response:
+            if response.status_code != 416 or not have:
+                self._receive(response, have)
+            elif response.headers.get("Content-Range") == f"bytes */{have}":
                 self._total = have  # it is whole
             else:
-                self._empty()
-            return
-        if response.status_code not in (200, 206):
-            raise UserError(f"{self._url}: {_refusal(response.status_code)}")
-        if (encoding := response.headers.get("Content-Encoding", "identity")) != "identity":
+                self._remove()
+                self._get(0)
+
+    def _check_redirect(self, response: "Response", **settings: Any) -> None:
+        target = urljoin(response.url, response.headers.get("location", ""))
+        here, there = urlsplit(response.url), urlsplit(target)
+        stays = there.hostname == here.hostname and there.scheme == here.scheme
+        if response.is_redirect and not stays and there.scheme != "https":
+            raise UserError(f"{self._url}: redirected to {shown(target, 200)}, not https")
+
+    def _receive(self, response: "Response", have: int) -> None:
+        """Append what a server sends, or start over where it is not the rest."""
+        status, headers = response.status_code, response.headers
+        if status not in (200, 206):
+            reason = _REFUSALS.get(status, "the server cannot answer; try again later")
+            raise UserError(f"{self._url}: {reason} ({status})")
+        if (encoding := headers.get("Content-Encoding", "identity")) != "identity":
             raise UserError(
                 f"{self._url}: sends the file as {shown(encoding)}, although it was asked not to"
             )
-        if response.status_code == 206 and _starts_at(response) == have:
-            self._total = have + length
-        else:  # Range is not honored, or the file has changed
-            have, self._total = 0, length
-            self._empty()
-            state = response.headers.get("ETag", "")
-            if not state or state.startswith("W/"):
-                state = response.headers.get("Last-Modified", "")
-            self._state_path.write_text(state, encoding="utf-8")
-        if self._size and self._total not in (0, self._size):
+        rest = status == 206 and headers.get("Content-Range", "").startswith(f"bytes {have}-")
+        have = have if rest else 0  # Range is not honored, or the file has changed
+        length = headers.get("Content-Length", "")
+        self._total = total = have + int(length) if length.isdecimal() else self._size
+        if self._size and total != self._size:
             raise UserError(
-                f"{self._url}: got a file of {self._total} bytes, expected {self._size}; "
+                f"{self._url}: got a file of {total} bytes, expected {self._size}; "
                 "it is another one"
             )
-        self._total = self._total or self._size
         free = shutil.disk_usage(self._path.parent).free
-        if self._total - have > free:
-            full = OSError(errno.ENOSPC, f"{self._total - have} bytes are needed, {free} are free")
+        if total - have > free:
+            full = OSError(errno.ENOSPC, f"{total - have} bytes are needed, {free} are free")
             raise cannot_write(self._path.parent, full, 0)
-        if self._total >= MB:
-            desc = f"download {self._final.name}"
-            self._progress = Progress(self._total // MB, desc, "MB", have // MB)
+        if not rest:
+            state = headers.get("ETag", "")
+            if not state or state.startswith("W/"):
+                state = headers.get("Last-Modified", "")
+            self._state_path.write_text(state, encoding="utf-8")
+        desc = f"download {self._final.name}"
+        bar = Progress(total // MB, desc, "MB", have // MB, silent=total < MB)
+        with open(self._path, "ab" if rest else "wb") as file, bar:
+            for chunk in response.iter_content(CHUNK_BYTES):
+                before, have = have, have + len(chunk)
+                if total and have > total:
+                    file.truncate(0)
+                    raise DataError(f"{self._url}: sends more than the {total} bytes of the file")
+                file.write(chunk)
+                if have // MB > before // MB:
+                    bar.update(have // MB - before // MB)
+            file.flush()
+            os.fsync(file.fileno())
 
     def _have(self) -> int:
         return self._path.stat().st_size if self._path.exists() else 0
 
-    def _empty(self) -> None:
-        self._file.seek(0)
-        self._file.truncate()
-
     def _remove(self) -> None:
         for path in (self._path, self._state_path):
             path.unlink(missing_ok=True)
-
-
-def _starts_at(response: "Response") -> int:
-    """Where the bytes of a 206 begin; -1 where that is not said."""
-    match = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
-    return int(match[1]) if match else -1
-
-
-def _refusal(status: int) -> str:
-    if status in (404, 410):
-        return f"not found ({status}); compare the address with its authors' page"
-    if status in (401, 403):
-        return f"not permitted ({status}); it may need an account: download it in a browser"
-    return f"the server answered {status}; try again later"
 
 
 def _reason(error: BaseException) -> str:
@@ -323,26 +269,3 @@ def _reason(error: BaseException) -> str:
         error = inner
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return printable(" ".join(text.split()))[:160]
-
-
-def _lock_of(file: Path) -> Path:
-    return file.with_name(f".{file.name}.lock")
-
-
-@contextmanager
-def _only_one(file: Path) -> Iterator[None]:
-    """Hold the lock of a file, after whoever holds it."""
-    lock = FileLock(_lock_of(file))
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            print(f"{file.name}: another process downloads it; waiting", file=sys.stderr)
-            lock.acquire()
-    except OSError as error:
-        raise cannot_write(file, error, 0) from error
-    try:
-        yield
-    finally:
-        lock.release()

@@ -153,43 +153,26 @@ class Hub:
         for file in self.files:
             try:
                 path = Path(get(filename=file, **self._where()))
-                # …/snapshots/<commit>/<file>
-                commit = path.parents[file.count("/")].name
-                for name in BESIDE:
-                    beside = str(PurePosixPath(file).with_name(name))
-                    with suppress(hub.errors.EntryNotFoundError, OSError, ValueError):
-                        get(filename=beside, **self._where() | {"revision": commit})
-                return path, f"hf://{self.repo}/{file}@{commit}"
-            except hub.errors.EntryNotFoundError as error:
-                last = error
-            except (OSError, ValueError) as error:
-                raise self._failed(error) from error
-        raise self._failed(last) from last
-
-    def _failed(self, error: Exception) -> UserError:
-        kinds = [kind.__name__ for kind in type(error).__mro__]
-        known = next((_HUB_REASONS[kind] for kind in kinds if kind in _HUB_REASONS), None)
-        page, words = f"https://huggingface.co/{self.repo}", " ".join(str(error).split())
-        reason = known.format(page=page) if known else words[:160]
-        return UserError(f"{self.address}: {printable(reason)}")
+                break
+            except (hub.errors.EntryNotFoundError, OSError, ValueError) as error:
+                if isinstance(error, hub.errors.EntryNotFoundError) and file != self.files[-1]:
+                    continue
+                offline = f"{OFFLINE} is set; " if is_offline() else ""
+                reason = printable(" ".join(str(error).split()))[:400]
+                raise UserError(f"{self.address}: {offline}{reason}") from error
+        commit = path.parents[file.count("/")].name  # …/snapshots/<commit>/<file>
+        for name in BESIDE:
+            beside = str(PurePosixPath(file).with_name(name))
+            with suppress(hub.errors.EntryNotFoundError, OSError, ValueError):
+                get(filename=beside, **self._where() | {"revision": commit})
+        return path, f"hf://{self.repo}/{file}@{commit}"
 
 
-# Errors of huggingface_hub, and what to do.
-_HUB_REASONS = {
-    "GatedRepoError": "accept its terms at {page}, then log in (hf auth login)",
-    "RepositoryNotFoundError": "no such repository, or a private one (to log in: hf auth login)",
-    "RevisionNotFoundError": "no such revision; {page}/commits lists them",
-    "LocalEntryNotFoundError": "it is not in the cache, and the Hub cannot be reached, or "
-    f"{OFFLINE} or HF_HUB_OFFLINE is set",
-    "EntryNotFoundError": "no such file; {page}/tree/main lists them",
-}
 Remote = Web | Hub
 
 
 def locate(weights: PathLike) -> LocalWeights:
-    """The file that a weights argument names, downloaded if need be.
-
-    A path need not exist: who reads it says what is wrong with it.
+    """The file that a weights argument names, downloaded if need be; a path need not exist.
 
     Raises:
         UserError, DataError: as `find_remote` and `moco.common.download.download`.
@@ -202,11 +185,7 @@ def locate(weights: PathLike) -> LocalWeights:
 
 
 def check_weights(weights: str) -> None:
-    """Check a weights argument in a moment, without a network.
-
-    Raises:
-        UserError: as `find_remote`; DataError: a missing or empty file.
-    """
+    """Check a weights argument in a moment, without a network; raises as `locate`."""
     if find_remote(weights) is None:
         path = Path(weights).expanduser()
         if not path.exists() and (names := like(weights)):
@@ -282,11 +261,7 @@ def without_ending(name: str) -> str:
 
 
 def model_zoo_url(name: str) -> str:
-    """The address behind Detectron2's name of a backbone.
-
-    Raises:
-        UserError: a whole detector.
-    """
+    """The address behind Detectron2's name of a backbone; raises UserError: a whole detector."""
     scheme = next(scheme for scheme in MODEL_ZOO if name.startswith(scheme))
     rest = name.removeprefix(scheme)
     if not rest.startswith(BACKBONES):
@@ -344,11 +319,7 @@ def _timm(model: str) -> Hub:
 
 
 def optional_package(name: str, extra: str) -> Any:
-    """An optional package.
-
-    Raises:
-        UserError: it is not installed.
-    """
+    """An optional package; raises UserError: it is not installed."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

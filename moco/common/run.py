@@ -190,10 +190,10 @@ class RunRecord:
             digest of every tensor that no file of weights gave, and `batches`, a digest of each of
             the first ones (detection/engine/start.py, moco/classification/run.py); of a frozen
             backbone `frozen`, the number of its tensors and their digest before and after; of a
-            detection run `weights_sha256`, None: random. Records of earlier versions have none.
+            detection run `weights_sha256`, None: random.
         reachable: what perfect predictions score on the test split of a detection run, or None:
             `highest`, headline metric → 0..100, and `faults`, why that is not 100
-            (detection/evaluation/reachable.py). Records of earlier versions have none.
+            (detection/evaluation/reachable.py).
         schema: version of this format.
     """
 

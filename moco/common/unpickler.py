@@ -365,8 +365,17 @@ def _charged(step: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 for _code in (  # the steps of few bytes that take many
-    *(pickle.EMPTY_LIST + pickle.EMPTY_DICT + pickle.EMPTY_SET + pickle.MARK),
-    *(pickle.TUPLE + pickle.TUPLE1 + pickle.TUPLE2 + pickle.TUPLE3),
-    *(pickle.MEMOIZE + pickle.PUT + pickle.BINPUT + pickle.LONG_BINPUT),
+    pickle.EMPTY_LIST,
+    pickle.EMPTY_DICT,
+    pickle.EMPTY_SET,
+    pickle.MARK,
+    pickle.TUPLE,
+    pickle.TUPLE1,
+    pickle.TUPLE2,
+    pickle.TUPLE3,
+    pickle.MEMOIZE,
+    pickle.PUT,
+    pickle.BINPUT,
+    pickle.LONG_BINPUT,
 ):
-    Unpickler.dispatch[_code] = _charged(Unpickler.dispatch[_code])
+    Unpickler.dispatch[_code[0]] = _charged(Unpickler.dispatch[_code[0]])

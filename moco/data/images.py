@@ -6,8 +6,11 @@ H W pixels.
 import os
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,6 +20,7 @@ from PIL import Image
 
 from moco.common.errors import DataError, UserError, first_few, plural
 from moco.common.files import PathLike, files_below
+from moco.common.progress import Progress
 from moco.data import cifar
 from moco.data.decode import FORMATS, SUFFIXES, decode_pixels
 from moco.data.shards import SHARD_WINDOW, ShardImages, find_shards
@@ -24,6 +28,7 @@ from moco.data.shards import SHARD_WINDOW, ShardImages, find_shards
 if TYPE_CHECKING:
     from torch import Tensor
 
+CHECKED_TOGETHER = 256  # images of one thread, before another takes the next
 LOOKED_AT = 8  # images of a dataset whose brightness is noted
 SPLITS = {"train", "val", "test"}  # folders of a dataset, where there are no others
 EXAMPLE_TREE = "ROOT/0001.jpg or ROOT/any/folder/0001.jpg or ROOT/train/class/0001.jpg"
@@ -147,7 +152,8 @@ def open_images(
         return ShardImages(shards, index_file, window)
     folder = cifar.find_cifar(root)
     if folder:
-        return _cifar_images(folder, cifar.TRAIN)[0]
+        data = cifar.read_cifar(folder, train=True)
+        return ArrayImages(data.pixels, data.files)
     return FileImages(*_found(root))
 
 
@@ -174,9 +180,37 @@ def notes_on(images: Images) -> list[str]:
 
 def _has_16_bits(path: PathLike) -> bool:
     """Read the header alone: what decodes may hang or die, which a data-loader worker is for."""
-    with suppress(OSError, ValueError, SyntaxError), Image.open(path, formats=FORMATS) as image:
+    wrong = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
+    with suppress(*wrong), Image.open(path, formats=FORMATS) as image:
         return image.mode.startswith("I")
     return False
+
+
+def bad_images(images: Images) -> list[str]:
+    """Decode every image as training does; returns why those that it cannot read are bad."""
+    parts = [
+        range(start, min(start + CHECKED_TOGETHER, len(images)))
+        for start in range(0, len(images), CHECKED_TOGETHER)
+    ]
+    found = []
+    with (
+        ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool,
+        Progress(len(images), "decode", "img") as progress,
+    ):
+        for part, bad in zip(parts, pool.map(partial(_bad_among, images), parts), strict=True):
+            progress.update(len(part))
+            found += bad
+    return found
+
+
+def _bad_among(images: Images, indices: Sequence[int]) -> list[str]:
+    own, found = copy(images), []  # the shards that one thread has open are not another's
+    for index in indices:
+        try:
+            own.read(index)
+        except DataError as error:
+            found.append(str(error))
+    return found
 
 
 def check_present(root: PathLike, labeled: bool = False) -> None:
@@ -205,22 +239,27 @@ def labeled_sets(root: PathLike) -> LabeledSets:
     """
     folder = cifar.find_cifar(root)
     if folder:
-        train, train_labels = _cifar_images(folder, cifar.TRAIN)
-        val, val_labels = _cifar_images(folder, cifar.TEST)
-        return LabeledSets(cifar.class_names(folder), train, train_labels, val, val_labels)
+        train, val = (cifar.read_cifar(folder, train=train) for train in (True, False))
+        return LabeledSets(
+            train.classes,
+            ArrayImages(train.pixels, train.files),
+            train.labels,
+            ArrayImages(val.pixels, val.files),
+            val.labels,
+        )
     images, labels, classes, left_out = find_labeled_images(Path(root) / "train")
     val_images, val_labels, val_classes, val_left_out = find_labeled_images(Path(root) / "val")
     unknown = sorted(set(val_classes) - set(classes))
     if unknown:
         raise DataError(f"{root}: class {unknown[0]} is in val and not in train")
     as_train = [classes.index(val_classes[label]) for label in val_labels]
-    train, val = FileImages(images, left_out), FileImages(val_images, val_left_out)
-    return LabeledSets(classes, train, labels, val, as_train)
-
-
-def _cifar_images(folder: Path, names: Sequence[str]) -> tuple[Images, list[int]]:
-    data = cifar.read_cifar(folder, names)
-    return ArrayImages(data.pixels, data.files), data.labels
+    return LabeledSets(
+        classes,
+        FileImages(images, left_out),
+        labels,
+        FileImages(val_images, val_left_out),
+        as_train,
+    )
 
 
 def permutation(length: int, seed: int, epoch: int) -> NDArray[np.int64]:

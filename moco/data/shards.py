@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from moco.common.errors import DataError, UserError, printable
+from moco.common.errors import DataError, UserError, plural, printable
 from moco.common.files import PathLike, atomic_write_json
 from moco.common.progress import Progress
 from moco.data.decode import SUFFIXES, decode_pixels
@@ -37,7 +37,6 @@ SHARD_WINDOW = 16
 EXAMPLE = "ROOT/*.tar or ROOT/train-{000000..000146}.tar"
 INDEX_NAME = "index.json"  # of a shards' folder, in the layout of webdataset's wids
 INDEX_SECONDS = 60.0  # a scan that ends early has lost no more than this
-MAX_PATTERN_SHARDS = 1_000_000
 MAX_IMAGE_BYTES = 1 << 29  # beyond MAX_PIXELS at 16 bits
 
 _PADDING = 20 * tarfile.BLOCKSIZE  # behind the last member, as tar itself writes
@@ -82,7 +81,7 @@ class ShardImages:
         if not len(self):
             raise DataError(
                 f"{self._shards[0].parent}: no images ({' '.join(SUFFIXES)}) in "
-                f"{len(self._shards)} shards"
+                f"{plural(len(self._shards), 'shard')}"
             )
 
     def __len__(self) -> int:
@@ -191,10 +190,11 @@ def find_shards(root: PathLike) -> list[Path] | None:
     if not is_folder and re.search(r"\.(tgz|tar\.\w+)$", text):
         raise UserError(f"{text}: {_repack('a compressed tar')}")
     if not is_folder and text.endswith(".tar"):
-        shards = [Path(path).expanduser() for path in expand_braces(text)]
-        for shard in shards:
-            if not shard.is_file():
-                raise DataError(f"{shard}: no such file; expected {EXAMPLE}")
+        shards = []
+        for path in expand_braces(text):
+            shards.append(Path(path).expanduser())
+            if not shards[-1].is_file():
+                raise DataError(f"{shards[-1]}: no such file; expected {EXAMPLE}")
         return shards
     folder = Path(root).expanduser()
     folder = folder / "train" if (folder / "train").is_dir() else folder
@@ -211,28 +211,21 @@ def find_shards(root: PathLike) -> list[Path] | None:
     return shards
 
 
-def expand_braces(pattern: str) -> list[str]:
-    """`a-{08..11}.tar` → `a-08.tar` to `a-11.tar`; several ranges give every combination.
+def expand_braces(pattern: str) -> Iterator[str]:
+    """`a-{08..11}.tar` → `a-08.tar` to `a-11.tar`; the name itself where it has no range.
 
     Raises:
-        UserError: a range that falls, or more than MAX_PATTERN_SHARDS names.
+        UserError: a range that falls.
     """
-    pieces = _RANGE.split(pattern)  # text, first, last, text, first, last, ... text
-    ranges = list(zip(pieces[1::3], pieces[2::3], strict=True))
-    count = 1
-    for first, last in ranges:
-        if int(last) < int(first):
-            raise UserError(f"{pattern}: {{{first}..{last}}} falls; expected {{{last}..{first}}}")
-        count *= int(last) - int(first) + 1
-        if count > MAX_PATTERN_SHARDS:
-            raise UserError(f"{pattern}: more than {MAX_PATTERN_SHARDS} names")
-    template = "%s".join(piece.replace("%", "%%") for piece in pieces[::3])
-    numbers = (range(int(first), int(last) + 1) for first, last in ranges)
-    widths = [len(first) for first, _ in ranges]
-    return [
-        template % tuple(f"{n:0{width}d}" for n, width in zip(chosen, widths, strict=True))
-        for chosen in itertools.product(*numbers)
-    ]
+    match = _RANGE.search(pattern)
+    if not match:
+        yield pattern
+        return
+    first, last = match.groups()
+    if int(last) < int(first):
+        raise UserError(f"{pattern}: {{{first}..{last}}} falls; expected {{{last}..{first}}}")
+    for number in range(int(first), int(last) + 1):
+        yield f"{pattern[: match.start()]}{number:0{len(first)}d}{pattern[match.end() :]}"
 
 
 def scan(path: PathLike) -> list[Member]:
@@ -255,8 +248,8 @@ class _Shard:
         found = _images(path, self._file)
         if len(found) != expected:
             raise DataError(
-                f"{path}: holds {len(found)} images, expected {expected}; changed, or is the "
-                "index another's? Delete the index and start again"
+                f"{path}: holds {plural(len(found), 'image')}, expected {expected}; changed, or is "
+                "the index another's? Delete the index and start again"
             )
         self._names = [member.name for member in found]
         self._places = np.array([member[1:] for member in found], dtype=np.int64)

@@ -25,7 +25,9 @@ SUPERSEDED = "superseded_"  # start of the names of folders for what a resumed r
 REQUIRED = {
     **dict.fromkeys(("epoch", "step", "seed", "num_images"), int),
     **dict.fromkeys(("state_dict", "optimizer", "encoder", "input", "config"), Mapping),
-    **{"arch": str, "format": str, "seconds": float},
+    "arch": str,
+    "format": str,
+    "seconds": float,
 }
 _NAME = re.compile(r"checkpoint_(\d{4,})(?:_step(\d{8}))?\.pth\.tar")
 

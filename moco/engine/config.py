@@ -6,19 +6,26 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from moco.common.cfgcheck import check_choice, check_interval, check_numbers, check_range, get
-from moco.common.cfgnode import cfg_sha256, flatten
+from moco.common.cfgnode import cfg_sha256, differing, flatten
 from moco.common.errors import UserError
 from moco.common.registry import lookup
 
-# Keys that earlier versions did not have, with what they did: a checkpoint without them can be
-# resumed, and at these values they are no part of the hash of the protocol.
-ADDED_KEYS: dict[str, Any] = {"SOLVER.OPTIMIZER": "sgd", "SOLVER.WARMUP_EPOCHS": 0.0}
 # Keys that name a place or a speed and leave the weights as they are, up to rounding on another
 # device. A resumed run may change them; the hash of the protocol leaves them out.
 PLACES_AND_SPEED = (
-    *("OUTPUT_DIR", "DEVICE", "NUM_THREADS", "DIST_TIMEOUT_SECONDS", "DETERMINISTIC"),
-    *("DATA.ROOT", "DATA.NUM_WORKERS", "DATA.WORKER_TIMEOUT_SECONDS", "DATA.CACHE_MIB"),
-    *("SOLVER.COMPILE", "SOLVER.STOP_AT_ITERS", "CHECKPOINT", "LOG"),
+    "OUTPUT_DIR",
+    "DEVICE",
+    "NUM_THREADS",
+    "DIST_TIMEOUT_SECONDS",
+    "DETERMINISTIC",
+    "DATA.ROOT",
+    "DATA.NUM_WORKERS",
+    "DATA.WORKER_TIMEOUT_SECONDS",
+    "DATA.CACHE_MIB",
+    "SOLVER.COMPILE",
+    "SOLVER.STOP_AT_ITERS",
+    "CHECKPOINT",
+    "LOG",
 )
 PRECISIONS = ("fp32", "bf16", "fp16")
 LOWEST = {
@@ -190,11 +197,13 @@ def check_momentum(cfg: CfgNode, key: str) -> None:
 
 
 def protocol_sha256(
-    cfg: Mapping[str, Any], exclude: Collection[str], added: Mapping[str, Any] = ADDED_KEYS
+    cfg: Mapping[str, Any], defaults: Mapping[str, Any], exclude: Collection[str]
 ) -> str:
-    """Hash of what two runs must have in common to be rows of one table; see `ADDED_KEYS`."""
-    flat = flatten(cfg)
-    return cfg_sha256(flat, (*exclude, *(k for k, value in added.items() if flat.get(k) == value)))
+    """Hash what two runs must have in common to be rows of one table.
+
+    Only values that differ from the defaults count, so that a new key changes no hash.
+    """
+    return cfg_sha256(differing(flatten(cfg), flatten(defaults)), exclude)
 
 
 def check_processes(cfg: CfgNode, world_size: int) -> None:

@@ -44,31 +44,31 @@ def train(
         DataError, NumericError, UserError: the newest checkpoint stays as it was.
         Preempted, KeyboardInterrupt: on SIGTERM, SIGINT, SOLVER.STOP_AT_ITERS; the step was saved.
     """
-    run = _Run(training, folder)
-    run.begin(resume, extend, other_processes)
+    state = _TrainingState(training, folder)
+    state.begin(resume, extend, other_processes)
     size = training.batch_size
-    with closing(run.metrics):
-        if run.step and run.last_evaluated() < run.step:
-            run.evaluate_if_due(run.step)  # the run was stopped before this evaluation
-        total, done = training.total_steps * size, run.step * size
+    with closing(state.metrics):
+        if state.step and state.last_evaluated() < state.step:
+            state.evaluate_if_due(state.step)  # the run was stopped before this evaluation
+        total, done = training.total_steps * size, state.step * size
         bar = Progress(total, training.verb, "img", done, silent=not distributed.is_main())
         with bar, stop_signals() as stop:
-            for plan, batch in training.batches(run.step):
+            for plan, batch in training.batches(state.step):
                 lr = training.rate(plan.step)
                 for group in training.optimizer.param_groups:
                     group["lr"] = lr
                 training.optimizer.zero_grad()
                 step = training.forward_backward(batch, plan)
                 loss, accuracy, stop_signal = _over_processes(step, stop.received)
-                run.saver.check_loss(loss, plan.step)
+                state.saver.check_loss(loss, plan.step)
                 training.update(step)
-                run.metrics.add(plan.step, loss, accuracy, lr)
-                bar.update(size, loss=f"{loss:.3f}", **run.shown)
+                state.metrics.add(plan.step, loss, accuracy, lr)
+                bar.update(size, loss=f"{loss:.3f}", **state.shown)
                 if (plan.step + 1) % training.steps_per_epoch == 0:
                     training.end_epoch()
-                run.saver.save_if_due(plan.step, stop_signal)
-                run.evaluate_if_due(plan.step + 1)
-        return run.finish()
+                state.saver.save_if_due(plan.step, stop_signal)
+                state.evaluate_if_due(plan.step + 1)
+        return state.finish()
 
 
 def _over_processes(step: Step, received: int | None) -> tuple[float, float, int | None]:
@@ -82,8 +82,8 @@ def _over_processes(step: Step, received: int | None) -> tuple[float, float, int
     return loss, accuracy, (received or signal.SIGTERM) if signals else None
 
 
-class _Run:
-    """Bookkeeping of one run in its folder: log, checkpoints, evaluations, record."""
+class _TrainingState:
+    """State of one training in its folder: log, checkpoints, evaluations, record."""
 
     def __init__(self, training: Training[Any, Any], folder: RunFolder) -> None:
         self.training, self.folder = training, folder
@@ -153,7 +153,7 @@ class _Run:
             status="done",
             engine="moco",
             seed=cfg.SEED,
-            config_sha256=protocol_sha256(cfg, training.not_protocol, training.added_keys),
+            config_sha256=protocol_sha256(cfg, training.defaults, training.not_protocol),
             config=flatten(cfg),
             provenance={
                 **provenance(),
@@ -233,7 +233,7 @@ class _Run:
                 set_statistics(training.model, state["statistics"][distributed.rank()])
             training.optimizer.load_state_dict(state["optimizer"])
             training.scaler.load_state_dict(state["scaler"])
-            training.skipped_steps = int(state.get("skipped_steps", 0))
+            training.skipped_steps = int(state["skipped_steps"])
         except (RuntimeError, ValueError, KeyError, IndexError, TypeError) as error:
             reason = " ".join(str(error).split())[:300]
             raise DataError(f"{path}: does not fit this model ({reason})") from error

@@ -93,13 +93,13 @@ class MetricsLog(Metrics):
         return {"values": list(self._steps), "seconds": time.monotonic() - self._since}
 
     def resume(self, path: Path, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint; those of earlier versions have no means.
+        """Continue the means of a checkpoint.
 
         Raises:
             DataError: malformed.
         """
         try:
-            saved = state.get("step_log", self.state_dict())
+            saved = state["step_log"]
             self._steps = [(float(loss), float(accuracy)) for loss, accuracy in saved["values"]]
             self._since = time.monotonic() - float(saved["seconds"])
         except (KeyError, TypeError, ValueError) as error:

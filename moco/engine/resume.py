@@ -7,7 +7,7 @@ from typing import Any
 from moco.common import distributed
 from moco.common.cfgnode import flatten
 from moco.common.command import AUTO
-from moco.common.errors import DataError, UserError, say
+from moco.common.errors import DataError, UserError, plural, say
 from moco.engine.checkpoint import load_checkpoint, newest_checkpoint
 from moco.engine.training import Training
 
@@ -46,15 +46,18 @@ def check_same_run(
     Raises:
         UserError: with other keys. DataError: with other data.
     """
-    may_change = (*training.may_change, *(LENGTH if extend else ()))
-    mine, theirs = flatten(training.cfg), {**training.added_keys, **state["config"]}
+    may_change = training.may_change
+    if extend:
+        may_change += LENGTH
+    mine = flatten(training.cfg)
+    theirs = {**flatten(training.defaults), **state["config"]}
     for key in sorted(mine.keys() | theirs.keys()):
         if any(key == name or key.startswith(f"{name}.") for name in may_change):
             continue
-        if key not in mine or key not in theirs:
+        if key not in mine:
             raise UserError(
-                f"{path}: was written by another version of this project, in which {key} is "
-                f"{'missing' if key in mine else 'known'}; use that version, or start from scratch"
+                f"{path}: was written by another version of this project, in which {key} is known; "
+                "use that version, or start from scratch"
             )
         if _plain(mine[key]) != _plain(theirs[key]):
             longer = ", make it longer with --extend" if key in LENGTH else ""
@@ -64,8 +67,9 @@ def check_same_run(
             )
     if state["num_images"] != len(training.images):
         raise DataError(
-            f"{training.cfg.DATA.ROOT}: holds {len(training.images)} images, the run in {path} was "
-            f"started with {state['num_images']}; give the same data or start from scratch"
+            f"{training.cfg.DATA.ROOT}: holds {plural(len(training.images), 'image')}, the run in "
+            f"{path} was started with {state['num_images']}; give the same data or start from "
+            "scratch"
         )
 
 

@@ -95,8 +95,7 @@ class Saver:
         done = state["step"]
         named = self.path(done)
         try:
-            if "loss_range" in state:
-                self._range.load(state["loss_range"], named.name)
+            self._range.load(state["loss_range"], named.name)
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{path}: a malformed 'loss_range'") from error
         if not distributed.is_main():

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from moco.common import distributed
 from moco.common.cfgcheck import check_milestones
-from moco.common.errors import DataError, say
+from moco.common.errors import DataError, plural, say
 from moco.common.registry import lookup
 from moco.data.images import Images
 from moco.data.views import Batch, Item, Position, Views, positions_of_steps
@@ -73,7 +73,7 @@ class Training(ABC, Generic[P, S]):
     verb: str  # for the progress display
     may_change: tuple[str, ...]  # keys that a resumed run may change
     not_protocol: tuple[str, ...]  # keys that the hash of the protocol leaves out
-    added_keys: Mapping[str, Any]  # that earlier versions did not have, with what they did
+    defaults: CfgNode  # of all keys
     accuracy_name: str  # of a step's accuracy in metrics.json
     evaluated: str  # a metric that each evaluation gives
     evaluate_every_epochs: int  # 0: only at the end
@@ -96,7 +96,7 @@ class Training(ABC, Generic[P, S]):
         distributed.agree(len(images), f"number of images in {cfg.DATA.ROOT}")
         if len(images) < self.batch_size:
             raise DataError(
-                f"{cfg.DATA.ROOT}: {len(images)} images are less than one batch of "
+                f"{cfg.DATA.ROOT}: {plural(len(images), 'image')}: less than one batch of "
                 f"{self.batch_size}; add images, or lower SOLVER.BATCH_SIZE and BASE_LR with it"
             )
         # Deviation: the incomplete last batch of an epoch is left out; the next epoch has others.

@@ -62,14 +62,23 @@ class _Convolution(torch.autograd.Function):
         stride, padding = ctx.stride, ctx.padding
         x_gradient = None
         if ctx.needs_input_grad[0]:
-            sizes = [stride] * 2, [padding] * 2, [1] * 2, False, [0] * 2, 1
             x_gradient, _, _ = torch.ops.aten.convolution_backward(
-                gradient, x, weight, None, *sizes, (True, False, False)
+                gradient,
+                x,
+                weight,
+                None,  # no bias
+                [stride, stride],
+                [padding, padding],
+                [1, 1],  # dilation
+                False,  # not transposed
+                [0, 0],  # output padding
+                1,  # groups
+                (True, False, False),
             )
         C, _, k, _ = weight.shape
         pixels = x.permute(0, 2, 3, 1)
         if padding:
-            pixels = F.pad(pixels, (0, 0, *[padding] * 4))
+            pixels = F.pad(pixels, (0, 0, padding, padding, padding, padding))
         windows = pixels.unfold(1, k, stride).unfold(2, k, stride)  # (N, H, W, C, k, k)
         windows = windows.permute(0, 1, 2, 4, 5, 3).flatten(0, 2).flatten(1)
         rows = gradient.permute(0, 2, 3, 1).flatten(0, 2)

@@ -31,17 +31,13 @@ AUG_V2: dict[str, Any] = {"KIND": "v2", "JITTER_PROB": 0.8, "HUE": 0.1, "BLUR_PR
 # MoCo v3's (arXiv 2104.02057; its main_moco.py).
 AUG_V3 = {
     **AUG_V2,
-    **{"KIND": "v3", "SATURATION": 0.2, "BLUR_PROB": 1.0, "BLUR_PROB_2": 0.1},
+    "KIND": "v3",
+    "SATURATION": 0.2,
+    "BLUR_PROB": 1.0,
+    "BLUR_PROB_2": 0.1,
     "SOLARIZE_PROB_2": 0.2,
 }
 AUGS: dict[str, dict[str, Any]] = {"v1": {}, "v2": AUG_V2, "v3": AUG_V3}
-# As common_config.ADDED_KEYS.
-ADDED_KEYS = {
-    **common_config.ADDED_KEYS,
-    **{"AUG.BLUR_PROB_2": -1.0, "AUG.SOLARIZE_PROB": 0.0, "AUG.SOLARIZE_PROB_2": -1.0},
-    **{"MODEL.ZERO_INIT_RESIDUAL": False, "MODEL.FREEZE_PATCH_EMBED": False},
-    "MOCO.MLP_DIM": 4096,
-}
 LOWEST = {
     0: "SOLVER.MAX_ITERS KNN.EVERY_EPOCHS KNN.RESIZE_PX KNN.CROP_PX",
     8: "AUG.CROP_PX",
@@ -67,7 +63,7 @@ def default_cfg(aug: str = "v1") -> CfgNode:
     cfg.OUTPUT_DIR = "output/pretrain"
     # A folder of images (nested or flat; its train/ is used where it has one), a .txt file with
     # one path per line, relative to the file, tar shards (a folder of them, one, or a pattern such
-    # as shards/train-{000000..000146}.tar), or CIFAR-10's own folder (cifar-10-batches-bin or -py).
+    # as shards/train-{000000..000146}.tar), or CIFAR-10's own folder (cifar-10-batches-py).
     cfg.DATA.ROOT = ""
     # What to do with an image that cannot be decoded: fail (naming it) or skip (another one of
     # the dataset takes its place).

@@ -43,7 +43,7 @@ from moco.modeling.mechanisms import MECHANISMS
 from moco.modeling.mechanisms.base import KeyBatch, Mechanism, Passes
 from moco.modeling.shuffle_bn import Pass, exchange_plan, items_of_step, shuffle_plan
 from moco.modeling.vit import ViT
-from moco.pretraining.config import ADDED_KEYS, MAY_CHANGE, NOT_PROTOCOL, scale_to_batch
+from moco.pretraining.config import MAY_CHANGE, NOT_PROTOCOL, default_cfg, scale_to_batch
 
 QUERY, KEY, QUEUE = "encoder_q.", "encoder_k.", {"queue", "queue_ptr"}
 PREDICTOR, HEAD = "predictor.", tuple(QUERY + head for head in HEADS)
@@ -90,7 +90,7 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
     verb = "pre-train"
     may_change = MAY_CHANGE
     not_protocol = NOT_PROTOCOL
-    added_keys = ADDED_KEYS
+    defaults = default_cfg()
     accuracy_name = "pretext_accuracy"
     evaluated = "knn/top1"
     recorded = {  # noqa: RUF012
@@ -232,8 +232,8 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
 
     def resume(self, path: Path, state: Mapping[str, Any]) -> None:
         try:
-            self._start = Start(**state.get("start", {}))
-        except TypeError as error:
+            self._start = Start(**state["start"])
+        except (KeyError, TypeError) as error:
             raise DataError(f"{path}: a malformed 'start'") from error
         theirs, mine = self._start.weights_sha256, self._weights.sha256 if self._weights else None
         if theirs != mine:

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from benchmarks.error_types import error_types, main
-from benchmarks.report.records import Run, collect
+from benchmarks.report.records import FinishedRun, collect
 from detection.datasets.base import Split
 from detection.datasets.voc import GroundTruth
 from detection.evaluation.coco import COCOEvaluator
 from detection.evaluation.metrics import ERRORS_NAME
 from detection.evaluation.predictions import write_voc
-from moco.common.errors import DataError, UserError
+from moco.common.errors import DataError
 from moco.common.run import write_record
 from tests.benchmarks.report.fake_runs import CONFIG, rendered, report, write_run
 from tests.oracles.tiny_instances import answers, coco_annotations, coco_split
@@ -22,7 +22,7 @@ from tests.oracles.tiny_instances import answers, coco_annotations, coco_split
 pytest.importorskip("hotcoco")
 
 
-def voc_run(tmp_path, monkeypatch) -> Run:
+def voc_run(tmp_path, monkeypatch) -> FinishedRun:
     """Two cats, a dog, and a difficult cat; one error of each type.
 
     The first cat is right (IoU 1) and has a duplicate; the second one is called a dog; the dog is
@@ -154,9 +154,3 @@ def test_what_was_made_of_an_earlier_run_is_not_read(tmp_path, monkeypatch, late
         assert f"{ERRORS_NAME} of random, seed 0, does not name this run and is not read" in said, (
             name
         )
-
-
-def test_run_without_predictions_is_refused(tmp_path):
-    write_run(tmp_path / "run")
-    with pytest.raises(UserError, match="no predictions"):
-        main([str(tmp_path)])

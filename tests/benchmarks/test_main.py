@@ -9,13 +9,11 @@ import torch
 
 from benchmarks import __main__ as console
 from benchmarks import completion, list_configs
-from benchmarks.speed.convert import plain_state
-from benchmarks.speed.large_suite import large_suite
 from benchmarks.suites.synthetic import write_scenes
 from moco import __version__
 from moco.common import command, shipped
-from moco.common.errors import UserError
-from moco.modeling.encoder import EncoderSpec
+from tests.benchmarks.suites.lab import Lab
+from tests.oracles.resnets import make_resnet
 
 # What takes long to import is only imported by a command that runs.
 HEAVY = ("torch", "torchvision", "detectron2", "matplotlib", "scipy", "hotcoco", "tensorboard")
@@ -48,16 +46,18 @@ def run_without(modules, argv, cwd):
 
 
 @pytest.mark.slow
-def test_what_reads_imports_no_torch(tmp_path):
-    suite, scenes = large_suite(tmp_path / "suite", 1, 0.5), tmp_path / "scenes"
+def test_what_reads_imports_no_torch(tmp_path, monkeypatch):
+    monkeypatch.chdir(shipped.ROOT)
+    lab, scenes = Lab(tmp_path, trials=1), tmp_path / "scenes"
+    lab.run()
     write_scenes(scenes, 3, 2, seed=0)
-    file, output = str(tmp_path / "suite" / "suite.yaml"), ["--output", str(suite.path)]
+    file, output = str(tmp_path / "suite.yaml"), ["--output", str(lab.out)]
     for line in ("configs", "weights list", "datasets list"):
         run_without(HEAVY, line.split(), tmp_path)
     run_without(HEAVY, ["suite", file, "--status", *output], tmp_path)
     run_without(HEAVY, ["doctor", "--voc-dir", str(scenes)], tmp_path)
-    run_without(("torch", "torchvision", "detectron2"), ["table", str(suite.runs)], tmp_path)
-    run = next(suite.runs.rglob("metrics.json")).parent
+    run_without(("torch", "torchvision", "detectron2"), ["table", str(lab.out / "runs")], tmp_path)
+    run = next((lab.out / "runs").rglob("metrics.json")).parent
     (run / "metrics.json").write_text('{"iteration": 1, "epoch": 1, "loss": 2.0}\n')
     run_without(("torch", "scipy"), ["plot", str(run)], tmp_path)
 
@@ -67,7 +67,7 @@ def test_what_checks_imports_no_torchvision(tmp_path):
     """And not torch's compiler, which torchvision imports; both take longer than torch."""
     write_scenes(tmp_path / "scenes", 3, 2, seed=0)
     weights = tmp_path / "weights.pth"
-    torch.save(plain_state(EncoderSpec("resnet10", width=0.125)), weights)
+    torch.save(make_resnet(18).state_dict(), weights)
     slow = ("torchvision", "torch._dynamo", "matplotlib", "detectron2")
     run_without(slow, ["inspect", str(weights)], tmp_path)
     check = "train --check-only --engine embedded --config-file voc/quickstart_R_10_C4"
@@ -90,8 +90,6 @@ def test_the_commands_and_the_version(capsys):
 
 
 def test_arguments_reach_the_command(tmp_path, capsys):
-    with pytest.raises(UserError, match=r"no\.pth"):
-        console.main(["inspect", str(tmp_path / "no.pth")])
     assert console.main(["doctor", "voc", "--root", str(tmp_path)]) == 3
     assert "voc" in capsys.readouterr().out
 
@@ -123,8 +121,6 @@ def test_configs_have_titles(capsys):
     assert {name.partition("/")[0] for name in titles} == {"voc", "suites"}
     everything = list_configs.listing().splitlines()
     assert len(everything) == len(list(shipped.CONFIGS.glob("*/*.yaml")))
-    with pytest.raises(UserError, match="nothing_like_it"):
-        list_configs.main(["nothing_like_it"])
 
 
 def test_a_config_is_printed_as_it_is(capsys):
@@ -155,9 +151,3 @@ def test_a_shell_completes_commands_and_their_arguments():
     assert completed(["moco-transfer", "tr"]) == {"train"}
     assert completed(["moco-transfer", "train", "--en"]) == {"--engine"}
     assert "coco" in completed(["moco-transfer", "datasets", "doctor", "c"])
-
-
-def test_completion_says_what_it_needs(monkeypatch):
-    monkeypatch.setitem(sys.modules, "shtab", None)
-    with pytest.raises(UserError, match=r"\[completion\]"):
-        completion.main(["bash"])

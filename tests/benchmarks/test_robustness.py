@@ -38,14 +38,6 @@ def test_robustness_by_hand(tmp_path):
         robustness(run, "bbox/AP")
 
 
-def test_run_without_its_model_is_refused(tmp_path):
-    if find_spec("imagecorruptions") is None:  # importing it takes packages of its time
-        pytest.skip("imagecorruptions is not installed")
-    write_run(tmp_path / "run")
-    with pytest.raises(DataError, match=r"model_final\.pth"):
-        main([str(tmp_path)])
-
-
 def test_evaluations_of_an_earlier_model_are_made_again(tmp_path, monkeypatch):
     """An --overwrite that failed, or a model that was put there, leaves those of another one."""
     if find_spec("imagecorruptions") is None:

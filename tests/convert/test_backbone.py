@@ -1,4 +1,4 @@
-"""The backbone against torchvision's ResNet and, where installed, Detectron2's: bitwise equal."""
+"""The backbone against torchvision's ResNet: bitwise equal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchvision.models import resnet as tv
 
 from convert.families.resnet_network import FEATURES, ResNet, make_stage
 from tests.oracles.checkpoints import official_names
-from tests.oracles.resnets import make_resnet, randomize
+from tests.oracles.resnets import make_resnet
 
 TV_STAGE = {"layer1": "res2", "layer2": "res3", "layer3": "res4", "layer4": "res5"}
 
@@ -78,64 +78,6 @@ def test_groups_and_wide_bottlenecks(factory: Any, shape: dict[str, int]) -> Non
         n: v.shape for n, v in renamed(source).items()
     }
     assert model.res5[0].conv2.groups == source.layer4[0].conv2.groups
-
-
-def d2_backbone(depth: int, **keys: Any) -> nn.Module:
-    pytest.importorskip("detectron2", reason="Detectron2 is not installed")
-    from detectron2.config import get_cfg
-    from detectron2.layers import ShapeSpec
-    from detectron2.modeling.backbone import build_resnet_backbone
-
-    cfg = get_cfg()
-    cfg.MODEL.BACKBONE.FREEZE_AT = 0
-    cfg.MODEL.RESNETS.NORM = "BN"
-    cfg.MODEL.RESNETS.DEPTH = depth
-    cfg.MODEL.RESNETS.RES2_OUT_CHANNELS = 256 if depth >= 50 else 64
-    cfg.MODEL.RESNETS.OUT_FEATURES = list(FEATURES)
-    for key, value in keys.items():
-        cfg.MODEL.RESNETS[key] = value
-    return build_resnet_backbone(cfg, ShapeSpec(channels=3))
-
-
-@pytest.mark.detectron2
-@pytest.mark.parametrize(
-    ("depth", "stride_in_1x1", "dilation"),
-    [(18, False, 1), (50, False, 1), (50, True, 2)],
-)
-def test_bitwise_equal_to_detectron2(depth: int, stride_in_1x1: bool, dilation: int) -> None:
-    torch.manual_seed(3)
-    expected = d2_backbone(depth, STRIDE_IN_1X1=stride_in_1x1, RES5_DILATION=dilation)
-    after_expected = torch.rand(1)
-    torch.manual_seed(3)
-    model = ResNet(
-        depth,
-        res2_out_channels=256 if depth >= 50 else 64,
-        stride_in_1x1=stride_in_1x1,
-        res5_dilation=dilation,
-    )
-    assert torch.equal(torch.rand(1), after_expected), "the random streams diverged"
-    state = expected.state_dict()
-    assert list(model.state_dict()) == list(state)
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, state[name]), name
-
-    randomize(expected)  # at (0, 1) a swapped mean and bias would not be seen
-    model.load_state_dict(expected.state_dict())
-    x = torch.randn(1, 3, 96, 64, generator=torch.Generator().manual_seed(0))
-    shapes = expected.output_shape()
-    for training in (False, True):
-        features, reference = model.train(training)(x), expected.train(training)(x)
-        for name in FEATURES:
-            assert torch.equal(features[name], reference[name]), (name, training)
-            assert shapes[name].stride == model.strides[name]
-            assert shapes[name].channels == model.stage_channels[name]
-    # One backward pass: the engines are promised to train alike.
-    features["res5"].square().mean().backward()
-    reference["res5"].square().mean().backward()
-    for (name, p), (_, r) in zip(
-        model.named_parameters(), expected.named_parameters(), strict=True
-    ):
-        assert torch.equal(p.grad, r.grad), name
 
 
 def test_random_stream_does_not_depend_on_the_features_asked_for() -> None:

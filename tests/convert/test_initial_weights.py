@@ -6,7 +6,6 @@ from torchvision.models import resnet18
 
 from convert.convert_to_d2 import convert_file
 from convert.initial_weights import read_initial_weights
-from moco.common.errors import DataError, UserError
 from moco.engine.config import IMAGENET_MEAN, IMAGENET_STD
 from moco.modeling import archs
 from moco.modeling.archs import ViTArch, ViTSpec
@@ -117,58 +116,13 @@ def test_a_stem_that_the_shapes_do_not_tell(tmp_path):
     network = build_backbone(SPEC)
     randomize(network)
     path = save(tmp_path, network.state_dict())
-    with pytest.raises(UserError, match=r"MODEL\.STEM .* cifar \(1\) or stride2 \(2\)"):
-        read_initial_weights(path)
     for stem in ("stride2", "cifar"):
         assert read_initial_weights(path, stem=stem).spec.stem == stem
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("bn1.weight", None),
-        ("layer4.9.conv2.weight", torch.zeros(1)),
-        ("bn1.weight", torch.zeros(9)),
-        ("bn1.weight", torch.full((8,), torch.nan)),
-        ("bn1.weight", torch.zeros(8).to_sparse()),
-        ("bn1.weight", [1.0] * 8),
-        ("layer4.0.conv2.weight", torch.full((64, 64, 3, 3), 1e30)),
-    ],
-)
-def test_networks_that_are_not_whole_or_not_sound(state, tmp_path, name, value):
-    changed = {k: v for k, v in {**state, name: value}.items() if v is not None}
-    path = save(tmp_path, plain(changed))
-    with pytest.raises(DataError) as error:
-        read_initial_weights(path)
-    assert str(error.value).startswith(path)
-
-
-def test_random_is_a_word_and_needs_a_network(state, tmp_path):
-    with pytest.raises(UserError, match=r"MODEL\.ARCH"):
-        read_initial_weights("random")
+def test_random_is_a_word():
     weights = read_initial_weights("random", "resnet18")
     assert weights.state is None and weights.spec == EncoderSpec("resnet18")
-    with pytest.raises(UserError, match="--init"):
-        read_initial_weights(save(tmp_path, plain(state), "random.pth"))
-
-
-@pytest.mark.parametrize(
-    ("key", "value"), [("arch", "resnet18"), ("width", 1.0), ("stem", "cifar")]
-)
-def test_another_network_than_the_requested_one(state, tmp_path, key, value):
-    path = save(tmp_path, official(state))
-    with pytest.raises(UserError, match=rf"MODEL\.{key.upper()}"):
-        read_initial_weights(path, **{key: value})
-
-
-def test_an_architecture_that_no_training_here_has(tmp_path):
-    torch.manual_seed(0)
-    from torchvision.models import resnext50_32x4d
-
-    model = resnext50_32x4d()
-    randomize(model)
-    with pytest.raises(UserError, match="32 groups of 4"):
-        read_initial_weights(save(tmp_path, model.state_dict()))
 
 
 def two_networks(layout):

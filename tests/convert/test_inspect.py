@@ -10,7 +10,6 @@ import torch
 
 from convert.convert_to_d2 import convert_file, main
 from convert.inspect_file import inspect_file
-from moco.common.errors import DataError, UserError
 from moco.common.files import sha256_file
 from tests.oracles.checkpoints import official
 
@@ -82,13 +81,3 @@ def test_a_file_that_cannot_be_converted_is_described_with_the_reason(save: Save
     assert "no use        unknown layout" in strange.splitlines()[-1]
     assert "\x1b" not in strange
     assert "a list, not a dict" in inspect_file(save([1, 2]))
-
-
-def test_words_of_the_command_line(save: Save, tmp_path: Path) -> None:
-    src = str(save(official()))
-    with pytest.raises(UserError, match="--inspect"):
-        main(["--inspect", src, src])
-    with pytest.raises(UserError, match="INPUT and OUTPUT are needed"):
-        main([src])
-    with pytest.raises(DataError, match="does not exist"):
-        main(["--inspect", str(tmp_path / "nowhere")])

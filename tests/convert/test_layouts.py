@@ -11,18 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from convert.convert_to_d2 import convert_file
 from convert.files import read_file
 from convert.sources import Given, recognize
-from convert.verify import read_converted
 from moco.common.errors import DataError, UserError
-from moco.common.files import sha256_file
-from tests.convert.layout_checks import IMAGENET, MAKERS, assert_has_pixels, assert_is, made
+from tests.convert.layout_checks import MAKERS, made
 from tests.oracles import layouts_fair, layouts_frameworks
-from tests.oracles.layouts_fair import EPOCH
 
-SWAV = ((123.675, 116.28, 103.53), (58.14, 57.12, 57.375))  # 0.228 x 255
-ONLY_SCALED = ((0.0, 0.0, 0.0), (255.0, 255.0, 255.0))
 # Convolutions by depth; each has a batch norm of four tensors and a counter.
 CONVOLUTIONS = {18: 20, 50: 53}
 COUNTERS = CONVOLUTIONS[50]
@@ -35,8 +29,6 @@ NO_PIXELS = "meta's configuration names no mean and std: ImageNet's are assumed"
 class Expected:
     source: str
     dropped: dict[str, int]  # beside the batch counters of the backbone
-    epoch: int | None = EPOCH
-    pixels: tuple[tuple[float, ...], tuple[float, ...]] = IMAGENET
     unwrapped: tuple[str, ...] = ("state_dict",)  # path to the default network's state dict
     note: str = ""  # what a note has to say
     depth: int = 50
@@ -62,22 +54,17 @@ EXPECTED = {
     "simclr v1": Expected(
         "google-research/simclr v1 (tonylins/simclr-converter)",
         {"head": 2},
-        epoch=None,
-        pixels=ONLY_SCALED,
         note="max-pool",
     ),
     "simclr v2": Expected(
         "google-research/simclr v2 (Separius/SimCLRv2-Pytorch)",
         {"head": 2, "projection head": 1},
-        epoch=None,
-        pixels=ONLY_SCALED,
         unwrapped=("resnet",),
         note="max-pool",
     ),
     "byol": Expected(
         "google-deepmind/byol (ajtejankar/byol-convert)",
         {"head": 2, "batch counter": -COUNTERS},
-        epoch=None,
         unwrapped=(),
         note="SAME",
     ),
@@ -91,20 +78,15 @@ EXPECTED = {
         {"projector": 8, "training record": 1, "optimizer": 1},
         unwrapped=("model",),
     ),
-    "backbone only": Expected(
-        "torchvision", {}, epoch=None, unwrapped=(), note="dilated, anti-aliased"
-    ),
+    "backbone only": Expected("torchvision", {}, unwrapped=(), note="dilated, anti-aliased"),
     "swav": Expected(
         "facebookresearch/swav",
         {"projection head": 8, "batch counter": 1, "prototypes": 1, "training record": 1}
         | {"optimizer": 1, "loss scaling": 1},
-        pixels=SWAV,
     ),
     "swav released": Expected(
         "facebookresearch/swav",
         {"projection head": 8, "batch counter": 1, "prototypes": 1},
-        epoch=None,
-        pixels=SWAV,
         unwrapped=(),
     ),
     "dino": Expected(
@@ -129,7 +111,7 @@ EXPECTED = {
         unwrapped=("loss",),
     ),
     "vissl zoo": Expected(
-        "facebookresearch/vissl (converted)", {}, epoch=None, unwrapped=("model_state_dict",)
+        "facebookresearch/vissl (converted)", {}, unwrapped=("model_state_dict",)
     ),
 }
 EXPECTED["barlowtwins released"] = EXPECTED["barlowtwins"]
@@ -207,11 +189,16 @@ FRAMEWORKS = {
     "mmpretrain published": Framework(ANY_MM, {"head": 2, "training record": 1}),
     "mmpretrain ema": Framework("mmpretrain", {"head": 2, "model encoder": 1, **MMENGINE}),
     "openselfsup extracted": Framework(
-        "OpenSelfSup (extracted)", {"training record": 1}, epoch=None
+        "OpenSelfSup (extracted)",
+        {"training record": 1},
     ),
-    "mmselfsup extracted": Framework("MMSelfSup (extracted)", {"training record": 1}, epoch=None),
+    "mmselfsup extracted": Framework(
+        "MMSelfSup (extracted)",
+        {"training record": 1},
+    ),
     "densecl extracted": Framework(
-        "WXinlong/DenseCL (extracted)", {"training record": 1}, epoch=None
+        "WXinlong/DenseCL (extracted)",
+        {"training record": 1},
     ),
     "solo-learn byol": solo(
         momentum_encoder=NETWORK,
@@ -257,28 +244,19 @@ def test_every_layout_is_expected() -> None:
 
 @LAYOUTS
 def test_every_layout(name: str, save: Callable[..., Path]) -> None:
+    """What the network is and needs is in tests/golden/convert_verdicts.yaml."""
     source, expected = made(name), EXPECTED[name]
     raw = read_file(write(name, save))
     found = recognize(raw, "a.file")
-    default = next(iter(source.networks))
-    assert (found.contract.source, found.contract.encoder) == (expected.source, default)
-    assert found.encoders == tuple(source.networks)
     convolutions = CONVOLUTIONS[expected.depth]
     counters = convolutions + expected.dropped.get("batch counter", 0)
     dropped = expected.dropped | {"batch counter": counters}
     assert found.dropped == {rule: count for rule, count in dropped.items() if count}
-    assert found.epoch == expected.epoch
-    assert_has_pixels(found, expected.pixels)
-    architecture = found.contract.architecture
-    assert (architecture.depth, architecture.stem) == (expected.depth, "imagenet")
-    assert found.warnings == []
     note = NO_PIXELS if expected.source in WITH_CONFIGURATION else expected.note
     assert len(found.notes) == bool(note)
     assert all(note in text for text in found.notes)
-    for choice, network in source.networks.items():
+    for choice in source.networks:
         found = recognize(raw, "a.file", Given(encoder=choice))
-        assert found.contract.encoder == choice
-        assert_is(found, network, convolutions * 5)
         others = source.networks.keys() - {choice}
         assert {f"{other} encoder" for other in others} <= found.dropped.keys()
 
@@ -322,16 +300,3 @@ def test_tensors_beside_it_are_named(name: str) -> None:
     with pytest.raises(DataError, match=r"'surprise'.* ambiguous .*--encoder with one of") as error:
         recognize(checkpoint | {"surprise": {"weight": torch.ones(1, 1, 3, 3)}}, "a.file")
     assert str(error.value).endswith(f" {', '.join(before.encoders)}")
-
-
-@pytest.mark.parametrize("name", ["simclr v1", "simclr v2", "byol", "swav", "dino", "densecl"])
-def test_from_file_to_file(name: str, save: Callable[..., Path], tmp_path: Path) -> None:
-    """Networks with pixels, names or memory of their own, and one of several."""
-    src = write(name, save)
-    report = convert_file(src, tmp_path / "out.pth")
-    contract = read_converted(tmp_path / "out.pth").contract
-    assert contract == report.contract
-    assert (contract.source, contract.source_sha256) == (EXPECTED[name].source, sha256_file(src))
-    assert (contract.pixels.mean, contract.pixels.std) == EXPECTED[name].pixels
-    assert contract.encoder == next(iter(made(name).networks))
-    assert report.epoch == EXPECTED[name].epoch

@@ -10,19 +10,12 @@ import pytest
 
 from convert.families import resnet
 from convert.files import read_file
-from convert.sources import Given, recognize
+from convert.sources import recognize
 from moco.common.errors import DataError
-from tests.convert.layout_checks import assert_has_pixels, assert_is, made
-from tests.oracles import layouts_fair
+from tests.convert.layout_checks import assert_has_pixels, made
 
 # A ResNet-50 has 53 convolutions, and each a batch norm of four tensors and a counter.
 TENSORS = 53 * 5
-
-
-def test_selective_kernels_are_refused() -> None:
-    checkpoint = layouts_fair.simclr_v2(selective_kernels=True).checkpoint
-    with pytest.raises(DataError, match="main_conv"):
-        recognize(checkpoint, "a.file")
 
 
 def test_state_dict_in_usual_order_is_not_simclrs() -> None:
@@ -47,15 +40,6 @@ def test_shortcuts_first_are_not_always_simclrs() -> None:
     state = made("simclr v1").checkpoint["state_dict"]
     state = {key: value for key, value in state.items() if not key.startswith("fc.")}
     assert recognize({"state_dict": state}, "a.file").contract.source == "state dict"
-
-
-def test_one_network_of_two() -> None:
-    """A file without the default network says so instead of taking the other."""
-    checkpoint = {k: v for k, v in made("dino").checkpoint.items() if k != "teacher"}
-    with pytest.raises(DataError, match=r"no teacher encoder.*--encoder student"):
-        recognize(checkpoint, "a.file")
-    found = recognize(checkpoint, "a.file", Given(encoder="student"))
-    assert_is(found, made("dino").networks["student"], TENSORS)
 
 
 def test_byols_own_file_names_its_converter(tmp_path: Path) -> None:

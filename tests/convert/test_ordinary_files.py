@@ -250,8 +250,12 @@ def test_the_official_cifar_notebook(choice: str, save: Save, tmp_path: Path) ->
     assert all(torch.equal(found.state[key], state[key]) for key in found.state)
     other = {"query": "key", "key": "query"}[choice]
     assert found.dropped == {
-        **{"batch counter": 20, "numbered head": 2, f"{other} encoder": 122, "queue": 2},
-        **{"training record": 1, "optimizer": 1},
+        "batch counter": 20,
+        "numbered head": 2,
+        f"{other} encoder": 122,
+        "queue": 2,
+        "training record": 1,
+        "optimizer": 1,
     }
     if choice == "query":
         assert convert_file(save(made.checkpoint), tmp_path / "out.pth").mapped == 100

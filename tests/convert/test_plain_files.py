@@ -108,13 +108,6 @@ def test_several_networks_that_nobody_described(
         assert convert_file(src, tmp_path / "out.pth", encoder=label).contract.encoder == label
 
 
-def test_a_wrapped_and_a_plain_key_of_one_name() -> None:
-    state = dict(make_resnet().state_dict())
-    state["module.bn1.bias"] = state["bn1.bias"] + 1
-    with pytest.raises(DataError, match=r"two tensors for bn1\.bias; the second is 'module\.bn1"):
-        recognize(state, "x")
-
-
 def test_our_classifiers_backbone() -> None:
     """What moco.linear and moco.finetune write has the same record of its encoder and input."""
     checkpoint = own()

@@ -22,6 +22,7 @@ from convert.inspect_file import inspect_file
 from convert.sources import Given, recognize
 from moco.common.errors import DataError
 from tests.oracles.checkpoints import caffe2, official
+from tests.oracles.convert_damaged import NARROW
 from tests.oracles.resnets import make_resnet, randomize
 
 Save = Callable[..., Path]
@@ -64,12 +65,6 @@ BGR = "dict(mean=[103.53, 116.28, 123.675], std=[1.0, 1.0, 1.0], to_rgb=False)"
 CIFAR = "dict(mean=[125.307, 122.961, 113.8575], std=[51.5865, 50.847, 51.255], to_rgb=False)"
 
 
-@pytest.mark.parametrize(("key", "text"), [("config", RGB), ("cfg", UNIT)])
-def test_an_mm_configuration_that_agrees(key: str, text: str) -> None:
-    raw = {"meta": {key: text}, "state_dict": state("backbone.", depth=50)}
-    assert recognize(raw, "x").notes == []
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -97,31 +92,6 @@ def test_a_segmentation_network_is_dilated() -> None:
     raw = {key: torch.ones(()).expand(value.shape) for key, value in shapes.state_dict().items()}
     with pytest.raises(DataError, match=r"keys that neither .*'classifier\.0\.convs"):
         recognize(raw, "x")
-
-
-def test_solo_learns_cifar_stem() -> None:
-    raw = {
-        "pytorch-lightning_version": "2",
-        "state_dict": {
-            **state("backbone.", stem="cifar"),
-            "classifier.weight": torch.ones(2, 2),
-            "projector.0.weight": torch.ones(2, 2),
-        },
-    }
-    with pytest.raises(DataError, match=r"a CIFAR network; solo-learn's .* pad .* by 2 pixels"):
-        recognize(raw, "x")
-
-
-def test_encoders_of_lightning_are_not_the_official_mocos() -> None:
-    raw = {
-        "pytorch-lightning_version": "1.0",
-        "state_dict": {**state("encoder_q."), **state("encoder_k.", seed=1)},
-    }
-    with pytest.raises(DataError, match=r"ambiguous.*state_dict\.encoder_k, state_dict\.encoder_q"):
-        recognize(raw, "x")
-    found = recognize(raw, "x", Given(encoder="state_dict.encoder_q"))
-    assert found.contract.source == "state dict"
-    assert "does not say how its pixels" in found.warnings[0]
 
 
 def test_a_flat_dict_is_said_to_say_little() -> None:
@@ -152,12 +122,6 @@ def test_other_names_of_heads_and_counters(key: str) -> None:
     assert len(recognize({**state(), key: torch.ones(2)}, "x").state) == 100
 
 
-def test_a_missing_stage() -> None:
-    raw = {key: value for key, value in state().items() if not key.startswith("layer4")}
-    with pytest.raises(DataError, match="layer4 is missing; not the whole of a ResNet"):
-        recognize(raw, "x")
-
-
 def test_a_detector_without_a_dict_around_it() -> None:
     net = {resnet.to_detectron2(key) or key: value for key, value in state().items()}
     raw = {f"backbone.bottom_up.{key}": value for key, value in net.items()}
@@ -168,19 +132,6 @@ def test_a_detector_without_a_dict_around_it() -> None:
 # Made to mislead.
 
 
-def test_indices_of_thousands_of_digits() -> None:
-    raw = {**state(), "layer1." + "1" * 5000 + ".conv1.weight": torch.ones(1)}
-    with pytest.raises(DataError, match="1 keys that neither"):
-        recognize(raw, "x")
-
-
-def test_one_storage_for_every_tensor() -> None:
-    one = torch.ones(3_000_000)
-    raw = {**state(), **{f"layer1.{i}.conv1.weight": one[i:] for i in range(60)}}
-    with pytest.raises(DataError, match="bytes that share"):
-        recognize(raw, "x")
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -188,7 +139,7 @@ def test_one_storage_for_every_tensor() -> None:
         ({"encoder": "x\nnext  rm"}, "encoder: got .* expected a text of one line"),
         ({"source_sha256": "x"}, "expected 64 hexadecimal digits"),
         ({"pixel_mean": [10**250, 0, 0]}, "expected three finite numbers"),
-        ({"num_groups": 5}, "has basic blocks, which have no groups"),
+        ({"architecture": {**NARROW, "num_groups": 5}}, "has basic blocks, which have no groups"),
         ({"version": ["x" * 10**6] * 50}, "version a list"),
     ],
 )

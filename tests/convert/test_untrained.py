@@ -11,7 +11,6 @@ from torch import nn
 
 from convert.convert_to_d2 import convert_file
 from convert.verify import read_converted
-from moco.common.errors import DataError
 from tests.oracles.resnets import make_resnet
 
 Save = Callable[..., Path]
@@ -28,23 +27,6 @@ def reset(net: nn.Module, name: str, *, statistics: bool, affine: bool) -> None:
 
 def norms(net: nn.Module) -> list[str]:
     return [name for name, module in net.named_modules() if isinstance(module, nn.BatchNorm2d)]
-
-
-def test_a_random_initialization_is_refused(save: Save, tmp_path: Path) -> None:
-    net = make_resnet()
-    for name in norms(net):
-        reset(net, name, statistics=True, affine=True)
-    src = save(net.state_dict())
-    with pytest.raises(DataError, match=r"all 20 batch norms .* never trained.* random"):
-        convert_file(src, tmp_path / "out.pth")
-    assert not (tmp_path / "out.pth").exists()
-    # One that moved is enough for a network that was trained with almost everything frozen.
-    net.bn1.running_mean[0] = 0.5
-    report = convert_file(save(net.state_dict()), tmp_path / "out.pth")
-    assert [warning.split(" batch norms")[0] for warning in report.warnings] == [
-        "19 of 20",
-        "20 of 20",
-    ]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from convert.families.vit_changes import (
 from convert.inspect_file import inspect_file
 from convert.sources import Given, recognize
 from convert.verify import check_features, read_converted
-from moco.common.errors import DataError, UserError
+from moco.common.errors import DataError
 from tests.convert.test_vit import FROM_FILE, make_state
 
 KERNEL = torch.randn(5, 3, 14, 14, generator=torch.Generator().manual_seed(0))
@@ -85,23 +85,6 @@ def test_sizes_are_changed_and_listed(
     assert report.features["last_feat"].stride == patch
     assert all(f"changed as requested: {part}" in report.notes for part in source.split("; "))
     assert source in inspect_file(out)
-
-
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [
-        ({"image_size": 18}, "--image-size 18.*patch size 4"),
-        ({"image_size": 4096}, "--image-size 4096"),
-        ({"patch_size": 0}, "--patch-size 0"),
-        ({"patch_size": 100}, "--patch-size 100"),
-        ({"patch_rule": "bicubic"}, "--patch-rule.*--patch-size"),
-        ({"patch_rule": "best", "patch_size": 8}, "best.*pseudo-inverse, bicubic"),
-        ({"fold_layer_scale": True}, "--fold-layer-scale.*no LayerScale"),
-    ],
-)
-def test_changes_that_do_not_fit(asked: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        recognize(make_state(), "a.file", Given.of(num_heads=3, **asked), "0" * 64)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from convert.convert_to_d2 import main as convert
 from convert.verify import read_converted
 from moco import knn
 from moco.common import pretrained
-from moco.common.errors import UserError
 from moco.common.run import read_record
 from tests.moco.classification.classify_runs import write_labeled
 from tests.oracles.file_server import Served, file_server
@@ -54,12 +53,6 @@ def test_list_and_fetch(served: Served, tmp_path: Path, capsys: pytest.CaptureFi
     assert "torchvision" in out and "103.53" in out and str(tmp_path / "cache") in out
     (row,) = [line for line in out.splitlines() if line.startswith("mine")]
     assert row.split()[-1] == "yes"
-
-
-def test_nothing_is_fetched_where_one_name_is_wrong(served: Served) -> None:
-    with pytest.raises(UserError, match=r"min: .*mine"):
-        weights.main(["fetch", "mine", "min"])
-    assert not served.asked
 
 
 def test_the_shipped_list(capsys: pytest.CaptureFixture[str]) -> None:

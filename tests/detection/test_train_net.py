@@ -1,11 +1,8 @@
 """The command line: choice of the engine, the folder, the record, errors in one line."""
 
 import json
-import re
 import shutil
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,11 +11,8 @@ from detection.engine import run
 from detection.engine.resuming import set_iterations
 from detection.train_net import build_parser, choose_engine, main
 from moco.common.command import parse_with_pairs
-from moco.common.errors import DataError, NumericError, Preempted, UserError
-from moco.common.run import LOCK_NAME, read_record
-from moco.common.shipped import resolve
-
-ROOT = Path(__file__).resolve().parents[2]
+from moco.common.errors import NumericError, Preempted, UserError
+from moco.common.run import read_record
 
 
 @pytest.fixture
@@ -28,8 +22,15 @@ def argv(small_config, small_options, tmp_path):
     def call(*opts: object, flags: tuple[str, ...] = (), engine: str = "embedded") -> list[str]:
         options = [*small_options, "MODEL.WEIGHTS", "random", "DATALOADER.NUM_WORKERS", "0"]
         return [
-            *("--config-file", small_config, "--engine", engine, *flags, *options),
-            *("OUTPUT_DIR", str(tmp_path / "run"), *map(str, opts)),
+            "--config-file",
+            small_config,
+            "--engine",
+            engine,
+            *flags,
+            *options,
+            "OUTPUT_DIR",
+            str(tmp_path / "run"),
+            *map(str, opts),
         ]
 
     return call
@@ -57,8 +58,16 @@ def test_flags_and_pairs_in_any_order():
     args = parse_with_pairs(build_parser(), arguments)
     assert (args.config_file, args.resume, args.num_gpus) == ("a.yaml", True, 2)
     assert args.opts == [
-        *("SEED", "-1", "OUTPUT_DIR", "out", "DATASETS.VOC_DIR", ""),
-        *("MODEL.RPN.BOUNDARY_THRESH", "-1e-3", "SOLVER.STEPS", "(1,)"),
+        "SEED",
+        "-1",
+        "OUTPUT_DIR",
+        "out",
+        "DATASETS.VOC_DIR",
+        "",
+        "MODEL.RPN.BOUNDARY_THRESH",
+        "-1e-3",
+        "SOLVER.STEPS",
+        "(1,)",
     ]
 
 
@@ -75,8 +84,6 @@ def test_the_engine_without_detectron2(monkeypatch):
     engine, reason = choose_engine("auto")
     assert engine == "embedded"
     assert "Detectron2 cannot be imported" in reason
-    with pytest.raises(UserError, match="--engine detectron2: it cannot be imported"):
-        choose_engine("detectron2")
 
 
 def test_a_run_writes_its_record_last_and_says_what_next(argv, tmp_path, capsys):
@@ -106,20 +113,6 @@ def test_tasks_have_names(argv, tmp_path, monkeypatch, capsys):
     words[words.index("--config-file") + 1] = "faster_rcnn_R_18_C4_small"
     assert main(words) == 0
     assert "voc/faster_rcnn_R_18_C4_small.yaml" in capsys.readouterr().out
-    words[words.index("--config-file") + 1] = "mask_rcnn_R_50_FPN_1x"
-    with pytest.raises(UserError, match="coco/mask_rcnn_R_50_FPN_1x"):
-        main(words)
-
-
-def test_a_folder_with_files_is_not_touched(argv, tmp_path):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "thesis.txt").write_text("years of work")
-    with pytest.raises(UserError, match=r"not empty \(it holds thesis\.txt\).*--overwrite"):
-        main(argv())
-    assert [path.name for path in folder.iterdir() if path.name != LOCK_NAME] == ["thesis.txt"]
-    with pytest.raises(UserError, match="exclude each other"):
-        main(argv(flags=("--resume", "--overwrite")))
 
 
 def test_overwriting_leaves_nothing_to_resume(argv, tmp_path, monkeypatch):
@@ -143,16 +136,6 @@ def test_overwriting_leaves_nothing_to_resume(argv, tmp_path, monkeypatch):
     assert not any((folder / name).exists() for name in made)
     assert "model_0000001" not in (folder / "log.txt").read_text()
     assert read_record(folder / "run.json").status == "failed"
-
-
-def test_a_preempted_run_is_not_over(argv, tmp_path, monkeypatch):
-    def stopped(*_: object) -> None:
-        raise Preempted("stopped by SIGTERM")
-
-    monkeypatch.setattr(run, "run_engine", stopped)
-    with pytest.raises(Preempted):
-        main(argv())
-    assert not (tmp_path / "run" / "run.json").exists()
 
 
 def test_a_resumed_run_keeps_its_weights(argv, r18_file, tmp_path, monkeypatch):
@@ -182,7 +165,7 @@ def test_a_resumed_run_keeps_its_weights(argv, r18_file, tmp_path, monkeypatch):
         main(argv("MODEL.WEIGHTS", other, flags=("--resume",)))
     shutil.copy(other, copy)
     begin(r18_file)
-    (folder / "start.json").unlink()  # of a run that an earlier version began
+    (folder / "start.json").unlink()  # as where plain Detectron2 began it
     begin(r18_file)
     with pytest.raises(UserError, match=r"begun from .*r18.pth, but MODEL.WEIGHTS is .*copy.pth"):
         main(argv("MODEL.WEIGHTS", copy, flags=("--resume",)))
@@ -278,42 +261,6 @@ def test_a_failed_training_knows_its_iterations(argv, tmp_path, monkeypatch):
     assert record.seconds > 0
 
 
-def test_errors_come_before_the_folder(argv, tmp_path):
-    """Nothing is created for a task that cannot run."""
-    with pytest.raises(DataError, match="no such file"):
-        main(argv("MODEL.WEIGHTS", "moco.pth"))
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.fixture
-def in_torchrun(monkeypatch):
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
-    for name, value in zip(names, (0, 2, 0, 2, 1), strict=True):
-        monkeypatch.setenv(name, str(value))
-    monkeypatch.setenv("MASTER_ADDR", "localhost")
-
-
-def test_without_a_task_its_flag_is_named_with_an_example():
-    with pytest.raises(UserError, match=r"DATASETS.TRAIN is empty; .*DATASETS.VOC_DIR") as caught:
-        main(["--check-only", "MODEL.WEIGHTS", "random"])
-    assert resolve(re.search(r"--config-file (\S+)", str(caught.value))[1]).is_file()
-
-
-@pytest.mark.usefixtures("in_torchrun")
-def test_torchrun_and_the_flags_exclude_each_other(argv):
-    with pytest.raises(UserError, match=r"--num-gpus, .*torchrun has started the processes; omit"):
-        main(argv(flags=("--num-gpus", "2")))
-
-
-@pytest.mark.detectron2
-@pytest.mark.usefixtures("in_torchrun", "detectron2")
-def test_torchrun_cannot_start_detectron2(argv):
-    arguments = argv()
-    arguments[arguments.index("--engine") + 1] = "detectron2"
-    with pytest.raises(UserError, match=r"--num-gpus 2 instead, or torchrun with --engine embed"):
-        main(arguments)
-
-
 @pytest.mark.slow
 def test_restarted_by_torchrun_the_run_continues(argv, tmp_path, monkeypatch):
     assert main(argv()) == 0
@@ -323,25 +270,6 @@ def test_restarted_by_torchrun_the_run_continues(argv, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert main(longer) == 0
     assert "continuing at iteration 3" in (tmp_path / "run" / "log.txt").read_text()
-
-
-@pytest.mark.usefixtures("in_torchrun")
-def test_processes_of_torchrun_need_one_seed(argv):
-    with pytest.raises(UserError, match="SEED: several machines, or torchrun, need the same one"):
-        main(argv("SEED", "-1"))
-
-
-@pytest.mark.parametrize(
-    ("weights", "flags", "message"),
-    [
-        ("random", (), "--eval-only needs a trained model"),
-        ("x.pth", (), "MODEL.WEIGHTS x.pth: no such file"),
-        ("x.pth", ("--resume",), "last_checkpoint is missing"),
-    ],
-)
-def test_evaluation_needs_a_trained_model(weights, flags, message, argv):
-    with pytest.raises(UserError, match=message):
-        main(argv("MODEL.WEIGHTS", weights, flags=("--eval-only", *flags)))
 
 
 def test_evaluation_takes_the_model_as_it_was_trained(argv, tmp_path, small_config, small_options):
@@ -359,23 +287,3 @@ def test_evaluation_takes_the_model_as_it_was_trained(argv, tmp_path, small_conf
     assert json.loads((tmp_path / "again" / "inference" / "shapes_test.json").read_text())
     with pytest.raises(UserError, match=r"INPUT\.FORMAT: you set 'RGB', but"):
         main(argv(*elsewhere, "INPUT.FORMAT", "RGB", flags=("--eval-only",)))
-
-
-@pytest.mark.slow
-def test_the_script_ends_with_one_line_and_its_code(small_config, small_options, tmp_path):
-    options = [*small_options, "MODEL.WEIGHTS", "no.pth"]
-    done = subprocess.run(
-        [
-            *(sys.executable, str(ROOT / "detection" / "train_net.py")),
-            *("--config-file", small_config, "--engine", "embedded", *options),
-        ],
-        capture_output=True,
-        text=True,
-        env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        cwd=tmp_path,
-        timeout=120,
-    )
-    assert done.returncode == 3
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("error: MODEL.WEIGHTS no.pth: no such file")
-    assert list(tmp_path.iterdir()) == []

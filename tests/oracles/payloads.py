@@ -112,8 +112,16 @@ POINTER = (0x4141414141414141).to_bytes(8, "little")
 
 # Of `corpus`: what this Python, or torch, does not run, but another might.
 ASLEEP = {
-    *("TorchScript", "NEWOBJ", "NEWOBJ_EX", "EXT1", "getattr of a known class", "reconstructor"),
-    *("functools", "array of objects", "forged dtype", "scalar of objects"),
+    "TorchScript",
+    "NEWOBJ",
+    "NEWOBJ_EX",
+    "EXT1",
+    "getattr of a known class",
+    "reconstructor",
+    "functools",
+    "array of objects",
+    "forged dtype",
+    "scalar of objects",
     "array of objects in a torch file",
 }
 

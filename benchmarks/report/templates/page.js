@@ -28,21 +28,3 @@ for (const table of document.querySelectorAll("table:not(.samples)")) {
     });
   });
 }
-// While the suite is computed: a page from a file is read again now and then, a served one asks how
-// far it is, and is read again when there are new tables.
-const progress = document.getElementById("progress");
-const ask = async () => {
-  try {
-    const answer = await fetch("progress");
-    if (!answer.ok) throw new Error(answer.status);
-    if (answer.headers.get("Report-At") !== progress.dataset.at) return location.reload();
-    progress.innerHTML = await answer.text();
-    document.title = document.title.replace(/^\S+/, progress.querySelector(".share").textContent);
-    progress.className = "";
-  } catch {
-    progress.className = "lost";
-  }
-  setTimeout(ask, 2000);
-};
-if (progress && location.protocol === "file:") setTimeout(() => location.reload(), 30000);
-else if (progress) ask();

@@ -31,7 +31,7 @@ from benchmarks.suites.executors.base import EXECUTORS, Executor, Options, Proce
 from benchmarks.suites.executors.slurm_script import JobOptions, make_script, parse_options
 from benchmarks.suites.locks import Lock
 from benchmarks.suites.runs import DONE, FAILED, QUEUED, RUNNING, Run, State, read_json
-from moco.common.errors import UserError
+from moco.common.errors import UserError, plural
 from moco.common.files import atomic_write_json, atomic_write_text
 
 NOTE_NAME = "job.json"
@@ -189,7 +189,7 @@ class SlurmExecutor(Executor):
             atomic_write_text(entries.with_suffix(".sh"), script)
             done = sbatch(["--parsable"], script)
             if done.returncode:
-                number = f"{len(group)} job{'s'[: len(group) > 1]}"
+                number = plural(len(group), "job")
                 raise UserError(f"sbatch refused {number}: {_refusal(done, gpus)}")
             array = done.stdout.strip().partition(";")[0]
             for index, (job, _) in enumerate(group):
@@ -223,7 +223,7 @@ class SlurmExecutor(Executor):
             return super().shutdown_message()
         arrays = _arrays(job.id for job in self.jobs if job.id)
         return (
-            f"{len(self.jobs)} job{'s'[: len(self.jobs) > 1]} stay in Slurm's queue and continue "
+            f"{plural(len(self.jobs), 'job')} stay in Slurm's queue and continue "
             f"(scancel {' '.join(arrays)} would end them); --status says how far they are, and the "
             "same command watches them again"
         )

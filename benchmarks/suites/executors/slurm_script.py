@@ -13,8 +13,21 @@ from moco.common.errors import UserError
 PARTNER_SECONDS = 60  # for the other machines of a run when the process on one has ended
 # What follows from a run's size, or from how its jobs are put back into the queue.
 OURS = (
-    *("array", "error", "gpus-per-task", "job-name", "nodes", "ntasks", "ntasks-per-node"),
-    *("open-mode", "output", "requeue", "no-requeue", "signal", "test-only", "wait", "wrap"),
+    "array",
+    "error",
+    "gpus-per-task",
+    "job-name",
+    "nodes",
+    "ntasks",
+    "ntasks-per-node",
+    "open-mode",
+    "output",
+    "requeue",
+    "no-requeue",
+    "signal",
+    "test-only",
+    "wait",
+    "wrap",
 )
 TIME = "24:00:00"
 

@@ -22,7 +22,7 @@ from detection.datasets.corruptions import NAMES
 from detection.evaluation.matches import MatchFile, write_matches
 from detection.evaluation.metrics import ERRORS_NAME, ROBUSTNESS_NAME
 from moco.common.errors import DataError, UserError
-from tests.benchmarks.report.fake_runs import CONFIG, record, write_pair, write_run
+from tests.benchmarks.report.fake_runs import CONFIG, record, write_run
 from tests.benchmarks.report.test_bootstrap import matches
 
 HOME = "/home/somebody/secret place"
@@ -127,21 +127,6 @@ def test_evidence_comes_back(tmp_path, monkeypatch):
         assert {n: one.read(n) for n in names} == {n: two.read(n) for n in names}
 
 
-def test_diff_with_a_bundle_is_diff_with_its_folder(suite, bundle, tmp_path, capsys):
-    other = write_pair(
-        tmp_path / "other",
-        {"random": [20.0, 21.0], "new": [3.0]},
-        config={**CONFIG, "SOLVER.BASE_LR": 0.01, "OUTPUT_DIR": "/elsewhere/out"},
-        config_sha256="d" * 64,
-    )
-    for a, b in ((suite, other), (other, suite), (suite, suite)):
-        expected = printed(capsys, "--diff", a, b)
-        zipped = [bundle if side == suite else side for side in (a, b)]
-        assert printed(capsys, "--diff", *zipped).splitlines()[2:] == expected.splitlines()[2:]
-    assert "SOLVER.BASE_LR" in printed(capsys, "--diff", bundle, other)
-    assert printed(capsys, "--diff", suite, bundle).count("same numbers") == 2 * 3
-
-
 def test_the_same_bytes_without_this_machines_folders(suite, bundle, tmp_path):
     first = bundle.read_bytes()
     moved = suite.rename(tmp_path / "elsewhere")
@@ -173,12 +158,6 @@ def test_runs_of_several_places_keep_apart(tmp_path, capsys):
         str(run.folder.relative_to(tmp_path)) for run in collect([tmp_path / "b.zip"]).transfer
     ]
     assert names == ["b.zip/x/run", "b.zip/y/run"]
-
-
-def test_the_bundle_is_a_zip_file(suite, tmp_path):
-    for arguments in ([str(suite), "--bundle", "x.tar"], ["--diff", "a", "b", "--bundle", "x.zip"]):
-        with pytest.raises(UserError, match="--bundle"):
-            main(arguments)
 
 
 def zipped(*members: tuple[str, str | bytes], **changes) -> bytes:
@@ -281,7 +260,7 @@ def test_hostile_bundles(tmp_path, name):
     path.parent.mkdir()
     path.write_bytes(HOSTILE[name]())
     with pytest.raises(UserError, match=re.escape(str(path))) as error:
-        main(["--diff", str(path), str(path)])
+        main([str(path)])
     assert "\n" not in str(error.value)
     of_data = name not in ("link", "no record", "nothing")
     assert isinstance(error.value, DataError) == of_data

@@ -285,6 +285,10 @@ def test_rendered_below_ours_and_near_ones_apart(tmp_path, near):
     rows = csv_rows(RENDERERS.get("csv")(made)["table.literature.csv"])
     [row] = [row for row in rows if row["verified"] == "False" and row["metric"] == "bbox/AP50"]
     assert (row["method"], row["epochs"], row["value"], row["lr"], row["differs"]) == (
-        *("DenseCL", "200", "82.8", "0.02, warm-up 100", ""),
+        "DenseCL",
+        "200",
+        "82.8",
+        "0.02, warm-up 100",
+        "",
     )
     assert any("SimSiam" in row["source"] for row in rows) == near

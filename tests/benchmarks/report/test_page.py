@@ -147,8 +147,11 @@ def test_everything_that_can_be_is_plotted(tmp_path, monkeypatch):
     monkeypatch.setattr("benchmarks.report.page.precision_recall", lambda run: curve)
     text = made(tmp_path / "runs")
     of_task = [
-        *("Loss", "AP during fine-tuning", "AP and every seed"),
-        *("Gap to the baseline, 95% interval over fine-tuning seeds", "By class"),
+        "Loss",
+        "AP during fine-tuning",
+        "AP and every seed",
+        "Gap to the baseline, 95% interval over fine-tuning seeds",
+        "By class",
         "Precision and recall of boxes, IoU 0.5, first seed",
         "Sample predictions, first seed that has them",
     ]
@@ -175,4 +178,6 @@ def test_a_live_page_lists_the_newest_runs(tmp_path, monkeypatch):
         for name, each in (("done", done), ("live", live))
     }
     assert counts == {"done": 6, "live": 2}
-    assert "older runs are not listed" in html(live)["table.html"]
+    page = html(live)["table.html"]
+    assert "older runs are not listed" in page and '<meta http-equiv="refresh"' in page
+    assert 'http-equiv="refresh"' not in html(done)["table.html"]

@@ -6,7 +6,6 @@ import pytest
 from PIL import Image
 
 from benchmarks.plot_curves import label_runs, main, plot_curves, read_curves
-from moco.common.errors import DataError, UserError
 
 
 def write_metrics(folder, *lines):
@@ -60,19 +59,3 @@ def test_runs_are_plotted_over_each_other(run, tmp_path, capsys):
     assert wrote == [f"wrote {tmp_path}/curves.{ending}" for ending in ("png", "svg")]
     with Image.open(tmp_path / "curves.png") as image:
         assert image.format == "PNG" and min(image.size) > 2 * 400
-
-
-def test_what_cannot_be_plotted(run, tmp_path):
-    (tmp_path / "new").mkdir()
-    empty = write_metrics(tmp_path / "empty")
-    broken = write_metrics(tmp_path / "broken", {"loss": 1.0, "iteration": 3})
-    for argv, error, message in (
-        ([tmp_path / "gone"], DataError, r"gone: no metrics\.json"),
-        ([run, tmp_path / "new"], DataError, r"new: no metrics\.json in it"),
-        ([empty], DataError, "nothing to plot yet"),
-        ([broken], UserError, "line 1 is not a line of metrics"),
-        ([run, run], UserError, "the same run is given twice"),
-        ([run, "--output", tmp_path / "x.pdf"], UserError, r"ends in \.png"),
-    ):
-        with pytest.raises(error, match=message):
-            main([str(word) for word in argv])

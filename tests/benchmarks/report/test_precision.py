@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from benchmarks.report.precision import precision_recall
-from benchmarks.report.records import Run, collect
+from benchmarks.report.records import FinishedRun, collect
 from detection.datasets.base import Split
 from detection.datasets.voc import GroundTruth
 from moco.common.errors import UserError
 from tests.benchmarks.report.fake_runs import CONFIG, write_run
 
 
-def predicted(tmp_path, monkeypatch, split: Split, predictions, ap50: float) -> Run:
+def predicted(tmp_path, monkeypatch, split: Split, predictions, ap50: float) -> FinishedRun:
     folder = write_run(tmp_path / "run", config=CONFIG, metrics={"bbox/AP50": ap50})
     (folder / "inference").mkdir()
     (folder / "inference" / "voc_2007_test.json").write_text(json.dumps(predictions))
@@ -62,7 +62,11 @@ def test_precision_and_recall_by_hand_coco(tmp_path, monkeypatch):
     content = {"images": images, "annotations": objects, "categories": names}
     (tmp_path / "truth.json").write_text(json.dumps(content))
     split = Split(
-        *("voc_2007_test", "coco", ("cat", "absent"), (), "e" * 64),
+        "voc_2007_test",
+        "coco",
+        ("cat", "absent"),
+        (),
+        "e" * 64,
         metadata={"json_file": str(tmp_path / "truth.json")},
     )
     found = [boxes[0], [60, 60, 9, 30], boxes[1], [5, 200, 9, 9]]  # IoU 1, 0.3, 1, 0

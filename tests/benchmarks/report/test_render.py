@@ -149,9 +149,17 @@ def test_csv_golden(own):
     rows = csv_rows(texts["table.csv"])
     assert len(rows) == 3 * 3
     assert {name: text for name, text in rows[0].items() if text or "gap_" in name} == {
-        **{"task": "my_task", "engine": "embedded", "iterations": "300", "init": "random"},
-        **{"metric": "bbox/AP", "n": "2", "mean": "11", "std": "1.41421", "baseline": "random"},
-        **{"gap_low": "", "gap_high": ""},
+        "task": "my_task",
+        "engine": "embedded",
+        "iterations": "300",
+        "init": "random",
+        "metric": "bbox/AP",
+        "n": "2",
+        "mean": "11",
+        "std": "1.41421",
+        "baseline": "random",
+        "gap_low": "",
+        "gap_high": "",
     }
     assert [rows[3][k] for k in ("init", "mean", "std", "gap")] == ["moco", "22", "2.64575", "11"]
     assert float(rows[3]["gap_low"]) < 11 < float(rows[3]["gap_high"])
@@ -159,7 +167,9 @@ def test_csv_golden(own):
     runs = csv_rows(texts["runs.csv"])
     assert {row["folder"] for row in runs} == {str(run.folder) for run in own.results.transfer}
     assert [(row["init"], row["seed"], row["bbox/AP"]) for row in runs[:3]] == [
-        *(("random", "0", "10"), ("random", "1", "12"), ("moco", "0", "20")),
+        ("random", "0", "10"),
+        ("random", "1", "12"),
+        ("moco", "0", "20"),
     ]
     assert "table.paper.csv" not in texts
 
@@ -252,13 +262,18 @@ def test_every_number_leads_to_what_it_was_made_of(tmp_path):
     page, documents = rendered(made)["html"], md(made)
     for text in (page, documents["table.runs.md"]):
         for fact in (
-            *("ab" * 32, "moco_v1_200ep.pth.tar", "none: random"),
+            "ab" * 32,
+            "moco_v1_200ep.pth.tar",
+            "none: random",
             made.tables[0].runs[0].record.config_sha256,
             "as in the paper (24k) (seed 0) / not the paper's; BASE_LR: 0.01, not 0.02 (seed 1)",
             "python 3.11.4, torch 2.5.1, git ffffffffffff (seed 0) / "
             "python 3.11.4, torch 2.4.0, git ffffffffffff (seed 1)",
             "2 x V100 (seed 0) / AMD EPYC, 2 threads (seed 1)",
-            *("0, 1", "25 s in 2 runs", "2026-11-20 23:30:00 UTC", "SEED was sampled"),
+            "0, 1",
+            "25 s in 2 runs",
+            "2026-11-20 23:30:00 UTC",
+            "SEED was sampled",
             *(str(run.folder) for run in made.results.transfer),
         ):
             assert fact in text, fact
@@ -270,7 +285,8 @@ def test_every_number_leads_to_what_it_was_made_of(tmp_path):
     assert [row["finished"] for row in rows] == ["", *["2026-11-20 23:30:00 UTC"] * 2]
     assert rows[2]["label"] == "not the paper's; BASE_LR: 0.01, not 0.02"
     assert (rows[1]["weights_source"], rows[1]["notes"]) == (
-        *("moco_v1_200ep.pth.tar", "SEED was sampled"),
+        "moco_v1_200ep.pth.tar",
+        "SEED was sampled",
     )
 
 
@@ -314,7 +330,9 @@ def test_the_papers_numbers_as_csv(voc_both, tmp_path):
     rows = csv_rows(csv(voc_both)["table.paper.csv"])
     found = [x for x in rows if (x["table"], x["part"], x["pre-train"]) == ("2", "b", "MoCo IG-1B")]
     assert [(x["metric"], x["value"], x["gap"]) for x in found] == [
-        *(("bbox/AP50", "82.2", "0.9"), ("bbox/AP", "57.2", "3.7"), ("bbox/AP75", "63.7", "4.9")),
+        ("bbox/AP50", "82.2", "0.9"),
+        ("bbox/AP", "57.2", "3.7"),
+        ("bbox/AP75", "63.7", "4.9"),
     ]
     assert len(rows) == 2 * (4 * 3 + 3 * 3)
     # what the paper does not print is not there
@@ -346,8 +364,10 @@ def test_heads_name_the_kinds_as_the_paper_does(tmp_path):
     texts = rendered(report(tmp_path))
     for line in (
         "| pre-train | n | AP^bb | AP50^bb | AP75^bb | AP^mk | AP50^mk | AP75^mk |",
-        *("| pre-train | n | mIoU |", "| random | 1 | 70.0 |"),
-        *("| pre-train | n | AP^kp | AP50^kp | AP75^kp |", "| random | 1 | 60.0 | – | – |"),
+        "| pre-train | n | mIoU |",
+        "| random | 1 | 70.0 |",
+        "| pre-train | n | AP^kp | AP50^kp | AP75^kp |",
+        "| random | 1 | 60.0 | – | – |",
     ):
         assert line in texts["md"]
     for head in ("AP<sup>bb</sup><sub>50</sub>", "AP<sup>mk</sup>", "mIoU"):
@@ -362,7 +382,8 @@ def test_a_suites_names_of_tasks_are_titles(tmp_path):
         folder = tmp_path / "runs" / name / "random" / "seed0-0123456789"
         write_run(folder, task="m", config={"DATASETS.TEST": [data]})
     assert [section.heading for section in report(tmp_path).sections] == [
-        *("m on coco_2017_val", "m on lvis_v0.5_val"),
+        "m on coco_2017_val",
+        "m on lvis_v0.5_val",
     ]
     (tmp_path / "suite.json").write_text("{}")
     made = report(tmp_path)

@@ -2,14 +2,11 @@
 
 import json
 
-import pytest
-
 from benchmarks.report.aggregate import aggregate
 from benchmarks.report.convergence import convergence
 from benchmarks.report.records import collect
 from benchmarks.report.render import RENDERERS
 from benchmarks.report.summary import Summary, ranks, summarize
-from moco.common.errors import UserError
 from tests.benchmarks.report.fake_runs import (
     CONFIG,
     csv_rows,
@@ -80,9 +77,6 @@ def test_convergence_by_hand(tmp_path):
     for name in ("md", "tex", "html", "terminal"):
         text = rendered(report(tmp_path))[name].replace("\\%", "%")
         assert "25% of the schedule" in text and "6.0 (n = 1 of 2)" in text, name
-    (folder / "metrics.json").write_text("{half\n")
-    with pytest.raises(UserError, match=r"metrics\.json: line 1"):
-        convergence(table)
 
 
 def test_without_evaluations_on_the_way_there_is_no_table_of_convergence(tmp_path):

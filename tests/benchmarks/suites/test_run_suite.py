@@ -77,7 +77,7 @@ def test_weights_at_another_place_on_another_machine(lab):
     copy, moved = lab.out / "inits" / "mine.pth", lab.path / "elsewhere.pth"
     (lab.path / "mine.pth").rename(moved)
     lab.inits = ["--init", "random", "--init", f"mine={moved}"]
-    # What an earlier version has left, and what is damaged, is replaced.
+    # What leads nowhere, and what is damaged, is replaced.
     for damage in (lambda: copy.symlink_to("nowhere.pth"), lambda: copy.write_text("half")):
         copy.unlink()
         damage()
@@ -155,8 +155,6 @@ def snapshot(lab: Lab) -> dict:
 @pytest.mark.slow
 @pytest.mark.race
 def test_status_only_reads(lab, capsys):
-    with pytest.raises(UserError, match=r"suite\.json"):
-        lab.run("--status")
     runner = lab.start(delay=0.3)
     lab.wait_for(lambda: len(lab.count("iteration-2")) == 2)
     run_suite.main([str(lab.path / "suite.yaml"), "--output", str(lab.out), "--status"])
@@ -215,9 +213,6 @@ def test_dry_run_lists_also_what_cannot_start(lab, capsys):
     shown = capsys.readouterr().out
     assert "\n8 to do; how long that takes" in shown and "disk for checkpoints: " in shown
     assert "checked every task" not in shown
-    lab.inits = []
-    with pytest.raises(UserError, match=r"^suite small: names no init; give --init"):
-        lab.run("--dry-run")
 
 
 def test_a_task_is_left_out(lab, capsys):
@@ -226,9 +221,6 @@ def test_a_task_is_left_out(lab, capsys):
     assert shown.startswith("left out: b, by --skip\n") and "\n4 to do" in shown
     lab.run("--skip", "b")
     assert {name.split("/")[0] for name in lab.count("done")} == {"a"}
-    for given, message in ((["c"], "--skip c: no such task; .* a, b$"), (["a", "b"], "no task of")):
-        with pytest.raises(UserError, match=message):
-            lab.run(*(word for name in given for word in ("--skip", name)))
     lab.run()
     lab.assert_once(8)
 
@@ -301,13 +293,6 @@ def test_nothing_starts_that_would_fail(lab, capsys):
     assert "problem: a from mine: no such dataset\nproblem: b: too wide\n" in said
     with pytest.raises(UserError, match="nothing was started: b: too wide"):
         lab.run("--dry-run", problems=["b: too wide"])
-    for more, text in (
-        (("--init", "x=no.pth", "--init", "y=no.pth"), r"--init x=no\.pth.*--init y=no\.pth"),
-        (("--baseline", "x"), "--baseline x"),
-        (("--gpus-per-run", "2"), "--gpus-per-run: got 2"),
-    ):
-        with pytest.raises(UserError, match=text):
-            lab.run(*more)
     assert not lab.events() and not lab.out.exists()
 
 
@@ -318,15 +303,9 @@ def test_a_folder_is_one_suites(lab, tmp_path):
         ((), r"inits\.mine: "),
         (("--dry-run",), r"inits\.mine: "),
         (("--trials", "1"), r"trials\.a: 2 before"),
-        (("--dry-run", "--output", str(lab.path / "mine.pth" / "out")), "mine.pth: is a file"),
     ):
         with pytest.raises(UserError, match=text):
             lab.run(*more, problems=["this is not looked at"])
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "thesis.tex").write_text("")
-    with pytest.raises(UserError, match=r"thesis\.tex"):
-        lab.run("--output", str(other))
 
 
 def test_what_two_calls_must_agree_on(lab):

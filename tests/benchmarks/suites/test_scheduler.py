@@ -3,17 +3,14 @@
 The tables are made by the real functions, and compared byte by byte.
 """
 
-import contextlib
 import errno
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,8 +27,6 @@ from benchmarks.suites.scheduler import RunFailed, Scheduler
 from moco.common.errors import Preempted, UserError
 from tests.benchmarks.suites.fake_trainer import ITERATIONS
 from tests.benchmarks.suites.lab import Lab, after, is_alive, kept
-
-KILLS = 10
 
 
 def fake_run(folder: Path, name: str, code: str = "", **more) -> Run:
@@ -86,30 +81,6 @@ class TestPlan:
 class TestProcesses:
     """Runs in processes that are killed, stopped, or share their folder."""
 
-    def test_kill_9_at_ten_moments(self, lab):
-        """Killed ten times, with or without its processes: the same bytes, and no trial twice."""
-        lab.with_tables = True
-        lab.run(delay=0.02)
-        tables, num_runs = lab.tables(), len(lab.count("done"))
-        shutil.rmtree(lab.out)
-        lab.journal.unlink()
-        moments = random.Random(0)
-        for kill in range(KILLS):
-            runner, before = lab.start(delay=0.1), len(lab.events())
-            lab.wait_for(lambda r=runner, n=before: len(lab.events()) > n or r.poll() is not None)
-            time.sleep(moments.uniform(0.0, 0.6))
-            runner.kill()
-            runner.wait()
-            if kill % 2:  # as when the machine goes down
-                for pid in {pid for _, _, pid in lab.events() if is_alive(pid)}:
-                    with contextlib.suppress(ProcessLookupError):  # it has just ended
-                        os.kill(pid, signal.SIGKILL)
-        last = lab.start()
-        assert last.wait(300) == 0, lab.log()
-        assert lab.tables() == tables
-        assert lab.states() == {"done": num_runs}
-        lab.assert_once()  # a process may be killed between its record and its note of it
-
     def test_processes_of_a_killed_runner_are_waited_for(self, lab, capsys):
         runner = lab.held_runner()
         runner.kill()
@@ -158,19 +129,6 @@ class TestProcesses:
         runners = [lab.start("--retry-failed") for _ in range(2)]
         assert [runner.wait(300) for runner in runners] == [1, 1]
         assert set(lab.count("resume").values()) == {1} and len(lab.count("resume")) == 2
-
-    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-    def test_a_stopped_runner_saves_and_the_same_command_continues(self, lab, number):
-        """Ctrl-C reaches the whole foreground group; runs are asked to save by SIGTERM alone."""
-        runner = lab.held_runner(start_new_session=True)
-        os.killpg(runner.pid, number)
-        assert runner.wait(300) == 85
-        assert f"error: stopped by {number.name}" in lab.log()
-        assert len(lab.count("saved")) == 2 and not any(is_alive(pid) for _, _, pid in lab.events())
-        assert lab.states() == {"interrupted": 2, "waiting": 6}
-        lab.release()
-        lab.run()
-        lab.assert_once(8)
 
     def test_a_process_that_does_not_save_is_killed(self, lab, monkeypatch):
         deaf = (

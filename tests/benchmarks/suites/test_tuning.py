@@ -118,24 +118,6 @@ def test_only_detection_is_tuned(suite):
     linear = replace(suite.tasks[0], name="linear", program=LINEAR)
     both = replace(suite, tasks=(*suite.tasks, linear))
     assert [task.name for task in with_tuned(both, {}).tasks] == ["voc", "voc_tuned", "linear"]
-    with pytest.raises(UserError, match="detection"):
-        grid_suite(replace(suite, tasks=(linear,)))
-
-
-@pytest.mark.parametrize(
-    "tune",
-    [
-        {"share": 0},
-        {"share": 2},
-        {"steps": 3},
-        {"values": {LR: 3}},
-        {"values": {LR: []}},
-        {"values": {"SOLVER.MAX_ITER": [3]}},
-    ],
-)
-def test_bad_grids_are_refused(tmp_path, tune):
-    with pytest.raises(UserError, match="tune"):
-        load_suite(write_suite(tmp_path, {}, tune=tune))
 
 
 @pytest.mark.slow

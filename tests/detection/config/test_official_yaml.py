@@ -82,8 +82,10 @@ def official_model(file: Path, weights: Path, keys: dict[str, object], monkeypat
 @pytest.mark.parametrize(
     ("name", "weights"),
     [  # the whole width once
-        *(("voc", "full.pkl"), ("voc", "msra.pkl")),
-        *(("coco", "output.pkl"), ("coco", "msra.pkl")),
+        ("voc", "full.pkl"),
+        ("voc", "msra.pkl"),
+        ("coco", "output.pkl"),
+        ("coco", "msra.pkl"),
     ],
 )
 def test_the_same_model_is_built_and_loaded(name, weights, folder, data_of, monkeypatch):

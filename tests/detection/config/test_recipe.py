@@ -9,11 +9,11 @@ import pytest
 from fvcore.common.config import CfgNode
 
 from convert.contract import InputContract
-from detection.config.keys import NOT_PROTOCOL, same_value
+from detection.config.keys import NOT_PROTOCOL
 from detection.config.recipe import Recipe, RecipeCheck, check, load_recipes
 from detection.config.task import default_task
-from moco.common.cfgnode import flatten, load_cfg, read_yaml
-from tests.convert.test_contract import R50
+from moco.common.cfgnode import flatten, load_cfg, read_yaml, same_value
+from tests.convert.test_contract import R50, changed
 from tests.oracles.official_yaml import NAMES, write_official
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -34,7 +34,7 @@ RGB = {
 
 
 def contract(**changes: Any) -> InputContract:
-    return InputContract.of(**R50 | changes)
+    return InputContract.of(**changed(R50, **changes))
 
 
 MSRA = contract(

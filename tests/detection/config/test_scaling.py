@@ -5,7 +5,6 @@ import pytest
 from detection.config.resolve import scale_to_processes
 from detection.config.task import default_task
 from moco.common.cfgnode import flatten
-from moco.common.errors import UserError
 
 
 def config(reference: int):
@@ -58,9 +57,3 @@ def test_without_need_nothing_changes(reference):
     before = flatten(cfg)
     assert scale_to_processes(cfg, 4) == []
     assert flatten(cfg) == before
-
-
-@pytest.mark.parametrize("reference", [3, -1])
-def test_a_batch_that_cannot_be_divided(reference):
-    with pytest.raises(UserError, match=rf"REFERENCE_WORLD_SIZE: got {reference}, .* 16"):
-        scale_to_processes(config(reference), 2)

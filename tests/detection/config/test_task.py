@@ -97,17 +97,9 @@ def test_shipped_files_load_in_both_engines(path, engine, load):
 
 
 @pytest.mark.parametrize("path", OTHERS, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_the_embedded_engine_has_every_task_but_densepose(path, load):
-    """What it lacks is one line with the first key, before weights or data are touched."""
-    if "densepose" in path.name:
-        with pytest.raises(UserError, match=r"^MODEL.DENSEPOSE_ON.*embedded engine .*detectron2"):
-            load(config=str(path))
-        return
-    cfg = load_cfg(default_task(), path, [])
-    check_supported(cfg)
-    cfg.merge_from_list(["MODEL.RESNETS.DEFORM_ON_PER_STAGE", [False, False, True, True]])
-    with pytest.raises(UserError, match=r"DEFORM_ON_PER_STAGE .*embedded engine .*detectron2"):
-        check_supported(cfg)
+def test_the_embedded_engine_has_every_task_but_densepose(path):
+    if "densepose" not in path.name:
+        check_supported(load_cfg(default_task(), path, []))
 
 
 @pytest.mark.detectron2
@@ -155,116 +147,6 @@ def test_the_contract_is_applied(load, r18_file):
         assert flat[key] == value, key
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "theirs"),
-    [
-        ("INPUT.FORMAT", "BGR", "'RGB'"),
-        ("MODEL.PIXEL_MEAN", "[103.53, 116.28, 123.675]", r"\[123.675"),
-        ("MODEL.PIXEL_STD", "[1.0, 1.0, 1.0]", r"\[58.395"),
-        ("MODEL.RESNETS.STRIDE_IN_1X1", "True", "False"),
-        ("MODEL.RESNETS.DEPTH", "34", "18"),
-        ("MODEL.RESNETS.STEM", "cifar", "'imagenet'"),
-    ],
-)
-def test_contradictions_name_both_sides(key, value, theirs, load, r18_file):
-    with pytest.raises(UserError, match=rf"{key}: you set .*need {theirs}"):
-        load("MODEL.WEIGHTS", r18_file, key, value)
-
-
-def test_a_contradiction_of_the_task_file_is_not_called_the_users(load, r18_file, tmp_path):
-    path = tmp_path / "bgr.yaml"
-    path.write_text(
-        f"_BASE_: {ROOT}/configs/voc/faster_rcnn_R_18_C4_small.yaml\nINPUT: {{FORMAT: BGR}}\n"
-    )
-    with pytest.raises(UserError, match=r"INPUT.FORMAT: the task file sets 'BGR', .*need 'RGB'"):
-        load("MODEL.WEIGHTS", r18_file, config=str(path))
-
-
-def test_weights_of_another_architecture_are_refused(load, r18_file):
-    config = str(ROOT / "configs/voc/faster_rcnn_R_50_C4_24k.yaml")
-    fits = r"ResNet-50, but .* ResNet-18; .*configs/voc/faster_rcnn_R_18_C4_small\.yaml$"
-    with pytest.raises(UserError, match=f"MODEL.RESNETS.DEPTH: .*{fits}"):
-        load("MODEL.WEIGHTS", r18_file, config=config)
-    with pytest.raises(UserError, match=r"MODEL.RESNETS.DEPTH: you set 50, but .* need 18"):
-        load("MODEL.WEIGHTS", r18_file, "MODEL.RESNETS.DEPTH", 50, config=config)
-
-
-# Overrides → what the message has to name.
-ERRORS = [
-    (["SOLVER.BASE_LRR", 1], "SOLVER.BASE_LRR; .*SOLVER.BASE_LR"),
-    (["SOLVER.MAX_ITER", "many"], "SOLVER.MAX_ITER expects int"),
-    (["SOLVER.MAX_ITER"], "SOLVER.MAX_ITER"),
-    (["SOLVER.MAX_ITER", 100], r"SOLVER.STEPS: got \(225, 275\), .*MAX_ITER 100"),
-    (["SOLVER.STEPS", "(20, 10)"], "SOLVER.STEPS"),
-    (["SOLVER.WARMUP_ITERS", 230], "WARMUP_ITERS: got 230, .* less than 225, .* reach 0.001, not"),
-    (["SOLVER.STEPS", "()", "SOLVER.WARMUP_ITERS", 300], "WARMUP_ITERS: got 300, .* less than 300"),
-    (["SOLVER.MAX_ITER", 0], "SOLVER.MAX_ITER: got 0, .* 1"),
-    (["SOLVER.BASE_LR", 0], "SOLVER.BASE_LR: got 0.0, .* 0"),
-    (["SOLVER.BASE_LR", "nan"], "SOLVER.BASE_LR: got nan"),
-    (["SOLVER.CHECKPOINT_PERIOD", 0], "CHECKPOINT_PERIOD: got 0"),
-    (["INPUT.FORMAT", "GRB"], "INPUT.FORMAT.*RGB"),
-    (["MODEL.PIXEL_MEAN", "[1.0, 2.0]"], "MODEL.PIXEL_MEAN"),
-    (["MODEL.PIXEL_MEAN", "[1.0, 2.0, 1e400]"], "MODEL.PIXEL_MEAN"),
-    (["MODEL.PIXEL_STD", "[1.0, 0.0, 1.0]"], r"MODEL.PIXEL_STD: got \[1.0, 0.0, 1.0\]"),
-    (["INPUT.MIN_SIZE_TRAIN", "()"], r"INPUT.MIN_SIZE_TRAIN: got \(\)"),
-    (["INPUT.MIN_SIZE_TRAIN", "(0,)"], r"INPUT.MIN_SIZE_TRAIN: got \(0,\)"),
-    (
-        ["INPUT.MIN_SIZE_TRAIN", "(64,)", "INPUT.MIN_SIZE_TRAIN_SAMPLING", "range"],
-        "INPUT.MIN_SIZE_TRAIN: .*MIN_SIZE_TRAIN_SAMPLING",
-    ),
-    (["INPUT.MAX_SIZE_TEST", 0], "INPUT.MAX_SIZE_TEST: got 0"),
-    (["MODEL.DEVICE", "gpu"], "MODEL.DEVICE: got 'gpu', .*cuda"),
-    (["MODEL.ROI_HEADS.NUM_CLASSES", 20], "NUM_CLASSES: got 20, .* 3 classes"),
-    (["DATASETS.TRAIN", "('shapes_all',)"], "shapes_all .*shapes_trainval"),
-    (["DATASETS.VOC_YEAR", 2010], "VOC_YEAR: got 2010, .* 2007, 2012"),
-    (["DATASETS.VOC_DIR", "/nowhere"], "VOC_DIR /nowhere: .*Annotations"),
-    (["MODEL.WEIGHTS", ""], "MODEL.WEIGHTS .*random"),
-    (["MODEL.WEIGHTS", "moco.pth"], "MODEL.WEIGHTS moco.pth"),
-    (["SEED", 2**31], "SEED: got 2147483648"),
-    (["DATASETS.VOC_CLASSES", "['blue', 'red']"], "'green'"),
-]
-
-
-def test_errors_are_one_line_and_the_same_in_both_engines(engine, load):
-    for opts, message in ERRORS:
-        with pytest.raises(UserError, match=message) as caught:
-            load(*opts, engine=engine)
-        assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("MODEL.META_ARCHITECTURE", "PanopticFPN"),
-        ("MODEL.ROI_HEADS.NAME", "RROIHeads"),
-        ("MODEL.RESNETS.NORM", "GN"),
-        ("SOLVER.LR_SCHEDULER_NAME", "WarmupStepWithFixedGammaLR"),
-        ("MODEL.RESNETS.RES5_DILATION", "4"),
-    ],
-)
-def test_known_keys_that_the_embedded_engine_cannot_honor(key, value, load):
-    with pytest.raises(UserError, match=f"{key}.*--engine detectron2"):
-        load(key, value)
-
-
-@pytest.mark.detectron2
-@pytest.mark.parametrize(
-    ("opts", "message"),
-    [
-        (["MODEL.RESNETS.STEM", "5x5"], "imagenet, cifar, stride2"),
-        (["MODEL.RESNETS.DEPTH", 20], "10, 18, 34, 50, 101, 152"),
-        (["MODEL.RESNETS.RES2_OUT_CHANNELS", 32], "RES2_OUT_CHANNELS 32: .* 64"),
-        (["MODEL.ROI_HEADS.NAME", "Res5ROIHeads"], "Res5ROIHeadsExtraNorm"),
-        (["MODEL.ROI_HEADS.NAME", "Res6ROIHeads"], "Res5ROIHeadsExtraNorm"),
-        (["MODEL.RESNETS.NORM", "SycnBN"], "MODEL.RESNETS.NORM: got 'SycnBN'"),
-        (["MODEL.META_ARCHITECTURE", "RCNN"], "GeneralizedRCNN"),
-    ],
-)
-def test_what_detectron2_cannot_build(opts, message, load, detectron2):
-    with pytest.raises(UserError, match=message):
-        load(*opts, engine="detectron2")
-
-
 def test_a_seed_is_sampled_and_recorded(load):
     sampled = load()
     assert sampled.cfg.SEED >= 0
@@ -287,6 +169,17 @@ def test_resuming_keeps_the_sampled_seed_and_notes_changes(load, tmp_path):
     changed = load(*fp32, "TEST.DETECTIONS_PER_IMAGE", 50, resume=True)
     changes = "resumed with other values of TEST.DETECTIONS_PER_IMAGE"
     assert set(changed.notes) == {PLAIN_BN, changes}
+
+
+def test_resuming_keeps_the_precision_that_auto_chose(load, tmp_path, monkeypatch):
+    """Also on another processor."""
+    (tmp_path / "out").mkdir()
+    for fast in (True, False):
+        monkeypatch.setattr("moco.engine.device.has_fast_bf16", lambda device, fast=fast: fast)
+        auto = ("SOLVER.PRECISION", "auto", "MODEL.DEVICE", "cpu")
+        task = load(*auto, "SEED", 1, resume=not fast)
+        assert task.cfg.SOLVER.PRECISION == "bf16"
+        (tmp_path / "out" / "config.yaml").write_text(task.cfg.dump())
 
 
 @pytest.mark.parametrize(
@@ -329,9 +222,6 @@ def test_splits_of_a_folder(load, tmp_path):
     chosen = load("DATASETS.VOC_DIR", root, "DATASETS.TRAIN", "('own_val',)")
     assert chosen.cfg.DATASETS.TRAIN == ("own_val",)
     assert chosen.notes[-1] == "2 of 2 test images are also trained on"
-    only = write_voc(tmp_path / "only", {"val": 2})
-    with pytest.raises(DataError, match="ImageSets/Main has val; expected trainval or train"):
-        load("DATASETS.VOC_DIR", only)
 
 
 def test_tuning_opens_no_annotation_of_the_test_split(load, tmp_path):
@@ -345,28 +235,11 @@ def test_tuning_opens_no_annotation_of_the_test_split(load, tmp_path):
     assert task.cfg.DATASETS.TEST == ("own_train@held",)
 
 
-def test_a_builtin_dataset_that_is_not_there(small_config, tmp_path, monkeypatch):
-    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
-    with pytest.raises(DataError, match=r"voc_2007_trainval: .*\$DETECTRON2_DATASETS"):
-        load_task(small_config, ["MODEL.WEIGHTS", "random"], "embedded")
-
-
 def test_classes_of_a_builtin_dataset(small_config, tmp_path, monkeypatch):
     monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
     write_voc(tmp_path / "VOC2007", {"trainval": 2, "test": 1}, names=VOC_NAMES)
     opts = ["MODEL.WEIGHTS", "random", "SEED", "1"]
     assert load_task(small_config, opts, "embedded").cfg.MODEL.ROI_HEADS.NUM_CLASSES == 20
-    with pytest.raises(UserError, match="NUM_CLASSES: got 3, but voc_2007_test has 20"):
-        load_task(small_config, [*opts, "MODEL.ROI_HEADS.NUM_CLASSES", "3"], "embedded")
-
-
-def test_no_objects_to_learn_from(load, tmp_path):
-    root = write_voc(tmp_path / "own", {"train": 1, "test": 1})
-    for path in (root / "Annotations").glob("000000.xml"):
-        text = path.read_text()
-        path.write_text(text[: text.index("<object>")] + "</annotation>")
-    with pytest.raises(DataError, match="no annotated objects in the training split"):
-        load("DATASETS.VOC_DIR", root)
 
 
 def without(root: Path, split: str, name: str) -> None:
@@ -397,12 +270,3 @@ def test_no_objects_to_measure(load, tmp_path):
         without(root, "test", name)
     with pytest.raises(DataError, match=r"own_test.*test split"):
         load("DATASETS.VOC_DIR", root)
-
-
-def test_malicious_yaml(load, tmp_path):
-    path = tmp_path / "task.yaml"
-    marker = tmp_path / "ran"
-    path.write_text(f"OUTPUT_DIR: !!python/object/apply:os.system ['touch {marker}']\n")
-    with pytest.raises(UserError, match=r"python/object/apply:os\.system"):
-        load(config=str(path))
-    assert not marker.exists()

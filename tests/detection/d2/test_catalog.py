@@ -1,15 +1,12 @@
 """What belongs to Detectron2's users: their catalog, test-time augmentation, the model zoo."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from detection.config.task import load_task
-from detection.train_net import find_config, main
+from detection.train_net import find_config
 from moco.common.cfgnode import flatten
-from moco.common.errors import DataError, UserError
-from moco.common.run import read_record
 from tests.oracles.tiny_coco import write_coco
 
 pytestmark = [
@@ -60,75 +57,6 @@ def arguments(small_config, small_options, narrow_r18_file):
         return argv + [str(x) for pair in values.items() for x in pair] + [str(x) for x in opts]
 
     return build
-
-
-def test_a_dataset_of_the_users_code(module, arguments, tmp_path, capsys):
-    """On two processes, each of which has to import it."""
-    name = module("registers_catalog")
-    flags = ("--import", name, "--num-gpus", "2")
-    assert main(arguments(tmp_path / "out", *NAMES, flags=flags)) == 0
-    assert f"import: {name} ({tmp_path / name}.py)" in capsys.readouterr().out
-    record = read_record(tmp_path / "out" / "run.json")
-    assert record.status == "done" and record.provenance["imports"] == [name]
-    assert record.config["MODEL.ROI_HEADS.NUM_CLASSES"] == 80
-    assert "bbox/AP" in record.metrics and "bbox/AP-person" in record.metrics
-
-
-def test_what_is_not_imported_or_cannot_be(module, arguments, tmp_path):
-    with pytest.raises(UserError, match=r"catalog_train.*--import"):
-        main(arguments(tmp_path / "out", *NAMES))
-    with pytest.raises(UserError, match=r"--import no_such_module: .*PYTHONPATH"):
-        main(arguments(tmp_path / "out", *NAMES, flags=("--import", "no_such_module")))
-    flags = ("--engine", "embedded", "--import", "json")
-    with pytest.raises(UserError, match=r"--import.*Detectron2"):
-        main(arguments(tmp_path / "out", *NAMES, flags=flags))
-    flags = ("--import", module("registers_unknown", "panoptic"), "--check-only")
-    with pytest.raises(UserError, match=r"catalog_test: evaluator_type.*'panoptic'.*coco"):
-        main(arguments(tmp_path / "out", *NAMES, flags=flags))
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_function_of_the_catalog_that_fails(arguments, tmp_path):
-    from detectron2.data import DatasetCatalog
-
-    def fails() -> list[object]:
-        raise KeyError("no such file")
-
-    for split in ("train", "test"):
-        DatasetCatalog.register(f"catalog_{split}", fails)
-    with pytest.raises(DataError, match=r"catalog_train: .*KeyError"):
-        main(arguments(tmp_path / "out", *NAMES, flags=("--check-only",)))
-
-
-def test_no_config_file_imports(arguments, tmp_path, small_config):
-    """Importing runs code, so the command line alone can ask for it."""
-    for key in ("imports", "IMPORTS", "DATASETS.IMPORT"):
-        (tmp_path / "task.yaml").write_text(f"_BASE_: {small_config}\n{key}: [antigravity]\n")
-        argv = arguments(tmp_path / "out", "DATASETS.VOC_DIR", tmp_path)
-        argv[1] = str(tmp_path / "task.yaml")
-        with pytest.raises(UserError, match=key):
-            main(argv)
-
-
-def test_test_time_augmentation(arguments, voc_folder, tmp_path):
-    opts = ("DATASETS.VOC_DIR", voc_folder, "TEST.AUG.ENABLED", True)
-    opts += ("TEST.AUG.MIN_SIZES", "(64, 96)", "TEST.AUG.MAX_SIZE", 200)
-    assert main(arguments(tmp_path / "out", *opts)) == 0
-    trained = read_record(tmp_path / "out" / "run.json").metrics
-    assert {"bbox/AP", "bbox_TTA/AP", "bbox_TTA/AP50"} <= set(trained)
-    found = [
-        json.loads((tmp_path / "out" / folder / "shapes_test.json").read_text())
-        for folder in ("inference", "inference_TTA")
-    ]
-    assert found[0] != found[1]
-    main(["--eval-only", "--resume", "OUTPUT_DIR", str(tmp_path / "out")])
-    assert read_record(tmp_path / "out" / "inference" / "run.json").metrics == trained
-
-
-def test_test_time_augmentation_that_detectron2_has_not(arguments, voc_folder, tmp_path):
-    opts = ("DATASETS.VOC_DIR", voc_folder, "TEST.AUG.ENABLED", True)
-    with pytest.raises(UserError, match=r"TEST\.AUG\.ENABLED: .*MODEL\.KEYPOINT_ON True"):
-        main(arguments(tmp_path / "out", *opts, "MODEL.KEYPOINT_ON", True))
 
 
 @pytest.mark.parametrize(

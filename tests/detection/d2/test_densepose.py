@@ -1,7 +1,6 @@
 """What DensePose needs is missed before a training, in one line."""
 
 import socket
-import sys
 import time
 
 import pytest
@@ -27,16 +26,6 @@ def arguments(narrow_r50_file, data_of):
         return argv + [str(item) for pair in values.items() for item in pair]
 
     return build
-
-
-def test_densepose_that_is_not_installed(arguments, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "densepose", None)
-    with pytest.raises(UserError, match=r"MODEL\.DENSEPOSE_ON needs .*DensePose project") as caught:
-        main(arguments(tmp_path / "run", "--engine", "detectron2"))
-    assert "python -m pip install" in str(caught.value)
-    assert "subdirectory=projects/DensePose" in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_densepose_without_its_surface_and_without_a_network(arguments, tmp_path, monkeypatch):

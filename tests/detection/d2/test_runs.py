@@ -1,11 +1,6 @@
 """How runs of the paper's tasks behave on Detectron2: kill and resume, processes, checks, files."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +10,7 @@ from PIL import Image
 
 from detection.config.task import load_task
 from detection.train_net import main
-from moco.common.errors import DataError, UserError
-from moco.common.files import TEMPORARY_PREFIX, load_torch
+from moco.common.files import load_torch
 from moco.common.run import RunRecord, read_record
 from tests.detection.conftest import ROOT
 from tests.oracles.small_tasks import options
@@ -68,82 +62,6 @@ def finished(arguments, tmp_path_factory):
 
 def lines(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
-
-
-# detection/train_net.py as a user starts it, but for a log line at every iteration instead of 20.
-SCRIPT = """
-import runpy, sys
-from detectron2.engine import hooks
-from detection.engine import resuming
-resuming.WRITE_EVERY_ITERS = 1
-init = hooks.PeriodicWriter.__init__
-hooks.PeriodicWriter.__init__ = lambda self, writers, period=20: init(self, writers, 1)
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-SCHEDULE = {
-    "SOLVER.MAX_ITER": 12,
-    "SOLVER.WARMUP_ITERS": 8,
-    "SOLVER.STEPS": (9, 11),
-    "SOLVER.CHECKPOINT_PERIOD": 3,
-    "SOLVER.BASE_LR": 0.01,
-}
-
-
-def rate(iteration: int) -> float:
-    """By hand: linear from a thousandth, over 8 iterations; a tenth from each of two steps on."""
-    warm_up = 0.001 + 0.999 * min(iteration / 8, 1)
-    return 0.01 * warm_up * 0.1 ** sum(iteration >= step for step in (9, 11))
-
-
-def start(argv: list[str], log: Path) -> subprocess.Popen:
-    command = [sys.executable, "-c", SCRIPT, str(ROOT / "detection" / "train_net.py"), *argv]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with log.open("w", encoding="utf-8") as file:
-        return subprocess.Popen(command, stdout=file, stderr=file, env=env)
-
-
-@pytest.mark.race
-def test_a_killed_run_continues_where_its_newest_checkpoint_is(arguments, tmp_path):
-    folder, out = tmp_path / "run", tmp_path / "out.txt"
-    opts = [x for pair in SCHEDULE.items() for x in pair]
-    process = start(arguments(MASKS, folder, *opts), out)
-    deadline = time.monotonic() + 300
-    try:
-        while not (folder / "model_0000005.pth").is_file():
-            assert process.poll() is None, out.read_text()[-2000:]
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-    finally:
-        process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    assert not (folder / "run.json").exists() and not (folder / "model_final.pth").exists()
-    before = lines(folder)
-    # What a kill in the middle of a save leaves.
-    (folder / f"{TEMPORARY_PREFIX}half").write_bytes(b"half a checkpoint")
-    newest = load_torch(folder / (folder / "last_checkpoint").read_text())["iteration"]
-    assert newest >= 2
-
-    process = start(arguments(MASKS, folder, *opts, flags=("--resume",)), out)
-    assert process.wait(timeout=300) == 0, out.read_text()[-2000:]
-    record = read_record(folder / "run.json")
-    assert (record.status, record.iterations) == ("done", 12)
-    assert not any("resumed with other values" in note for note in record.notes)
-    after = lines(folder)
-    # Detectron2 writes the line of an iteration after its checkpoint: the kill may come in between.
-    found = [line["iteration"] for line in after if "lr" in line]
-    assert found in (list(range(12)), [n for n in range(12) if n != newest])
-    for line in before + after:
-        if "lr" in line:
-            assert line["lr"] == pytest.approx(rate(line["iteration"]), rel=1e-9), line
-    assert load_torch(folder / "model_final.pth")["iteration"] == 11
-    assert not list(folder.rglob(f"{TEMPORARY_PREFIX}*"))
-    # The terminal of the second run: the batch norm's replacement once for each key.
-    text = out.read_text()
-    assert f"resuming after iteration {newest + 1}" in text
-    for key in ("MODEL.RESNETS.NORM", "MODEL.FPN.NORM"):
-        assert text.count(f"{key} naiveSyncBN: one process, so this is plain BN") == 1
-    assert text.count("so this is") == 2
 
 
 def recording_process(job, outcome) -> None:
@@ -246,29 +164,6 @@ def test_a_check_says_everything_and_writes_nothing(arguments, finished, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("opts", "flags", "kind", "message"),
-    [
-        (("MODEL.WEIGHTS", "no.pth"), (), DataError, r"MODEL\.WEIGHTS no\.pth: no such file"),
-        (("MODEL.RPN.NMS", 1), (), UserError, r"unknown key MODEL\.RPN\.NMS; the nearest is"),
-        (("MODEL.ROI_HEADS.NUM_CLASSES", 3), (), UserError, "coco_2017_val has 80 classes"),
-        (("INPUT.FORMAT", "BGR"), (), UserError, r"INPUT\.FORMAT: you set 'BGR', but the weights"),
-        (("DATASETS.TEST", "('lvis_v0.5_val',)"), (), DataError, "lvis"),
-        (("SOLVER.IMS_PER_BATCH", 3), ("--num-gpus", "2"), UserError, "divided among 2 processes"),
-        ((), ("--visualize", "-1"), UserError, "--visualize: got -1"),
-        (("SOLVER.PRECISION", "fp16"), (), UserError, r"SOLVER\.PRECISION fp16"),
-    ],
-)
-def test_what_is_wrong_is_found_before_the_folder(opts, flags, kind, message, arguments, tmp_path):
-    """By the check and by the run itself; the exit codes are 2 and 3."""
-    assert (UserError.exit_code, DataError.exit_code) == (2, 3)
-    for check in (("--check-only",), ()):
-        with pytest.raises(UserError, match=message) as caught:
-            main(arguments(MASKS, tmp_path / "run", *opts, flags=(*flags, *check)))
-        assert type(caught.value) is kind
-        assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
     ("task", "how"),
     [
         *((MASKS, how) for how in ("task file", "its config", "model alone", "resume")),
@@ -301,17 +196,6 @@ def test_evaluation_gives_the_numbers_of_the_training(task, how, finished, argum
     for name, content in predictions.items():
         assert (again / "inference" / name).read_bytes() == content
     assert kept == {path: path.read_bytes() for path in kept}
-
-
-def test_evaluation_without_any_config(finished, tmp_path):
-    """A model that was moved away from its folder needs --config-file, and the message says so."""
-    folder, _ = finished(MASKS)
-    alone = tmp_path / "model_final.pth"
-    alone.symlink_to(folder / "model_final.pth")
-    with pytest.raises(UserError, match=r"MODEL\.WEIGHTS is .*model_final\.pth.*--config-file"):
-        main(["--eval-only", "MODEL.WEIGHTS", str(alone)])
-    with pytest.raises(UserError, match=r"OUTPUT_DIR is 'not set'.*--config-file"):
-        main(["--eval-only", "--resume"])
 
 
 def images(folder: Path) -> dict[str, tuple[int, int]]:

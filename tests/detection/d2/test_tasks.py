@@ -22,8 +22,13 @@ NEW_FPN = (*RPN, "backbone.fpn_lateral", "backbone.fpn_output", "roi_heads.box_h
            "roi_heads.box_predictor")  # fmt: skip
 NEW_FPN_MASK = (*NEW_FPN, "roi_heads.mask_head")
 NEW_RETINANET = (
-    *("backbone.fpn_lateral", "backbone.fpn_output", "backbone.top_block"),
-    *("head.cls_subnet", "head.bbox_subnet", "head.cls_score", "head.bbox_pred"),
+    "backbone.fpn_lateral",
+    "backbone.fpn_output",
+    "backbone.top_block",
+    "head.cls_subnet",
+    "head.bbox_subnet",
+    "head.cls_score",
+    "head.bbox_pred",
 )
 NEW_FCN = ("sem_seg_head.head.convs", "sem_seg_head.head.predictor")
 # Task → the layers that start at random. Everything else comes from the weights.

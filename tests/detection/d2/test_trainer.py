@@ -1,13 +1,18 @@
 """Runs on Detectron2: files, records, checkpoints, errors."""
 
+import io
 import json
+import pickle
+import tarfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 
+from convert.verify import build_backbone
 from detection.train_net import main
-from moco.common.errors import DataError, NumericError, UserError
+from moco.common.errors import DataError, NumericError
 from moco.common.run import RunRecord, read_record
 from tests.oracles.connection import detectron2s_gloo_threads
 from tests.oracles.processes import run_on
@@ -66,13 +71,6 @@ def test_the_record_says_what_was_run(finished):
     assert set(record.metrics) >= {"bbox/AP", "bbox/AP50", "bbox/AP75", "bbox/AP50-blue"}
 
 
-def test_resume_without_a_checkpoint_starts_from_scratch(train, tmp_path):
-    short = ("SOLVER.MAX_ITER", 1, "SOLVER.STEPS", "()", "SOLVER.WARMUP_ITERS", 0)
-    record = train(tmp_path / "run", *short, flags=("--resume",))
-    assert "no checkpoint in" in (tmp_path / "run" / "log.txt").read_text()
-    assert record.iterations == 1
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [(b"", "0 bytes"), (b"rubbish", "text file"), (None, "has no iteration, trainer")],
@@ -89,12 +87,22 @@ def test_a_damaged_checkpoint_is_named(content, message, tmp_path):
         check_checkpoint(path)
 
 
-def test_a_run_does_not_resume_from_a_damaged_checkpoint(train, tmp_path):
-    (tmp_path / "last_checkpoint").write_text("model_0000001.pth")
-    torch.save({"model": {}}, tmp_path / "model_0000001.pth")
-    with pytest.raises(DataError, match="has no iteration, trainer"):
-        train(tmp_path, flags=("--resume",))
-    assert read_record(tmp_path / "run.json").status == "failed"
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        (None, "Detectron2 itself wrote it"),
+        ({"ranks": [{"data": {}}] * 2}, "2 processes wrote it, now there are 1"),
+        ({"ranks": [{"data": {}}]}, "NUM_WORKERS was 0 and is not"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_any_longer_is_said(state, reason, monkeypatch):
+    """Resumed as Detectron2 does, with a warning."""
+    from detection.d2 import state as d2
+
+    said = []
+    monkeypatch.setattr(d2.logger, "warning", lambda text, *args: said.append(text % args))
+    assert d2.usable_state(state, "x.pth", Mock(fits=lambda data: False)) is None
+    assert said[0].startswith("x.pth: resumed with other images") and reason in said[0]
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(train, tmp_path):
@@ -107,23 +115,37 @@ def test_a_loss_that_is_not_finite_stops_the_run(train, tmp_path):
     assert record.status == "failed" and "NumericError" in record.notes[-1]
 
 
-def test_checkpoints_are_written_whole_or_not_at_all(finished, monkeypatch):
-    """A save that fails half-way leaves the file before it and the pointer to it."""
+def test_a_file_of_two_formats_runs_nothing(converted, tmp_path, monkeypatch):
+    """A tar to one reader; a pickle, from the first member's name on, to another."""
     from detection.d2.checkpoint import SafeCheckpointer
 
-    folder, _ = finished
-    before = (folder / "model_final.pth").read_bytes()
-
-    def broken(value, file):
-        file.write(b"half")
-        raise OSError(28, "No space left on device")
-
-    checkpointer = SafeCheckpointer(torch.nn.Linear(2, 2), str(folder))
-    monkeypatch.setattr(torch, "save", broken)
-    with pytest.raises(UserError, match="No space left on device"):
-        checkpointer.save("model_final")
-    assert (folder / "model_final.pth").read_bytes() == before
-    assert not list(folder.glob(".tmp-*"))
+    content = {
+        "model": {key: value.numpy() for key, value in converted.model.items()},
+        "__author__": "x",
+        "matching_heuristics": True,
+        "contract": converted.contract.to_dict(),
+    }
+    monkeypatch.chdir(tmp_path)
+    marker = tmp_path / "m"
+    name = f"cos\nsystem\n(S'touch {marker.name}'\ntR."
+    path = tmp_path / "w.pkl"
+    none = pickle.dumps(0, 2)
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for member, data in (
+            (name, b""),
+            ("storages", none + pickle.dumps([], 2)),
+            ("tensors", none),
+            ("pickle", pickle.dumps(content, 2)),
+        ):
+            info = tarfile.TarInfo(member)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    with pytest.raises(DataError, match=r"w\.pkl: damaged or made to mislead"):
+        SafeCheckpointer(build_backbone(converted.contract)).load(str(path))
+    assert not marker.exists()
+    with open(path, "rb") as file:
+        pickle.load(file)
+    assert marker.exists(), "to Python it is a program"
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux's list of threads")

@@ -1,12 +1,10 @@
 """The Cityscapes reader: Detectron2's records, hidden and grouped objects, missing label files."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from detection.datasets import cache_clear, cityscapes
-from moco.common.errors import DataError, UserError
 from tests.detection.datasets.conftest import read
 from tests.oracles.tiny_cityscapes import alias_package, write_cityscapes
 
@@ -105,67 +103,3 @@ def test_many_images_are_read_by_several_processes(shapely, root, monkeypatch):
     together = read(INSTANCES)
     assert together.records == alone.records
     assert together.annotations_sha256 == alone.annotations_sha256
-
-
-def test_instances_without_shapely_name_the_extra(root, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"shapely.*\[cityscapes\]"):
-        read(INSTANCES)
-
-
-def polygons(root: Path) -> Path:
-    return sorted((root / "cityscapes/gtFine/train/aachen").glob("*_polygons.json"))[0]
-
-
-def change(root: Path, edit) -> None:
-    content = json.loads(polygons(root).read_text())
-    edit(content)
-    polygons(root).write_text(json.dumps(content))
-
-
-def set_polygon(*corners: object):
-    return lambda content: content["objects"][3].update(polygon=list(corners))
-
-
-BROKEN = {
-    "not an object": (lambda c: c.clear(), "imgHeight"),
-    "no size": (lambda c: c.pop("imgWidth"), "imgWidth"),
-    "unknown label": (lambda c: c["objects"][1].update(label="cart"), "object 2: .*'cart'"),
-    "unknown group": (lambda c: c["objects"][1].update(label="group"), "object 2: .*'group'"),
-    "two corners": (set_polygon([1, 1], [2, 2]), "object 4: .*polygon"),
-    "no polygon": (lambda c: c["objects"][3].pop("polygon"), "object 4: "),
-    "text": (set_polygon(*[["a", 1]] * 3), "object 4: .*polygon"),
-    "not a number": (set_polygon([float("nan"), 1], [1, 2], [3, 3]), "object 4: .*number"),
-}
-
-
-@pytest.mark.parametrize("case", BROKEN)
-def test_broken_polygons_are_refused(case, shapely, root):
-    edit, named = BROKEN[case]
-    change(root, edit)
-    with pytest.raises(DataError, match=named) as caught:
-        read(INSTANCES)
-    assert polygons(root).name in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_files_that_are_missing_or_odd(root):
-    file = polygons(root)
-    file.write_text("{")
-    with pytest.raises(DataError, match=file.name):
-        read(SEMANTIC)
-    file.unlink()
-    with pytest.raises(DataError, match=rf"{file.name}: missing \(1 of the 4 .*doctor cityscapes"):
-        read(SEMANTIC)
-    next(root.rglob("gtFine/val/*/*_instanceIds.png")).unlink()
-    with pytest.raises(DataError, match=r"instanceIds\.png: missing \(1 of the 2 "):
-        read("cityscapes_fine_instance_seg_val")
-    odd = root / "cityscapes/leftImg8bit/train/aachen/readme.txt"
-    odd.write_text("x")
-    with pytest.raises(DataError, match=r"readme\.txt"):
-        read(SEMANTIC)
-    odd.unlink()
-    for labels in root.rglob("*_labelTrainIds.png"):
-        labels.unlink()
-    make = f"CITYSCAPES_DATASET={root}/cityscapes csCreateTrainIdLabelImgs"
-    with pytest.raises(DataError, match=rf"labelTrainIds\.png.*{make}"):
-        read("cityscapes_fine_sem_seg_val")

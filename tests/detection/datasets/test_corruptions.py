@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from detection.datasets import corruptions
-from detection.datasets.corruptions import NAMES, Corrupted, corrupt, failing, parse
+from detection.datasets.corruptions import NAMES, Corrupted, corrupt, failing
 from detection.train_net import main
-from moco.common.errors import UserError
 
 pytestmark = pytest.mark.skipif(
     find_spec("imagecorruptions") is None, reason="imagecorruptions is not installed"
@@ -64,16 +62,6 @@ def test_mapper_reads_the_corrupted_image_under_the_records_name(tmp_path, pixel
     other = Corrupted(mapper, "shot_noise", 3)({**record, "image_id": 8}, 5)
     assert (one["seen"] == again["seen"]).all() and (one["seen"] != other["seen"]).any()
     assert (one["file_name"], one["draw"]) == (str(path), 5)
-
-
-def test_what_is_no_corruption_is_refused(monkeypatch):
-    assert parse("fog.3") == ("fog", 3)
-    for text in ("fog", "fog.6", "rain.3"):
-        with pytest.raises(UserError, match=r"INPUT\.CORRUPTION"):
-            parse(text)
-    monkeypatch.setattr(corruptions, "PACKAGE", "not_installed")
-    with pytest.raises(UserError, match="not_installed"):
-        parse("fog.3")
 
 
 @pytest.mark.slow

@@ -18,7 +18,6 @@ from detection.datasets import coco, doctor
 from detection.datasets.__main__ import main
 from detection.datasets.base import ABSENT, NOTE, OK, PART, WRONG, formats
 from detection.train_net import main as train
-from moco.common.errors import DataError, UserError
 from tests.oracles.real_voc import with_links
 from tests.oracles.tiny_cityscapes import write_cityscapes
 from tests.oracles.tiny_coco import write_coco
@@ -239,22 +238,6 @@ def test_the_next_command_of_a_custom_folder(custom, capsys, monkeypatch):
     run_next(examine("--voc-dir", custom, capsys=capsys)[1], monkeypatch)
 
 
-@pytest.mark.parametrize(
-    ("absent", "parts"),
-    [
-        (("JPEGImages",), "without JPEGImages/; expected"),
-        (("Annotations", "JPEGImages"), "without Annotations/, JPEGImages/; expected"),
-        (("ImageSets/Main",), "without ImageSets/Main/*.txt; expected"),
-        (("",), "no such folder"),
-    ],
-)
-def test_the_missing_part_of_a_custom_folder_is_named(custom, absent, parts, capsys):
-    for name in absent:
-        (custom / name).rename(custom.parent / f"{Path(name).name} elsewhere")
-    with pytest.raises(DataError, match=re.escape(parts)):
-        main(["doctor", "--voc-dir", str(custom)])
-
-
 def test_a_custom_folder_to_train_or_to_test_on_alone(custom, capsys):
     lists = custom / "ImageSets" / "Main"
     (lists / "val.txt").unlink()
@@ -301,9 +284,7 @@ def test_custom_images_that_are_elsewhere(tmp_path, capsys):
     (tmp_path / "coco/val2017").rename(images)
     code, shown = examine("--coco-json", tmp_path / VAL2017, capsys=capsys)
     assert code == 3 and "give --root, the images' folder" in shown and "DATASETS." not in shown
-    code, shown = examine(
-        *("--coco-json", tmp_path / VAL2017, "--root", images.parent), capsys=capsys
-    )
+    code, shown = examine("--coco-json", tmp_path / VAL2017, "--root", images.parent, capsys=capsys)
     assert code == 3 and "give --root, the images' folder" in shown and "DATASETS." not in shown
     code, _ = examine("--coco-json", tmp_path / VAL2017, "--root", images, capsys=capsys)
     assert code == 0
@@ -410,17 +391,6 @@ def test_classes_of_two_files(tmp_path, capsys):
     edit(train, without_the_last_class)
     code, shown = examine(*arguments, capsys=capsys)
     assert code == 3 and "classes are not the same" in shown
-
-
-def test_one_dataset_at_a_time(custom):
-    for arguments in ([], ["x"], ["voc", "--voc-dir", "x"], ["--voc-dir", "x", "--coco-json", "y"]):
-        with pytest.raises(SystemExit) as stopped:
-            main(["doctor", *arguments])
-        assert stopped.value.code == 2
-    with pytest.raises(UserError, match="--root"):
-        main(["doctor", "--voc-dir", str(custom), "--root", "x"])
-    with pytest.raises(DataError, match="ImageSets/Main"):
-        main(["doctor", "--voc-dir", str(custom / "nothing")])
 
 
 def test_the_command_in_messages_is_for_this_data():

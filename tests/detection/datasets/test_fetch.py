@@ -4,6 +4,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,8 +18,8 @@ from detection.datasets.__main__ import main
 from detection.datasets.archives import datasets, fetch_command
 from detection.datasets.base import formats
 from moco.common.errors import DataError, LockedError, UserError
+from tests.oracles.commands import ROOT
 from tests.oracles.file_server import Served, file_server
-from tests.oracles.stopping import ROOT, wait_for
 from tests.oracles.tiny_archives import (
     SBD_ONLY,
     VOC_TRAIN,
@@ -284,7 +285,9 @@ main(sys.argv[1:])
         process = subprocess.Popen(
             [sys.executable, "-c", program, *arguments], cwd=ROOT, stdout=file, stderr=file
         )
-    wait_for(lambda: "held" in out.read_text(), process, out)
+    while "held" not in out.read_text():
+        assert process.poll() is None, out.read_text()
+        time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
     left = files(root)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from detection.config.task import check_early, default_task, load_task
-from detection.datasets import parts, read_split
+from detection.config.task import default_task, load_task
+from detection.datasets import read_split
 from detection.evaluation.evaluators import build_evaluator
 from detection.train_net import main
-from moco.common.errors import DataError, UserError
+from moco.common.errors import DataError
 from moco.common.run import read_record
 from tests.detection.datasets.conftest import read
 from tests.detection.evaluation.test_evaluators import prediction_of
@@ -19,7 +19,6 @@ from tests.oracles.tiny_coco import write_coco
 from tests.oracles.tiny_voc import write_voc
 
 SMALL = "configs/voc/faster_rcnn_R_18_C4_small.yaml"
-MASK_RCNN = "configs/coco/mask_rcnn_R_50_FPN_1x.yaml"
 
 
 @pytest.fixture
@@ -63,12 +62,6 @@ def test_held_and_kept_are_all_images(root):
     assert held.annotations_sha256 != kept.annotations_sha256
 
 
-@pytest.mark.parametrize("part", ["0%.1", "101%.1", "ten", "10", "10%.-1"])
-def test_unknown_part(root, part):
-    with pytest.raises(UserError, match=r"DATASETS\.PART"):
-        check_early(MASK_RCNN, ["MODEL.WEIGHTS", "random", "DATASETS.PART", part])
-
-
 def test_published_positions(root, tmp_path):
     whole = [r for r in read("coco_2017_train").records if r["annotations"]]
     count = int(0.1 * len(whole))
@@ -77,17 +70,6 @@ def test_published_positions(root, tmp_path):
     index.write_text(json.dumps({"10.0": {"3": chosen[::-1]}}))
     split = read("coco_2017_train@10%.3", PART_INDEX=str(index))
     assert ids(split) == [whole[i]["image_id"] for i in chosen]
-    for content in (
-        [],
-        {"10.0": [1]},
-        {"10.0": {"3": chosen[1:]}},
-        {"10.0": {"3": [-1, *chosen[1:]]}},
-        {"10.0": {"3": [10**6, *chosen[1:]]}},
-        {"10.0": {"3": [True, *chosen[1:]]}},
-    ):
-        index.write_text(json.dumps(content))
-        with pytest.raises(DataError, match="COCO_supervision"):
-            parts.positions(str(index), 10.0, 3, len(whole))
 
 
 def test_metric_of_a_part_is_that_of_its_images_alone(root, tmp_path):

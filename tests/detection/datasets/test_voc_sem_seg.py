@@ -8,7 +8,6 @@ from PIL import Image
 
 from detection.datasets import cache_clear
 from detection.datasets.labels import check_labels, read_labels
-from moco.common.errors import DataError
 from tests.detection.datasets.conftest import read
 from tests.oracles.real_voc import with_links
 from tests.oracles.tiny_voc_seg import write_voc_seg
@@ -61,41 +60,10 @@ def test_augmented_masks_may_all_be_with_the_others(root):
     assert {Path(r["sem_seg_file_name"]).parent.name for r in split.records} == {
         "SegmentationClass"
     }
-    (root / "SegmentationClass" / "2012_000001.png").rename(augmented / "2012_000001.png")
-    cache_clear()
-    with pytest.raises(DataError, match=r"000000\.png: .*3 of the 4"):
-        read(AUG)
 
 
 def first_mask(root: Path) -> Path:
     return root / "SegmentationClass" / "2012_000004.png"
-
-
-@pytest.mark.parametrize(
-    ("make", "named"),
-    [
-        (lambda h, w: np.full((h, w), 21, np.uint8), "label 21"),
-        (lambda h, w: np.zeros((h, w + 2), np.uint8), r"2012_000004\.jpg"),
-        (lambda h, w: np.zeros((h, w, 3), np.uint8), "mode RGB"),
-        (lambda h, w: np.zeros((h, w), np.uint16), "mode I;16"),
-    ],
-)
-def test_odd_masks_are_refused(make, named, root):
-    mask = first_mask(root)
-    Image.fromarray(make(*np.asarray(Image.open(mask)).shape)).save(mask)
-    with pytest.raises(DataError, match=named) as caught:
-        read(VAL)
-    assert mask.name in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_damaged_masks_are_refused(root):
-    mask = first_mask(root)
-    whole = mask.read_bytes()
-    for content in (b"", b"text", whole[: len(whole) // 2]):
-        cache_clear()
-        mask.write_bytes(content)
-        with pytest.raises(DataError, match=mask.name):
-            read(VAL)
 
 
 def test_the_digest_is_of_the_labels(root):

@@ -15,7 +15,6 @@ import torch
 from convert.families.resnet_network import ResNet
 from convert.verify import Converted
 from detection.config.task import load_task
-from detection.config.trained import read_start
 from detection.embedded import trainer
 from detection.embedded.model import Detector
 from detection.embedded.trainer import Trainer
@@ -23,7 +22,6 @@ from detection.engine.processes import Job
 from moco.common.errors import DataError, NumericError, Preempted, UserError
 from moco.common.files import load_torch
 from moco.common.run import RunFolder
-from tests.oracles import small_tasks
 from tests.oracles import tiny_detector as tiny
 from tests.oracles.tiny_voc import write_voc
 
@@ -144,81 +142,6 @@ def test_learns_what_it_is_shown(voc, tmp_path):
     assert "total_loss" in (tmp_path / "log.txt").read_text()
 
 
-ADAMW = {
-    "SOLVER.OPTIMIZER": "AdamW",
-    "SOLVER.BASE_LR": 1e-3,
-    "SOLVER.LR_DECAY": 0.8,
-    "SOLVER.LR_SCHEDULER_NAME": "WarmupCosineLR",
-    "INPUT.LSJ.ENABLED": True,
-    "INPUT.LSJ.SIZE": 96,
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("own", [{}, {"SOLVER.PRECISION": "bf16"}, ADAMW])
-def test_a_resumed_run_equals_a_straight_one(own, voc, tmp_path):
-    """Evaluation and PreciseBN on the way leave the training alone; what a kill cut off is redone.
-
-    Killed before the evaluation that is due at the last checkpoint.
-    """
-    straight, out = tmp_path / "straight", tmp_path / "run"
-    keys = {"SOLVER.CHECKPOINT_PERIOD": 2, "TEST.EVAL_PERIOD": 4, **PRECISE_BN, **own}
-    expected = run(voc, straight, keys)
-    assert checkpoints(straight) == ["0000001", "0000003", "0000005", "final"]
-    with patch.object(Trainer, "evaluate", killed), pytest.raises(KeyboardInterrupt):
-        run(voc, out, keys)
-    assert newest(out) == "model_0000003.pth"
-    torch.manual_seed(99)
-    resumed = run(voc, out, {**keys, "DATALOADER.NUM_WORKERS": 1}, resume=True)
-    assert resumed.metrics == expected.metrics
-    assert read_start(out) == read_start(straight) is not None
-    assert lines_without_times(out) == lines_without_times(straight)
-    assert_same_state(final(out), final(straight))
-
-
-# One task of every architecture that is not C4, and every way to sample and to group images.
-OTHER_TASKS = {
-    "coco/mask_rcnn_R_50_FPN_1x": {},
-    "coco/keypoint_rcnn_R_50_FPN_2x": {},
-    "coco/retinanet_R_50_FPN_90k": {},
-    "voc/fcn16s_R_50_30k": {},
-    # Every class is in fewer images than this, so that all factors are fractions.
-    "lvis/mask_rcnn_R_50_FPN_1x": {"DATALOADER.REPEAT_THRESHOLD": 0.9},
-    "coco/mask_rcnn_ViT_B_100ep": {"MODEL.WEIGHTS": "random"},
-    "coco/mask_rcnn_ViT_B_FPN_25ep": {"MODEL.WEIGHTS": "random", "SOLVER.PRECISION": "bf16"},
-}
-SIX_ITERATIONS = {
-    "SOLVER.MAX_ITER": 6,
-    "SOLVER.STEPS": (3, 5),
-    "SOLVER.WARMUP_ITERS": 2,
-    "SOLVER.CHECKPOINT_PERIOD": 4,
-}
-# FCN-16s is narrow as it is, and its crop's scale is random.
-OF_BOXES = {
-    "INPUT.MIN_SIZE_TRAIN": (64, 80, 96),
-    "INPUT.MIN_SIZE_TEST": 64,
-    "MODEL.FPN.OUT_CHANNELS": 16,
-    "MODEL.ROI_BOX_HEAD.FC_DIM": 32,
-    "MODEL.ROI_MASK_HEAD.CONV_DIM": 8,
-    "MODEL.ROI_KEYPOINT_HEAD.CONV_DIMS": (8, 8),
-    "TEST.DETECTIONS_PER_IMAGE": 3,
-}
-
-
-@pytest.fixture
-def other_run(narrow_r50_file, data_of):
-    """(task, folder, number of data-loader workers, flags) → the record of six iterations."""
-
-    def go(task, out, workers, *flags):
-        data_of(task)
-        keys = SIX_ITERATIONS | OTHER_TASKS[task] | {"DATALOADER.NUM_WORKERS": workers}
-        keys |= {} if "fcn16s" in task else OF_BOXES
-        opts = [item for pair in keys.items() for item in pair]
-        return small_tasks.run(task, narrow_r50_file, out, "embedded", *opts, flags=flags)
-
-    return go
-
-
 def on_iteration(wanted, do):
     """`do` before the step of one iteration."""
     step = Trainer.step
@@ -243,47 +166,9 @@ def asked_to_stop(iteration, number=signal.SIGTERM, error=Preempted):
         yield caught
 
 
-@pytest.mark.race
-@pytest.mark.slow
-@pytest.mark.parametrize(("task", "workers"), zip(OTHER_TASKS, (2, 0, 0, 2, 0, 0, 2), strict=True))
-def test_a_task_stopped_and_killed_equals_a_straight_one(task, workers, other_run, tmp_path):
-    """Asked to stop in the 2nd iteration; killed in the 6th, so that the 5th is done again."""
-    out, expected_folder = tmp_path / "run", tmp_path / "straight"
-    expected = other_run(task, expected_folder, 0)
-    with asked_to_stop(1):
-        other_run(task, out, workers)
-    assert newest(out) == "model_0000001.pth"
-    with on_iteration(5, killed), pytest.raises(KeyboardInterrupt):
-        other_run(task, out, workers, "--resume")
-    assert newest(out) == "model_0000003.pth"
-    record = other_run(task, out, workers, "--resume")
-    assert (record.metrics, record.iterations) == (expected.metrics, expected.iterations)
-    assert_same_state(final(out), final(expected_folder))
-    small_tasks.assert_same_run(expected_folder, out)
-
-
 def lines_without_times(out):
     times = {"time", "data_time", "eta_seconds"}
     return [{k: v for k, v in line.items() if k not in times} for line in log_lines(out)]
-
-
-@pytest.mark.slow
-def test_an_older_checkpoint_replaces_what_came_after_it(voc, tmp_path, capsys):
-    keys = {"SOLVER.CHECKPOINT_PERIOD": 2}
-    run(voc, tmp_path, keys)
-    (tmp_path / "run.json").write_text("{}")
-    (tmp_path / "last_checkpoint").write_text("model_0000003.pth")
-    with asked_to_stop(4):
-        run(voc, tmp_path, keys, resume=True)
-    assert newest(tmp_path) == "model_0000004.pth"
-    assert checkpoints(tmp_path) == ["0000001", "0000003", "0000004"]
-    aside = tmp_path / "superseded_1"
-    names = ["earlier_run.json", "model_0000005.pth", "model_final.pth"]
-    assert sorted(path.name for path in aside.iterdir()) == names
-    out = capsys.readouterr().out
-    assert "note: " in out and str(aside) in out
-    run(voc, tmp_path, keys, resume=True)
-    assert_same_state(final(tmp_path), load_torch(aside / "model_final.pth"))
 
 
 @pytest.mark.parametrize("stop", [1, pytest.param(3, marks=pytest.mark.slow), 4])
@@ -302,20 +187,6 @@ def test_lines_of_metrics_are_those_of_an_uninterrupted_run(voc, tmp_path, monke
     assert lines_without_times(out) == lines_without_times(tmp_path / "straight")
 
 
-def test_resuming_a_finished_run_only_evaluates(voc, straight, finished):
-    before = final(finished)
-    # The schedule reached the optimizer: BASE_LR times GAMMA after the step.
-    assert before["optimizer"]["param_groups"][0]["lr"] == pytest.approx(0.001)
-    again = run(voc, finished, resume=True)
-    assert again.metrics == straight[1].metrics
-    assert_same_state(final(finished), before)
-
-
-def test_resuming_before_the_first_checkpoint_starts_at_the_beginning(voc, straight, tmp_path):
-    run(voc, tmp_path, resume=True)
-    assert_same_state(final(tmp_path), final(straight[0]))
-
-
 def test_evaluation_in_between_does_not_change_the_training(voc, straight, tmp_path):
     expected = final(straight[0])
     run(voc, tmp_path / "often", {"TEST.EVAL_PERIOD": 2})
@@ -324,35 +195,6 @@ def test_evaluation_in_between_does_not_change_the_training(voc, straight, tmp_p
     assert_same_state(final(tmp_path / "precise")["optimizer"], expected["optimizer"])
     evaluated = [line["iteration"] for line in log_lines(tmp_path / "often") if "bbox/AP" in line]
     assert evaluated == [1, 3, 5, 7]
-
-
-@pytest.mark.race
-@pytest.mark.parametrize(
-    ("number", "error"), [(signal.SIGTERM, Preempted), (signal.SIGINT, KeyboardInterrupt)]
-)
-def test_a_stop_signal_saves_and_asks_for_resume(number, error, voc, straight, tmp_path, capsys):
-    out, before = tmp_path / "stopped", signal.getsignal(number)
-    with asked_to_stop(4, number, error) as caught:
-        run(voc, out)
-    said = str(caught.value) if error is Preempted else capsys.readouterr().out
-    assert f"stopped after iteration 4 and saved {out / 'model_0000004.pth'}; run the same" in said
-    assert signal.getsignal(number) == before
-    assert newest(out) == "model_0000004.pth"
-    run(voc, out, resume=True)
-    assert_same_state(final(out), final(straight[0]))
-
-
-@pytest.mark.race
-def test_a_stop_signal_in_the_last_iteration_changes_nothing(voc, tmp_path):
-    evaluate = Trainer.evaluate
-
-    def stopped(self, iteration):
-        os.kill(os.getpid(), signal.SIGTERM)
-        return evaluate(self, iteration)
-
-    with patch.object(Trainer, "evaluate", stopped):
-        run(voc, tmp_path)
-    assert newest(tmp_path) == "model_final.pth"
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(voc, tmp_path):
@@ -436,14 +278,3 @@ def test_checkpoints_that_do_not_fit_are_refused(voc, finished):
     (finished / "last_checkpoint").write_text("model_0000001.pth")
     with pytest.raises(DataError, match=r"model_0000001\.pth"):
         run(voc, finished, resume=True)
-
-
-def test_a_checkpoint_of_an_earlier_version_is_readable(voc, finished):
-    """It had one process's random state by the names of the devices."""
-    content = final(finished)
-    content["random"] = {"cpu": content["random"][0]["torch"], "cuda": []}
-    torch.save(content, finished / "model_final.pth")
-    longer = {"SOLVER.MAX_ITER": KEYS["SOLVER.MAX_ITER"] + 1}
-    run(voc, finished, longer, resume=True)
-    assert final(finished)["iteration"] == content["iteration"] + 1
-    assert "an earlier version" in (finished / "log.txt").read_text()

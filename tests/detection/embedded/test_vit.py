@@ -26,30 +26,6 @@ from tests.oracles import tiny_detector as tiny
 VIT = "MODEL.VIT."
 
 
-@pytest.mark.parametrize(
-    ("base", "key", "value", "says"),
-    [
-        (tiny.VIT_SFP, "VIT.PATCH_SIZE", 14, "4, 8, 16"),
-        (tiny.VIT_SFP, "VIT.NUM_HEADS", 5, "num_heads"),
-        (tiny.VIT_SFP, "VIT.DEPTH", 3, "at least 4"),
-        (tiny.VIT_SFP, "VIT.GLOBAL_BLOCKS", [4], r"0\.\.3"),
-        (tiny.VIT_SFP, "VIT.WINDOW_SIZE", -1, "0 or more"),
-        (tiny.VIT_SFP, "VIT.DROP_PATH", 1.0, "less than 1"),
-        (tiny.VIT_SFP, "FPN.NORM", "", "set LN"),
-        (tiny.VIT_SFP, "ROI_HEADS.NAME", "Res5ROIHeads", "StandardROIHeads"),
-        (tiny.VIT_SFP, "RPN.IN_FEATURES", ["res4"], "p2, p3"),
-        (tiny.VIT_SFP, "BACKBONE.FREEZE_AT", 6, "to 5"),
-        (tiny.VIT_SFP, "BACKBONE.SQUARE_PAD", 256, "INPUT.MAX_SIZE_TRAIN"),
-        (tiny.VIT_FPN, "VIT.EMBED_DIM", 40, "multiple of 32"),
-        (tiny.NARROW_R50, "BACKBONE.SQUARE_PAD", 2000, "pyramid"),
-        (tiny.NARROW_R50, "BACKBONE.FREEZE_AT", 6, "to 5"),
-    ],
-)
-def test_what_is_refused_names_the_key(base: dict, key: str, value: Any, says: str) -> None:
-    with pytest.raises(UserError, match=rf"(?s)MODEL\.{key.partition('.')[0]}.*{says}"):
-        build_model(tiny.task({**base, f"MODEL.{key}": value}))
-
-
 def file_for(keys: dict[str, Any]) -> dict[str, Tensor]:
     """Random tensors as a converted file for this task has them."""
     generator = torch.Generator().manual_seed(0)

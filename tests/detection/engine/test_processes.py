@@ -27,30 +27,6 @@ from moco.engine.stop import leave
 from tests.oracles.tiny_detector import merge
 
 
-@pytest.mark.parametrize(
-    ("processes", "message"),
-    [
-        ({"num_gpus": 0}, "expected at least one of each"),
-        ({"num_machines": 2}, "--dist-url: got auto, --num-machines needs tcp://"),
-        ({"num_machines": 2, "dist_url": "tcp://first"}, "got tcp://first, .*needs tcp://"),
-        ({"num_machines": 2, "dist_url": "file:///x"}, "got file:///x, .*needs tcp://"),
-        ({"num_machines": 2, "machine_rank": 2, "dist_url": "tcp://a:1"}, "below the number"),
-    ],
-)
-def test_impossible_numbers_of_processes(processes, message):
-    assert Processes(2, 2, 1, "tcp://first:1").world_size == 4
-    with pytest.raises(UserError, match=message):
-        Processes(**processes)
-
-
-def test_a_batch_that_cannot_be_divided():
-    cfg = merge(default_task(), {"MODEL.DEVICE": "cpu", "SOLVER.IMS_PER_BATCH": 2})
-    check_processes(cfg, Processes(2))
-    check_processes(cfg, Processes(3), eval_only=True)
-    with pytest.raises(UserError, match="IMS_PER_BATCH 2 cannot be divided among 3"):
-        check_processes(cfg, Processes(3))
-
-
 def test_one_gpu_for_several_processes(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     cfg = merge(default_task(), {"MODEL.DEVICE": "cuda:1", "SOLVER.IMS_PER_BATCH": 2})

@@ -259,7 +259,9 @@ def lvis_case(tmp_path: Path):
         annotations.append(row)
     image = {"id": 1, "file_name": "1.jpg", "height": 200, "width": 260}
     content = {
-        **{"info": {}, "licenses": [], "annotations": annotations},
+        "info": {},
+        "licenses": [],
+        "annotations": annotations,
         "images": [{**image, "neg_category_ids": [], "not_exhaustive_category_ids": [5]}],
         "categories": [
             {"id": 2, "name": "a", "frequency": "r"},

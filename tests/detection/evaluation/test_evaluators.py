@@ -1,7 +1,6 @@
 """Which metric a dataset gets, and what stops a task that its metric cannot be had for."""
 
 import dataclasses
-import importlib.util
 import json
 import pickle
 
@@ -182,33 +181,6 @@ def test_own_sigmas_are_used(tmp_path):
             evaluator.add(record, prediction)
         values.append(evaluator.evaluate()["keypoints/AP"])
     assert values[1] > values[0] > 0
-
-
-@pytest.mark.parametrize(
-    ("changes", "cfg", "named"),
-    [
-        ({"has_masks": False}, config(True), "MODEL.MASK_ON"),
-        ({"has_keypoints": False}, config(False, True), "MODEL.KEYPOINT_ON"),
-        ({}, config(False, True), "KEYPOINT_OKS_SIGMAS"),
-        ({}, config(False, True, (0.1,) * 5), "KEYPOINT_OKS_SIGMAS"),
-        ({"evaluator_type": "densepose"}, config(), "DensePose"),
-        ({"evaluator_type": "cityscapes_instance"}, config(), "MODEL.MASK_ON"),
-        ({"evaluator_type": "lvis"}, config(True), r"hotcoco.*\[metrics\]"),
-        ({"evaluator_type": "cityscapes_instance"}, config(True), r"\[cityscapes\]"),
-    ],
-)
-def test_what_cannot_be_measured_is_named_before_training(
-    changes, cfg, named, tmp_path, monkeypatch
-):
-    find = importlib.util.find_spec
-    hidden = ("hotcoco", "cityscapesscripts")
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *a: None if name in hidden else find(name, *a)
-    )
-    split = coco_split(tmp_path / "tiny.json", coco_annotations(1, classes=1, keypoints=4))
-    build_evaluator(split, config(), tmp_path)
-    with pytest.raises(UserError, match=named):
-        build_evaluator(dataclasses.replace(split, **changes), cfg, tmp_path)
 
 
 def prediction_of(record):

@@ -213,9 +213,17 @@ def test_the_score_is_in_the_record_and_under_the_table(
     small_config, small_options, tmp_path, capsys
 ):
     run = [
-        *("--config-file", small_config, "--engine", "embedded", *small_options),
-        *("MODEL.WEIGHTS", "random", "TEST.DETECTIONS_PER_IMAGE", "1"),
-        *("OUTPUT_DIR", str(tmp_path / "run")),
+        "--config-file",
+        small_config,
+        "--engine",
+        "embedded",
+        *small_options,
+        "MODEL.WEIGHTS",
+        "random",
+        "TEST.DETECTIONS_PER_IMAGE",
+        "1",
+        "OUTPUT_DIR",
+        str(tmp_path / "run"),
     ]
     assert train([*run, "--check-only"]) == 0
     assert "highest reachable score" in capsys.readouterr().out

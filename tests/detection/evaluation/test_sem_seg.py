@@ -114,8 +114,12 @@ def test_by_hand(tmp_path):
     predicted = np.array([[0, 1, 1, 1], [0, 1, 2, 0]])
     metrics = ours([{"file_name": "a.jpg", "sem_seg_file_name": name}], [predicted], "abc")
     expected = {
-        **{"IoU-a": 200 / 3, "IoU-b": 50, "mIoU": 350 / 6, "fwIoU": 350 / 6},
-        **{"mACC": 200 / 3, "pACC": 200 / 3},
+        "IoU-a": 200 / 3,
+        "IoU-b": 50,
+        "mIoU": 350 / 6,
+        "fwIoU": 350 / 6,
+        "mACC": 200 / 3,
+        "pACC": 200 / 3,
     }
     assert {n: metrics[f"sem_seg/{n}"] for n in expected} == pytest.approx(expected)
     assert math.isnan(metrics["sem_seg/IoU-c"])

@@ -1,6 +1,5 @@
 """The embedded data pipeline is bitwise identical to Detectron2's mapper, sampler and grouping."""
 
-import random
 from itertools import islice
 
 import numpy as np
@@ -347,42 +346,3 @@ def test_records_to_learn_from(images):
         assert expected.max() > 1
         stream = data.repeated_forever(factors, seed=4)
         assert list(islice(Sampler(expected, seed=4), 100)) == list(islice(stream, 100))
-
-
-@pytest.mark.parametrize("grouped", [True, False])
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_training_batches(grouped, num_workers, images):
-    """Ours with any number of workers give what Detectron2 gives without."""
-    from detectron2.data import DatasetMapper, build_detection_train_loader
-    from detectron2.data.build import filter_images_with_only_crowd_annotations
-    from detectron2.data.samplers import TrainingSampler
-
-    setting = SETTINGS[0]
-    theirs = filter_images_with_only_crowd_annotations(images)
-    ours = with_objects(images)
-    assert theirs == ours
-    assert len(ours) < len(images)
-    loader = build_detection_train_loader(
-        theirs,
-        mapper=DatasetMapper(config(*setting), True),
-        sampler=TrainingSampler(len(theirs), seed=11),
-        total_batch_size=4,
-        aspect_ratio_grouping=grouped,
-        num_workers=0,
-    )
-    batches = data.training_batches(
-        ours,
-        lambda: data.shuffled_forever(len(ours), seed=11),
-        samples.Augmentation(setting[3], setting[2], setting[1]).draw,
-        samples.Mapper(170, "RGB"),
-        batch_size=4,
-        group_by_shape=grouped,
-        num_workers=num_workers,
-        seed=11,
-    )
-    np.random.seed(11)
-    random.seed(11)
-    for expected, batch in islice(zip(loader, batches, strict=False), 12):
-        assert len(batch) == 4
-        for one, other in zip(expected, batch, strict=True):
-            assert_same_sample(one, other)

@@ -5,23 +5,22 @@ import os
 import shutil
 import signal
 import socket
-import sys
 
 import pytest
 
 from detection.train_net import main
 from moco.common.errors import DataError
-from moco.common.files import load_torch
 from moco.common.run import read_record
 from tests.golden.regenerate_embedded import FOLDER, two_processes
+from tests.oracles.commands import SECONDS, start, wait
 from tests.oracles.small_tasks import CONFIGS, assert_same_run, options
-from tests.oracles.stopping import SECONDS, TRAIN_NET, children, held, nobody_left, start, wait_for
 
 pytestmark = pytest.mark.slow
 
 TASKS = (
-    *("coco/mask_rcnn_R_50_C4_1x", "lvis/mask_rcnn_R_50_FPN_1x", "voc/fcn16s_R_50_30k"),
-    *("coco/mask_rcnn_ViT_B_100ep", "coco/mask_rcnn_ViT_B_FPN_25ep"),
+    "coco/mask_rcnn_R_50_C4_1x",
+    "lvis/mask_rcnn_R_50_FPN_1x",
+    "coco/mask_rcnn_ViT_B_FPN_25ep",
 )
 KEYS = {
     "SOLVER.IMS_PER_BATCH": 4,
@@ -82,9 +81,8 @@ def test_two_processes_equal_detectron2s_numbers(tmp_path):
         assert actual[part] == pytest.approx(expected[part], rel=1e-3)
 
 
-# Stops and faults.
+# Faults; tests/test_stop_and_resume.py has stops and kills.
 
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 SHORT = {
     "MODEL.RESNETS.RES2_OUT_CHANNELS": 16,
     "SOLVER.MAX_ITER": 12,
@@ -106,46 +104,6 @@ def small(small_config, small_options, narrow_r18_file, tmp_path):
     return get
 
 
-@pytest.mark.race
-def test_stopped_and_resumed_bitwise_identical(small, tmp_path):
-    """By torchrun, stopped; resumed by --num-gpus and stopped again; finished by torchrun."""
-    folder, out = tmp_path / "run", tmp_path / "out.txt"
-    with_torchrun = [sys.executable, *TORCHRUN, TRAIN_NET[1]]
-    process = start([*with_torchrun, *small("run")], out, hold=3)
-    wait_for(held(2, out), process, out)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(SECONDS) != 0
-    assert "stopped after iteration 2" in out.read_text()
-    first = load_torch(folder / (folder / "last_checkpoint").read_text())
-    assert len(first["random"]) == 2 and first["iteration"] == 2
-
-    process = start([*TRAIN_NET, *small("run", "--resume", "--num-gpus", "2")], out, hold=4)
-    wait_for(held(2, out), process, out)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(SECONDS) == 85, out.read_text()[-2000:]
-    said = out.read_text()
-    assert "Traceback" not in said
-    assert said.splitlines()[-1].startswith("error: stopped after iteration 6 ")
-    assert nobody_left(process)
-    assert not (folder / "run.json").exists()
-
-    process = start([*with_torchrun, *small("run", "--resume")], out)
-    assert process.wait(SECONDS) == 0, out.read_text()[-2000:]
-    assert out.read_text().count("next: python -m benchmarks.make_table") == 1
-    assert main(small("whole", "--num-gpus", "2")) == 0
-    assert_same_run(tmp_path / "whole", folder)
-    ours, theirs = (read_record(tmp_path / name / "run.json") for name in ("run", "whole"))
-    assert ours.metrics == theirs.metrics
-
-
-def test_another_number_of_processes_is_said(small, tmp_path):
-    assert main(small("run", "--num-gpus", "2", **{"SOLVER.MAX_ITER": 2, "SOLVER.STEPS": ()})) == 0
-    (tmp_path / "run" / "run.json").unlink()
-    assert main(small("run", "--resume", **{"SOLVER.MAX_ITER": 3, "SOLVER.STEPS": ()})) == 0
-    log = (tmp_path / "run" / "log.txt").read_text()
-    assert "other images and random numbers (number of processes that wrote it: 2, now: 1)" in log
-
-
 def test_an_unreadable_image_of_one_process(small, voc_folder, tmp_path):
     broken = tmp_path / "shapes"
     shutil.copytree(voc_folder, broken)
@@ -158,27 +116,13 @@ def test_an_unreadable_image_of_one_process(small, voc_folder, tmp_path):
 
 @pytest.mark.race
 def test_told_to_stop_while_it_waits_for_the_first_machine(small, tmp_path):
-    out = tmp_path / "out.txt"
     with socket.create_server(("127.0.0.1", 0)) as first:  # it says nothing
         first.settimeout(SECONDS)
         url = f"tcp://127.0.0.1:{first.getsockname()[1]}"
         flags = ("--num-machines", "2", "--machine-rank", "1", "--dist-url", url)
-        process = start([*TRAIN_NET, *small("run", *flags)], out)
+        process = start(["detection.train_net", *small("run", *flags)], tmp_path)
         connection, _ = first.accept()
         with connection:
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(SECONDS) == 85, out.read_text()[-2000:]
-            assert nobody_left(process)
-    assert "nothing was saved since the last checkpoint" in out.read_text().splitlines()[-1]
-
-
-@pytest.mark.race
-def test_a_process_that_dies_is_named(small, tmp_path):
-    folder, out = tmp_path / "run", tmp_path / "out.txt"
-    process = start([*TRAIN_NET, *small("run", "--num-gpus", "2", **{"SOLVER.MAX_ITER": 500})], out)
-    wait_for((folder / "model_0000001.pth").is_file, process, out)
-    os.kill(children(process.pid)[1], signal.SIGKILL)
-    assert process.wait(SECONDS) == 2, out.read_text()[-2000:]
-    assert nobody_left(process)
-    said = out.read_text().splitlines()[-1]
-    assert "process 0 of 2: process 1 of this run died" in said and "--resume" in said
+            os.kill(process.pid, signal.SIGTERM)
+            done = wait(process, tmp_path)
+    assert done.code == 85 and "nothing was saved since the last checkpoint" in done.last

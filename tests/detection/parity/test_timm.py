@@ -3,24 +3,20 @@
 Every quantity of their detectors is compared in test_model.py.
 """
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from convert.convert_to_d2 import convert_file
-from convert.families.timm_network import probe
 from convert.verify import read_converted
 from detection.config.engines import find_engine
 from detection.config.task import load_task
-from detection.embedded.build import build_model
 from detection.engine.processes import Job
 from moco.common.errors import DataError, UserError
 from moco.common.files import load_torch
 from moco.common.run import RunFolder
 from moco.modeling.soundness import fixed_image
-from tests.detection.parity.test_model import TIMM
 from tests.oracles import tiny_detector as tiny
 from tests.oracles.tiny_voc import write_voc
 
@@ -131,29 +127,3 @@ def test_its_contract_is_timms(tmp_path: Path) -> None:
     assert read_converted(tmp_path / "c.pth").contract.encoder == "ema"
     with pytest.raises(UserError, match="--encoder key"):
         convert_file(tmp_path / "c.file", tmp_path / "d.pth", timm_model=name, encoder="key")
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        (r"MODEL\.TIMM\.NAME: set it", {"MODEL.TIMM.NAME": ""}),
-        (r"MODEL\.TIMM\.NAME: .*no such network", {"MODEL.TIMM.NAME": "regnetq_002"}),
-        (r"MODEL\.TIMM\.NAME: .*strides \[16, 16, 16\]",
-         {"MODEL.TIMM.NAME": "vit_tiny_patch16_224"}),
-        (r"MODEL\.TIMM\.NAME: .*every size", {"MODEL.TIMM.NAME": "swin_tiny_patch4_window7_224"}),
-        ("MODEL.TIMM.DROP_PATH", {"MODEL.TIMM.DROP_PATH": -0.1}),
-        ("FREEZE_AT", {"MODEL.BACKBONE.FREEZE_AT": 1}),
-    ],
-)  # fmt: skip
-def test_what_is_refused_by_name(key, value):
-    with pytest.raises(UserError, match=key):
-        build_model(tiny.task({**TIMM, **value}))
-
-
-def test_without_timm(monkeypatch):
-    """One line that says what to install."""
-    probe.cache_clear()
-    monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(UserError, match=r"pip install 'moco-transfer\[timm\]'") as error:
-        build_model(tiny.task(TIMM))
-    assert "\n" not in str(error.value)

@@ -13,7 +13,6 @@ from detection.config.trained import read_start
 from detection.engine.processes import Job
 from moco.common.files import load_torch
 from moco.common.run import RunFolder
-from tests.oracles import small_tasks
 from tests.oracles import tiny_detector as tiny
 from tests.oracles.tiny_voc import write_voc
 
@@ -70,8 +69,6 @@ BF16 = {
     "MODEL.RPN.POST_NMS_TOPK_TEST": 16,
 }
 
-JITTER = ("INPUT.LSJ.ENABLED", True, "INPUT.LSJ.SIZE", 96, "INPUT.LSJ.SCALE_RANGE", [0.3, 3.0])
-
 
 @pytest.fixture(scope="module")
 def voc(tmp_path_factory):
@@ -95,19 +92,8 @@ def logged(folder):
 @pytest.mark.parametrize(
     "keys",
     [
-        {},
-        {
-            "TEST.PRECISE_BN.ENABLED": True,
-            "TEST.PRECISE_BN.NUM_ITER": 3,
-            "SOLVER.CLIP_GRADIENTS.ENABLED": True,
-            "SOLVER.CLIP_GRADIENTS.CLIP_TYPE": "norm",
-            "SOLVER.CLIP_GRADIENTS.CLIP_VALUE": 0.5,
-            "SOLVER.NESTEROV": True,
-            "SOLVER.WEIGHT_DECAY_BIAS": 0.0,
-        },
         {"MODEL.CHANNELS_LAST": True},
         BF16,
-        ADAMW,
         {
             **ADAMW,
             **BF16,
@@ -119,12 +105,16 @@ def logged(folder):
         {**FOUR_MAPS, **BF16, "MODEL.VIT.CHECKPOINT_BLOCKS": True, "MODEL.CHANNELS_LAST": True},
     ],
     ids=[
-        *("plain", "precise-bn-and-clipping", "channels-last", "bf16", "adamw", "adamw-bf16"),
-        *("vit-bf16", "vit-fpn-bf16", "vit-fpn-bf16-checkpointed"),
+        "channels-last",
+        "bf16",
+        "adamw-bf16",
+        "vit-bf16",
+        "vit-fpn-bf16",
+        "vit-fpn-bf16-checkpointed",
     ],
 )
 def test_a_whole_run(keys, voc, tmp_path):
-    """Initial weights, batches, augmentation, sampling, schedule, optimizer, evaluation."""
+    """What plain Detectron2 has not, and each engine reads the other's model."""
     theirs = run_engine("detectron2", voc, tmp_path / "d2", keys)
     ours = run_engine("embedded", voc, tmp_path / "embedded", keys)
     folders = tmp_path / "d2", tmp_path / "embedded"
@@ -151,20 +141,6 @@ def test_a_whole_run(keys, voc, tmp_path):
         trained = {**keys, "MODEL.WEIGHTS": tmp_path / other / "model_final.pth"}
         out = tmp_path / f"{engine}-reads-{other}"
         assert run_engine(engine, voc, out, trained, eval_only=True).metrics == ours.metrics
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("masks", ["polygon", "bitmask"])
-def test_five_steps_of_sparks_recipe_under_jitter(masks, narrow_r50_file, data_of, tmp_path):
-    """With masks that are cut, and objects that are lost."""
-    pytest.importorskip("shapely")
-    task = "coco/mask_rcnn_R_50_FPN_1x_SparK"
-    data_of(task)
-    keys = (*JITTER, "INPUT.MASK_FORMAT", masks, "SOLVER.MAX_ITER", 5, "SOLVER.STEPS", "(3,)")
-    keys += ("SOLVER.WARMUP_ITERS", 1)
-    for engine in ("detectron2", "embedded"):
-        small_tasks.run(task, narrow_r50_file, tmp_path / engine, engine, *keys)
-    small_tasks.assert_same_run(tmp_path / "detectron2", tmp_path / "embedded")
 
 
 @pytest.mark.parametrize("engine", ["detectron2", "embedded"])

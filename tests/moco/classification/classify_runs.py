@@ -61,8 +61,16 @@ def write_pretrained(path: Path) -> Path:
         "module.queue_ptr": torch.zeros(1, dtype=torch.long),
     }
     content = {
-        **{"epoch": 1, "step": 3, "seed": 0, "num_images": 26, "seconds": 1.0},
-        **{"arch": SPEC.arch, "format": FORMAT, "state_dict": state, "optimizer": {}, "config": {}},
+        "epoch": 1,
+        "step": 3,
+        "seed": 0,
+        "num_images": 26,
+        "seconds": 1.0,
+        "arch": SPEC.arch,
+        "format": FORMAT,
+        "state_dict": state,
+        "optimizer": {},
+        "config": {},
         "encoder": {**SPEC.to_dict(), "dim": 16, "mlp": False},
         "input": {"channel_order": "RGB", "mean": list(MEAN), "std": list(STD)},
     }

@@ -11,11 +11,30 @@ from moco.linear import LINEAR
 def test_flags_are_these(protocol):
     flags = {word for action in build_parser(protocol)._actions for word in action.option_strings}
     assert flags == {
-        *("-h", "--help", "--config-file", "--resume", "--extend", "--overwrite", "--debug"),
+        "-h",
+        "--help",
+        "--config-file",
+        "--resume",
+        "--extend",
+        "--overwrite",
+        "--debug",
         "--schedule",
-        *("-a", "--arch", "-j", "--workers", "-b", "--batch-size", "--lr", "--learning-rate"),
-        *("--momentum", "--wd", "--weight-decay", "--epochs", "--seed", "--dist-timeout"),
-        *("--checkpoint", "--init"),
+        "-a",
+        "--arch",
+        "-j",
+        "--workers",
+        "-b",
+        "--batch-size",
+        "--lr",
+        "--learning-rate",
+        "--momentum",
+        "--wd",
+        "--weight-decay",
+        "--epochs",
+        "--seed",
+        "--dist-timeout",
+        "--checkpoint",
+        "--init",
     }
 
 

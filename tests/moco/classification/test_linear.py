@@ -13,7 +13,6 @@ from moco.common.run import read_record
 from moco.engine.checkpoint import CLASSIFIER_FORMAT, list_checkpoints, load_checkpoint
 from moco.linear import LINEAR, main
 from moco.modeling.encoder import COUNTER, load_backbone
-from tests.moco.classification import classify_runs
 from tests.moco.classification.classify_runs import MEAN, STD, words, write_labeled
 from tests.oracles.processes import run_on
 from tests.oracles.training import metrics, newest
@@ -192,31 +191,6 @@ def test_an_image_that_cannot_be_decoded_is_named(pretrained, tmp_path, split, w
     with pytest.raises(DataError) as error:
         main(words(tmp_path / "run", data, pretrained, DATA__NUM_WORKERS=workers))
     assert str(error.value).startswith(str(bad)) and "\n" not in str(error.value)
-
-
-def test_resuming_another_run_is_refused(labeled, pretrained, straight, tmp_path):
-    with pytest.raises(UserError, match=r"SOLVER\.BASE_LR 3\.0, this run has 2\.0"):
-        main([*words(straight, labeled, pretrained, SOLVER__BASE_LR=2), "--resume"])
-    other = classify_runs.write_pretrained(tmp_path / "moco.pth.tar")
-    state = torch.load(other, weights_only=True)
-    state["state_dict"]["module.encoder_q.conv1.weight"] += 1
-    torch.save(state, other)
-    with pytest.raises(UserError, match="trained with weights_sha256"):
-        main([*words(straight, labeled, other), "--resume"])
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "names"),
-    [
-        ("MODEL.ARCH", "resnet18", r"MODEL\.ARCH: got resnet18.* resnet10"),
-        ("SOLVER.MAX_EPOCHS", "1", "MILESTONES_EPOCHS: 1"),
-        ("EVAL.RESIZE_PX", "8", "RESIZE_PX"),
-        ("DATA.ROOT", "", r"DATA\.ROOT"),
-    ],
-)
-def test_keys_that_cannot_be_used(labeled, pretrained, tmp_path, key, value, names):
-    with pytest.raises(UserError, match=names):
-        main([*words(tmp_path / "run", labeled, pretrained), key, value])
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

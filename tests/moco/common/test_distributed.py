@@ -1,6 +1,7 @@
 """Several gloo processes on this machine: collectives, and mechanisms equal to one process."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -25,8 +26,14 @@ pytestmark = pytest.mark.slow  # starts processes
 
 N, G, M, STEPS = 16, 4, 30, 4  # 4 groups of 4, on 1, 2 or 4 processes
 MECHANISMS = (
-    *("queue", "queue_unshuffled", "end_to_end", "two_encoders", "bank", "bank_nce"),
-    *("moco_v3", "moco_v3_vit"),
+    "queue",
+    "queue_unshuffled",
+    "end_to_end",
+    "two_encoders",
+    "bank",
+    "bank_nce",
+    "moco_v3",
+    "moco_v3_vit",
 )
 
 
@@ -267,3 +274,14 @@ def test_bytes_that_shuffling_moves(runs):
     for exchanged in received["all_to_all"]:
         assert 0 < exchanged["exchange"] <= steps * n * (crop + 8 * 4)
         assert exchanged["exchange"] % (crop + 8 * 4) == 0
+
+
+def test_only_torchruns_children_follow_their_parent(monkeypatch):
+    """A run started by a shell with nohup continues when the shell has gone."""
+    monkeypatch.setattr(distributed, "_LAUNCHER", os.getppid() + 1)
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    assert not distributed.launcher_died()
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    assert distributed.launcher_died()
+    monkeypatch.setattr(distributed, "_LAUNCHER", os.getppid())
+    assert not distributed.launcher_died()

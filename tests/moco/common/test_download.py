@@ -221,8 +221,14 @@ def test_offline(served: Served, file: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     "url",
     [
-        *("http://example.org/a", "ftp://example.org/a", "file:///etc/passwd", "https:///a", "a"),
-        *("https://user:word@example.org/a", "http://127.0.0.1.example.org/a", "https://[::1/a"),
+        "http://example.org/a",
+        "ftp://example.org/a",
+        "file:///etc/passwd",
+        "https:///a",
+        "a",
+        "https://user:word@example.org/a",
+        "http://127.0.0.1.example.org/a",
+        "https://[::1/a",
     ],
 )
 def test_addresses_that_are_not_read(file: Path, url: str) -> None:

@@ -1,13 +1,12 @@
 """Run folders: one owner, nothing overwritten by accident, records that validate."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from moco.common.errors import LockedError, UserError, run_cli
+from moco.common.errors import UserError, run_cli
 from moco.common.run import RunFolder, RunRecord, provenance, read_record, write_record
 
 
@@ -31,23 +30,6 @@ def record(**changes):
     return RunRecord(**{**fields, **changes})
 
 
-def test_a_second_process_is_refused(tmp_path):
-    program = f"""
-from moco.common.errors import run_cli
-from moco.common.run import RunFolder
-def main(argv):
-    with RunFolder({str(tmp_path / "run")!r}, resume=True):
-        pass
-run_cli(main)
-"""
-    with RunFolder(tmp_path / "run"):
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-        assert done.returncode == LockedError.exit_code
-        assert "in use by another process" in done.stderr and done.stderr.count("\n") == 1
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 def test_a_folder_with_files_needs_resume_or_overwrite(tmp_path):
     with RunFolder(tmp_path) as folder:
         folder.log({"iteration": 1, "loss": 2.0})
@@ -67,18 +49,6 @@ def test_a_folder_with_files_needs_resume_or_overwrite(tmp_path):
         RunFolder(tmp_path, resume=True, overwrite=True)
 
 
-def test_stale_temporaries_are_cleaned(tmp_path):
-    (tmp_path / ".tmp-abc").write_text("half a checkpoint")
-    with RunFolder(tmp_path):
-        assert not (tmp_path / ".tmp-abc").exists()
-
-
-def test_an_output_path_that_is_a_file(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be used as output folder"):
-        RunFolder(tmp_path / "file").__enter__()
-
-
 def test_records_round_trip(tmp_path):
     path = write_record(tmp_path, record(notes=["one"]))
     assert read_record(path) == record(notes=["one"])
@@ -87,24 +57,6 @@ def test_records_round_trip(tmp_path):
 def test_a_metric_that_is_not_finite_is_null(tmp_path):
     path = write_record(tmp_path, record(metrics={"bbox/AP": float("nan")}))
     assert read_record(path).metrics == {"bbox/AP": None}
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"status": "running"}, "status"),
-        ({"schema": 2}, "schema"),
-        ({"metrics": {"bbox/AP": "55.9"}}, "bbox/AP"),
-        ({"color": 1}, "color"),
-        ({"init": ""}, "init"),
-    ],
-)
-def test_records_that_do_not_validate(tmp_path, change, message):
-    path = write_record(tmp_path, record())
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    with pytest.raises(UserError, match=message) as caught:
-        read_record(path)
-    assert str(path) in str(caught.value)
 
 
 def test_provenance_names_versions_hardware_and_command():

@@ -15,8 +15,17 @@ from moco.common.unpickler import Inert
 from tests.oracles.payloads import zip_of
 
 DTYPES = (
-    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64),
-    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.complex64,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
 )
 
 
@@ -145,15 +154,6 @@ def test_a_pickle_of_tensors_is_inert_and_named(tmp_path):
     objects = set()
     assert type(load_pickle(tmp_path / "x", objects)["w"]) is Inert
     assert "torch._utils._rebuild_tensor_v2" in objects
-
-
-def test_a_flipped_bit_is_found(tmp_path):
-    torch.save({"w": torch.ones(1000)}, tmp_path / "x")
-    content = bytearray(tmp_path.joinpath("x").read_bytes())
-    content[len(content) // 2] ^= 1
-    (tmp_path / "x").write_bytes(content)
-    with pytest.raises(DataError, match=r"damaged \(Bad CRC-32"):
-        load_torch(tmp_path / "x")
 
 
 def test_one_file_does_not_change_what_another_reads(tmp_path):

@@ -1,11 +1,13 @@
-"""CIFAR-10's own files, binary and pickled as Python 2 pickled them, and damaged ones."""
+"""CIFAR-10's own files, pickled as Python 2 pickled them, and others' of their names."""
 
+import hashlib
 import pickle
 import struct
 
 import numpy as np
 import pytest
 import torch
+from torchvision import datasets
 
 from moco.common.errors import DataError
 from moco.data import cifar
@@ -61,34 +63,35 @@ def truth():
     )
 
 
-def write_files(folder, truth):
-    """Both versions, in the two folders that the archives hold."""
-    for number, name in enumerate((*cifar.TRAIN, *cifar.TEST)):
+@pytest.fixture
+def files(tmp_path, truth, monkeypatch):
+    """The folder above small files, which are the published ones as far as torchvision knows."""
+    folder, md5 = tmp_path / cifar.FOLDER, {}
+    folder.mkdir()
+
+    def write(name, content):
+        (folder / name).write_bytes(content)
+        md5[name] = hashlib.md5(content).hexdigest()
+        return [name, md5[name]]
+
+    batches = []
+    for number in range(6):
         part = slice(number * PER_FILE, (number + 1) * PER_FILE)
         rows = truth[0][part].transpose(0, 3, 1, 2).reshape(PER_FILE, -1)
-        labels = truth[1][part]
-        for version in cifar.FOLDERS:
-            (folder / version).mkdir(exist_ok=True)
-        (folder / cifar.FOLDERS[1] / name).write_bytes(python2_batch(rows, labels))
-        (folder / cifar.FOLDERS[0] / f"{name}.bin").write_bytes(
-            b"".join(
-                bytes([label]) + row.tobytes() for label, row in zip(labels, rows, strict=True)
-            )
-        )
-    (folder / cifar.FOLDERS[1] / "batches.meta").write_bytes(python2_meta())
-    (folder / cifar.FOLDERS[0] / "batches.meta.txt").write_text("\n".join(NAMES) + "\n\n")
+        name = "test_batch" if number == 5 else f"data_batch_{number + 1}"
+        batches.append(write(name, python2_batch(rows, truth[1][part])))
 
+    class Small(datasets.CIFAR10):
+        train_list, test_list = batches[:5], batches[5:]
+        meta = datasets.CIFAR10.meta | {"md5": write("batches.meta", python2_meta())[1]}
 
-@pytest.fixture
-def files(tmp_path, truth):
-    write_files(tmp_path, truth)
+    monkeypatch.setattr(datasets, "CIFAR10", Small)
     return tmp_path
 
 
-@pytest.mark.parametrize("version", cifar.FOLDERS)
-def test_both_versions_hold_the_same(files, truth, version):
+def test_images_and_labels(files, truth):
     pixels, labels = truth
-    folder = files / version
+    folder = files / cifar.FOLDER
     images = open_images(folder)
     assert len(images) == 5 * PER_FILE  # never the test's
     sets = labeled_sets(folder)
@@ -99,16 +102,15 @@ def test_both_versions_hold_the_same(files, truth, version):
         assert torch.equal(sets.train.read(index), images.read(index))
     for index in range(PER_FILE):
         assert torch.equal(sets.val.read(index), torch.from_numpy(pixels[5 * PER_FILE + index]))
-    assert images.name(PER_FILE + 2) == str(folder / f"data_batch_2{folder_suffix(version)}:2")
+    assert images.name(PER_FILE + 2) == str(folder / "data_batch_2:2")
+    assert sets.val.name(1) == str(folder / "test_batch:1")
 
 
-def folder_suffix(version):
-    return ".bin" if version.endswith("bin") else ""
-
-
-def test_the_folder_above_will_do(files):
+def test_the_folder_above_will_do_and_another_name(files):
     assert len(open_images(files)) == 5 * PER_FILE
-    assert cifar.find_cifar(files) == files / cifar.FOLDERS[0]
+    assert cifar.find_cifar(files) == files / cifar.FOLDER
+    (files / cifar.FOLDER).rename(files / "mine")
+    assert len(open_images(files / "mine")) == 5 * PER_FILE
     assert cifar.find_cifar(files / "elsewhere") is None
 
 
@@ -117,37 +119,37 @@ def test_order_is_that_of_files(files):
     assert order.tolist() == np.random.default_rng([3, 5]).permutation(20).tolist()
 
 
-def test_pickles_of_python_3_are_read(files, truth):
-    folder = files / cifar.FOLDERS[1]
-    for name in cifar.TRAIN:
-        rows = truth[0][:3].transpose(0, 3, 1, 2).reshape(3, -1)
-        (folder / name).write_bytes(pickle.dumps({"data": rows, "labels": [0, 1, 2]}))
-    assert torch.equal(open_images(folder).read(1), torch.from_numpy(truth[0][1]))
+class Opened:
+    """A pickle that leaves a file when it is read."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return open, (str(self.marker), "w")
 
 
-def test_damaged_files_are_named(files):
-    binary, pickled = (files / version for version in cifar.FOLDERS)
-    rows = np.zeros((2, 3072), np.uint8)
-    cases = [
-        (binary / "data_batch_3.bin", b"", "0 bytes, expected a multiple of 3073"),
-        (binary / "data_batch_3.bin", bytes(3072), "3072 bytes, expected a multiple of 3073"),
-        (binary / "data_batch_3.bin", bytes(3073), "1 images, 1 labels"),
-        (binary / "data_batch_3.bin", b"\x0a" * 3073 * 4, "labels outside 0..9"),
-        (pickled / "data_batch_3", pickle.dumps(print), "refused, .*builtins.print"),
-        (pickled / "data_batch_3", pickle.dumps([1]), r"expected data \(N, 3072\) uint8"),
-        (pickled / "data_batch_3", python2_batch(rows, [1]), "2 images, 1 labels"),
-        (pickled / "data_batch_3", python2_batch(rows, [1, 99]), "labels outside"),
-        (pickled / "data_batch_3", b"not a pickle", "this is a text file"),
-    ]
-    for path, content, reason in cases:
-        before = path.read_bytes()
-        path.write_bytes(content)
-        with pytest.raises(DataError, match=rf"{path.name}: .*{reason}"):
-            open_images(path.parent)
-        path.write_bytes(before)
-    (binary / "data_batch_5.bin").unlink()
-    with pytest.raises(DataError, match=r"data_batch_5\.bin: cannot be read"):
-        open_images(binary)
-    (pickled / "batches.meta").write_bytes(pickle.dumps({"label_names": ["cat"]}))
-    with pytest.raises(DataError, match=r"batches\.meta: expected the names of 10 classes"):
-        labeled_sets(pickled)
+@pytest.mark.parametrize("name", ["data_batch_1", "data_batch_5", "test_batch", "batches.meta"])
+@pytest.mark.parametrize("read", [open_images, labeled_sets])
+def test_only_the_published_files_are_unpickled(files, name, read):
+    marker, path = files / "marker", files / cifar.FOLDER / name
+    path.write_bytes(pickle.dumps(Opened(marker)))
+    with pytest.raises(DataError, match="missing or is not the published one") as caught:
+        read(files)
+    assert "\n" not in str(caught.value) and str(path.parent) in str(caught.value)
+    assert not marker.exists()
+    pickle.loads(path.read_bytes()).close()
+    assert marker.exists(), "or the test above would prove nothing"
+
+
+@pytest.mark.parametrize("name", ["data_batch_3", "test_batch", "batches.meta"])
+def test_a_missing_file(files, name):
+    (files / cifar.FOLDER / name).unlink()
+    with pytest.raises(DataError, match="missing or is not the published one"):
+        labeled_sets(files)
+
+
+def test_torchvision_knows_the_published_files():
+    listed = datasets.CIFAR10.train_list + datasets.CIFAR10.test_list
+    assert len(listed) == 6 and all(len(md5) == 32 for _, md5 in listed)
+    assert len(datasets.CIFAR10.meta["md5"]) == 32

@@ -39,9 +39,6 @@ def test_list_in_a_file(tmp_path):
     b, a = save(tmp_path / "b.jpg"), save(tmp_path / "sub/a.jpg")
     (tmp_path / "list.txt").write_text(f"b.jpg\n\n{a}\n")
     assert find_images(tmp_path / "list.txt") == [b, a]
-    (tmp_path / "list.txt").write_text("b.jpg\nmissing.jpg\n")
-    with pytest.raises(DataError, match=r"list.txt: line 2: no such file .*missing.jpg"):
-        find_images(tmp_path / "list.txt")
 
 
 def test_links_are_followed_once(tmp_path):
@@ -53,20 +50,11 @@ def test_links_are_followed_once(tmp_path):
     assert find_images(root) == [root / "link/x.jpg"]
 
 
-@pytest.mark.parametrize("make", [lambda p: None, lambda p: p.mkdir()])
-def test_nothing_there_shows_an_example_tree(tmp_path, make):
-    make(tmp_path / "data")
-    with pytest.raises(DataError, match=r"data: no .*ROOT/train/class/0001.jpg"):
-        find_images(tmp_path / "data")
-
-
 def test_labels(tmp_path):
     images = [save(tmp_path / name) for name in ("cat/1.jpg", "cat/sub/2.jpg", "dog/3.jpg")]
     (tmp_path / "ant").mkdir()
     save(tmp_path / ".git/x.jpg")
     assert find_labeled_images(tmp_path) == (images, [0, 0, 1], ["cat", "dog"], "")
-    with pytest.raises(DataError, match="<class>"):
-        find_labeled_images(tmp_path / "ant")
 
 
 def test_images_are_read_and_named(tmp_path):
@@ -82,7 +70,7 @@ def test_images_are_read_and_named(tmp_path):
 
 
 def test_the_order_of_an_epoch_of_files(tmp_path):
-    """Fixed: runs of earlier versions are resumed in it."""
+    """Fixed: begun runs are resumed in it."""
     save(tmp_path / "0.png")
     (tmp_path / "list.txt").write_text("0.png\n" * 10)
     order = open_images(tmp_path / "list.txt").epoch_order(seed=3, epoch=5)
@@ -96,22 +84,12 @@ def test_labeled_folders(tmp_path):
     assert sets.classes == ["cat", "dog"]
     assert (sets.train_labels, sets.val_labels) == ([0, 1], [1])
     assert sets.val.name(0) == str(tmp_path / "val/dog/3.png")
-    save(tmp_path / "val/eel/4.png")
-    with pytest.raises(DataError, match="class eel is in val and not in train"):
-        labeled_sets(tmp_path)
 
 
 def test_a_class_called_train_is_one_of_its_classes(tmp_path):
     """The vehicle: its folder holds all images only where there is no other class beside it."""
     expected = [save(tmp_path / name) for name in ("plane/p.jpg", "train/t.jpg")]
     assert find_images(tmp_path) == expected
-
-
-def test_an_empty_train_is_not_replaced_by_val(tmp_path):
-    save(tmp_path / "val/cat/v.jpg")
-    (tmp_path / "train").mkdir()
-    with pytest.raises(DataError, match="train: no images"):
-        find_images(tmp_path)
 
 
 def test_files_of_other_suffixes_are_counted(tmp_path):

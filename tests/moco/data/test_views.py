@@ -100,7 +100,7 @@ class TestViews:
         assert not torch.equal(seed_2.pixels[0], one.pixels[0])
 
     def test_are_drawn_from_one_stream_per_image(self, images):
-        """Query first, then key: the numbers that runs of earlier versions drew."""
+        """Query first, then key: the numbers that begun runs drew."""
         data = open_images(images)
         batch = Views(data, AUG, seed=7).__getitems__([(2, 4, 1), (2, 4, 0)])
         image = data.read(4)

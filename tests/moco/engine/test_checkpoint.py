@@ -1,12 +1,10 @@
 import pytest
-import torch
 
 from moco.common.errors import DataError
 from moco.engine.checkpoint import (
     FORMAT,
     checkpoint_name,
     list_checkpoints,
-    load_checkpoint,
     newest_checkpoint,
     remove_old_checkpoints,
     save_checkpoint,
@@ -74,18 +72,3 @@ def test_newest_skips_what_cannot_be_read(tmp_path):
         (tmp_path / checkpoint_name(epoch)).unlink()
     with pytest.raises(DataError, match=r"can be read; the newest: .*0004"):
         newest_checkpoint(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "bad, message",
-    [
-        ([1, 2], "holds list"),
-        ({"state_dict": {}}, "no 'epoch'; expected a checkpoint written by moco.pretrain"),
-        (content(step="3"), "a malformed 'step'"),
-        (content(format="moco-transfer/9"), "format 'moco-transfer/9', expected"),
-    ],
-)
-def test_other_files_are_refused(tmp_path, bad, message):
-    torch.save(bad, tmp_path / "x.pth.tar")
-    with pytest.raises(DataError, match=message):
-        load_checkpoint(tmp_path / "x.pth.tar")

@@ -56,8 +56,3 @@ def test_a_checkpoint_with_another_precision_is_refused():
     cfg = load_pretrain_cfg(None, [])
     with pytest.raises(UserError, match="PRECISION"):
         with_speed(cfg, CPU, {"SOLVER.PRECISION": "fp8"})
-
-
-def test_a_layout_of_another_kind_is_refused():
-    with pytest.raises(UserError, match="CHANNELS_LAST"):
-        load_pretrain_cfg(None, ["SOLVER.CHANNELS_LAST", "maybe"])

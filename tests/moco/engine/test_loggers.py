@@ -2,7 +2,6 @@
 
 import json
 import struct
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -163,21 +162,14 @@ def test_a_logger_that_fails_is_left_out_with_one_warning(opts, register, tmp_pa
     assert out.count("failing") == 1 and "division by zero" in out
 
 
-@pytest.mark.parametrize(
-    ("loggers", "named"),
-    [(("wandb",), "moco-transfer[wandb]"), (("mlflow",), "moco-transfer[mlflow]"),
-     (("tensorboad",), "tensorboad"), (("broken",), "broken")],
-)  # fmt: skip
-def test_a_logger_that_cannot_be_opened(loggers, named, opts, register, monkeypatch, tmp_path):
+def test_a_logger_that_cannot_be_opened(opts, register, tmp_path):
     def broken(folder, config, run_id):
         raise OSError("no\nserver")
 
     register(broken)
-    for package in ("wandb", "mlflow"):
-        monkeypatch.setitem(sys.modules, package, None)  # importing it fails
-    with pytest.raises(UserError, match=r"LOG\.LOGGERS") as caught:
-        main(opts(*loggers))
-    assert named in str(caught.value) and "\n" not in str(caught.value)
+    with pytest.raises(UserError, match=r"LOG\.LOGGERS.*broken") as caught:
+        main(opts("broken"))
+    assert "\n" not in str(caught.value)
     assert not (tmp_path / "run" / "metrics.json").exists()
 
 

@@ -1,8 +1,5 @@
 """The loop, in all trainings: stops, resuming, longer runs, used folders, what is refused."""
 
-import os
-import shutil
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +9,6 @@ import torch
 from moco.common.errors import DataError, LockedError, NumericError, Preempted, UserError
 from moco.common.run import RunFolder, read_record
 from moco.engine.checkpoint import list_checkpoints
-from moco.engine.metrics import MetricsLog
 from tests.oracles.training import metrics, newest, weights
 
 
@@ -27,81 +23,6 @@ def names(folder: Path) -> list[str]:
 def stopped(train: Callable[..., None], folder: Path, step: int, *flags: str, **changes) -> None:
     with pytest.raises(Preempted, match=f"after step {step} of .*--resume"):
         train(folder, *flags, SOLVER__STOP_AT_ITERS=step, **changes)
-
-
-@pytest.mark.parametrize(("stop", "workers"), [(1, 2), (2, 0), (3, 0), (5, 0)])
-def test_a_resumed_run_equals_an_uninterrupted_one(train, straight, tmp_path, stop, workers):
-    """Weights, means over steps before and after the stop, every evaluation, the record."""
-    run, keys = tmp_path / "run", {"LOG__EVERY_ITERS": 3, "DATA__NUM_WORKERS": workers}
-    stopped(train, run, stop, **keys)
-    assert not (run / "run.json").exists()
-    train(run, "--resume", **keys)
-    assert weights(run, train.form) == weights(straight, train.form)
-    assert lines(run) == lines(straight)
-    mine, theirs = (read_record(folder / "run.json") for folder in (run, straight))
-    assert mine.metrics == theirs.metrics and mine.config_sha256 == theirs.config_sha256
-    train(run, "--resume", **keys)  # once more changes nothing
-    assert weights(run, train.form) == weights(straight, train.form) and lines(run) == lines(
-        straight
-    )
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_after_the_step_and_is_resumed(
-    train, straight, tmp_path, monkeypatch, number
-):
-    add = MetricsLog.add
-
-    def interrupted(log, step, *values):
-        add(log, step, *values)
-        if step == 0:
-            os.kill(os.getpid(), number)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(MetricsLog, "add", interrupted)
-        # The next step learns of it, in every process.
-        with pytest.raises(Preempted if number == signal.SIGTERM else KeyboardInterrupt):
-            train(tmp_path / "run")
-    assert newest(tmp_path / "run", train.form)["step"] == 2
-    train(tmp_path / "run", "--resume")
-    assert weights(tmp_path / "run", train.form) == weights(straight, train.form)
-
-
-@pytest.mark.slow
-def test_an_older_checkpoint_replaces_what_came_after_it(train, tmp_path, capsys):
-    run = tmp_path / "run"
-    stopped(train, run, 3)
-    older = list_checkpoints(run)[-1]
-    kept = shutil.copy(older, tmp_path / "kept")
-    train(run, "--resume", CHECKPOINT__EVERY_ITERS=1)
-    end = names(run)
-    shutil.copy(kept, older)
-    capsys.readouterr()
-    stopped(train, run, 5, "--resume", str(older))
-    out = capsys.readouterr().out
-    assert "note: " in out and str(run / "superseded_1") in out
-    assert all(name in out for name in end)
-    assert {p.name for p in (run / "superseded_1").iterdir()} == {*end, "earlier_run.json"}
-    assert newest(run, train.form)["step"] == 5 and len(names(run)) == 2
-    assert not (run / "run.json").exists()
-    assert (run / "last_checkpoint").read_text() == names(run)[-1]
-    train(run, "--resume")
-    assert "after step 5 of" in capsys.readouterr().out
-    assert names(run)[-1] == end[-1] and (run / "run.json").exists()
-
-
-def test_damaged_newer_files_are_moved_aside(train, straight, tmp_path, capsys):
-    run = tmp_path / "run"
-    stopped(train, run, 4)
-    (run / "checkpoint_0007.pth.tar").write_bytes(b"PK\x03\x04 half")
-    (run / "last_checkpoint").write_text("checkpoint_0007.pth.tar")
-    stopped(train, run, 5, "--resume")
-    assert "warning: skipped a checkpoint" in capsys.readouterr().out
-    assert newest(run, train.form)["step"] == 5
-    assert (run / "last_checkpoint").read_text() == names(run)[-1]
-    assert (run / "superseded_1/checkpoint_0007.pth.tar").read_bytes() == b"PK\x03\x04 half"
-    train(run, "--resume")
-    assert weights(run, train.form) == weights(straight, train.form)
 
 
 def test_a_copy_with_another_steps_name(train, tmp_path):
@@ -134,19 +55,6 @@ def test_used_folders(train, tmp_path, monkeypatch):
     assert not names(run) and not (run / "last_checkpoint").exists()
 
 
-def test_a_checkpoint_of_an_earlier_version_can_be_resumed(train, straight, tmp_path):
-    run = tmp_path / "run"
-    stopped(train, run, 4)
-    state = newest(run, train.form)
-    for key in ("step_log", "loss_range", "total_steps", "extensions", "start"):
-        state.pop(key, None)
-    for key in ("MODEL.WEIGHTS", "SOLVER.OPTIMIZER"):
-        state["config"].pop(key, None)
-    torch.save(state, list_checkpoints(run)[-1])
-    train(run, "--resume")
-    assert weights(run, train.form) == weights(straight, train.form)
-
-
 @pytest.mark.parametrize("key", ["step_log", "loss_range", "start"])
 def test_a_checkpoint_with_malformed_values_is_named(train, tmp_path, key):
     if key == "start" and train.name != "pretrain":
@@ -158,41 +66,9 @@ def test_a_checkpoint_with_malformed_values_is_named(train, tmp_path, key):
         train(tmp_path / "run", "--resume")
 
 
-@pytest.mark.parametrize("content", [None, b"", b"PK\x03\x04 half a file", b"text"])
-def test_a_checkpoint_that_is_given_must_be_good(train, tmp_path, content):
-    path = tmp_path / "x.pth.tar"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(DataError, match=r"x\.pth\.tar: "):
-        train(tmp_path / "run", "--resume", str(path))
-    assert not list_checkpoints(tmp_path / "run")
-
-
 def test_resuming_without_a_checkpoint(train, tmp_path, capsys):
     stopped(train, tmp_path / "run", 1, "--resume")
     assert "starting from scratch" in capsys.readouterr().out
-    with pytest.raises(UserError, match=r"--extend: .* holds no checkpoint"):
-        train(tmp_path / "other", "--extend")
-
-
-def test_another_run_is_refused(train, images, labeled, tmp_path):
-    """By its keys, and by the number of its images."""
-    run = tmp_path / "run"
-    stopped(train, run, 2)
-    with pytest.raises(UserError, match=r"SOLVER\.MOMENTUM 0\.9, this run has 0\.5"):
-        train(run, "--resume", SOLVER__MOMENTUM=0.5)
-    with pytest.raises(UserError, match=r"SOLVER\.OPTIMIZER 'sgd', this run has 'lars'"):
-        train(run, "--resume", SOLVER__OPTIMIZER="lars")
-    fewer = shutil.copytree(images if train.name == "pretrain" else labeled, tmp_path / "fewer")
-    next(path for path in sorted(fewer.rglob("*.*g")) if path.is_file()).unlink()
-    with pytest.raises(DataError, match=r"fewer: holds"):
-        train(run, "--resume", "DATA.ROOT", str(fewer))
-
-
-def test_too_few_images(train, tmp_path):
-    queue = {"MOCO__K": 32} if train.name == "pretrain" else {}
-    with pytest.raises(DataError, match=r"SOLVER\.BATCH_SIZE"):
-        train(tmp_path / "run", SOLVER__BATCH_SIZE=32, **queue)
 
 
 def test_a_loss_that_is_no_number_stops_the_run(train, tmp_path, monkeypatch):

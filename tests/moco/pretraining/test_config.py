@@ -34,8 +34,6 @@ def cfg(line, file=None):
 def test_recipes_have_names():
     for name in ("small_r18", "pretrain/small_r18.yaml"):
         assert parse_args(["--config-file", name]).config_file == str(CONFIGS / "small_r18.yaml")
-    with pytest.raises(UserError, match="pretrain/small_r18"):
-        parse_args(["--config-file", "small_r19"])
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -141,55 +139,6 @@ def test_augmentations_are_the_published_ones():
 
 
 @pytest.mark.parametrize(
-    "opts, names",
-    [
-        ("MOCO.K 255", "MOCO.K: got 255"),
-        ("MOCO.K 511 MOCO.SYMMETRIC True", "MOCO.K: got 511"),
-        ("MOCO.MECHANISM end_to_end", "MOCO.K: got 65536"),
-        ("MOCO.MECHANISM end_to_end MOCO.K 256 SOLVER.ACCUMULATE 2", "SOLVER.ACCUMULATE: got 2"),
-        ("MOCO.MECHANISM memory_bank MOCO.LOSS nce SOLVER.ACCUMULATE 2", "SOLVER.ACCUMULATE"),
-        ("MOCO.LOSS nce", "MOCO.LOSS"),
-        ("MOCO.MECHANISM memory_bank MOCO.SYMMETRIC True", "MOCO.SYMMETRIC"),
-        ("MOCO.MECHANISM simclr", "MOCO.MECHANISM: got 'simclr'"),
-        ("MOCO.MECHANISM moco_v3", "MOCO.K: got 65536"),
-        ("MOCO.MECHANISM moco_v3 MOCO.K 256", "MOCO.BN_SPLITS: got 8"),
-        ("MOCO.MECHANISM moco_v3 MOCO.K 256 SOLVER.ACCUMULATE 2", "SOLVER.ACCUMULATE: got 2"),
-        ("MODEL.ARCH vit_small MODEL.WIDTH 2", "MODEL.WIDTH 2: vit_small"),
-        ("MODEL.ARCH vit_small MODEL.STEM cifar", "MODEL.STEM cifar"),
-        ("MODEL.ARCH vit_small AUG.CROP_PX 100", "AUG.CROP_PX: got 100"),
-        ("MODEL.FREEZE_PATCH_EMBED True", "MODEL.FREEZE_PATCH_EMBED: resnet50"),
-        ("AUG.BLUR_PROB_2 1.5", "AUG.BLUR_PROB_2: got 1.5"),
-        ("AUG.SOLARIZE_PROB -1", "AUG.SOLARIZE_PROB: got -1"),
-        ("MOCO.BANK_MOMENTUM 1", "MOCO.BANK_MOMENTUM: got 1.0"),
-        ("MOCO.M 1.0", "MOCO.M: got 1.0"),
-        ("MOCO.T 0", "MOCO.T: got 0.0"),
-        ("MOCO.BN_SPLITS 7", "MOCO.BN_SPLITS: 7 .* 4$"),
-        ("MOCO.BN_SPLITS 256", "MOCO.BN_SPLITS: 256 .* 128$"),
-        ("SOLVER.MAX_EPOCHS 160", "MILESTONES_EPOCHS: 160"),
-        ("SOLVER.MILESTONES_EPOCHS (9,3)", "MILESTONES_EPOCHS: got"),
-        ("SOLVER.SCHEDULE linear", "SOLVER.SCHEDULE: got 'linear'.* cosine"),
-        ("SOLVER.OPTIMIZER adam", "SOLVER.OPTIMIZER: got 'adam'.* lars"),
-        ("MODEL.ARCH resnet51", "MODEL.ARCH: got 'resnet51'.* resnet10"),
-        ("AUG.KIND v4", "AUG.KIND: got 'v4'"),
-        ("AUG.CROP_SCALE (0.5,0.2)", "AUG.CROP_SCALE"),
-        ("AUG.CROP_SCALE (0.5,)", "AUG.CROP_SCALE"),
-        ("AUG.HUE 0.6", "AUG.HUE: got 0.6"),
-        ("AUG.STD (1,1,0)", "AUG.STD"),
-        ("AUG.MEAN ()", "AUG.MEAN"),
-        ("CHECKPOINT.KEEP 1", "CHECKPOINT.KEEP: got 1"),
-        ("SOLVER.BASE_LR inf", "SOLVER.BASE_LR: got inf"),
-        ("SOLVER.WEIGHT_DECAY nan", "SOLVER.WEIGHT_DECAY: got nan"),
-        ("SOLVER.GAMMA -1", "SOLVER.GAMMA: got -1"),
-        ("SOLVER.PRECISION half", "SOLVER.PRECISION: got 'half'"),
-        ("SOLVER.BATCHSIZE 8", "SOLVER.BATCHSIZE; the nearest is SOLVER.BATCH_SIZE"),
-    ],
-)
-def test_contradictions_are_named(opts, names):
-    with pytest.raises(UserError, match=names):
-        cfg(opts)
-
-
-@pytest.mark.parametrize(
     "opts", ["SOLVER.SCHEDULE cosine SOLVER.MAX_EPOCHS 10", "MOCO.MECHANISM memory_bank MOCO.K 10"]
 )
 def test_keys_that_do_not_matter_to_the_others(opts):
@@ -223,8 +172,6 @@ def test_nothing_to_scale(reference):
     [
         ("", 3, "SOLVER.BATCH_SIZE: got 256"),
         ("MOCO.BN_SPLITS 2", 4, "MOCO.BN_SPLITS: got 2"),
-        ("MOCO.BN_SPLITS 1 SOLVER.ACCUMULATE 2", 1, "MOCO.BN_SPLITS: got 1"),
-        ("SOLVER.ACCUMULATE 3", 1, "MOCO.BN_SPLITS: got 8"),
         ("SOLVER.ACCUMULATE 4", 4, "MOCO.BN_SPLITS: got 8"),
     ],
 )
@@ -244,12 +191,6 @@ def test_bn_of_the_whole_batch_is_for_any_number_of_processes():
 
 def test_devices(monkeypatch):
     assert pick_device("cpu") == torch.device("cpu")
-    with pytest.raises(UserError, match="choices are auto, cpu"):
-        pick_device("tpu")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    for name in ("cuda:99", "cuda"):
-        with pytest.raises(UserError, match="is not here"):
-            pick_device(name)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     with pytest.raises(UserError, match="DEVICE cuda,"):
         pick_device("cuda:0")

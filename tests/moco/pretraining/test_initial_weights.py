@@ -5,13 +5,12 @@ import pytest
 import torch
 from torchvision.models import resnet18
 
-from moco.common.errors import DataError, Preempted, UserError
 from moco.common.files import sha256_file
 from moco.common.run import read_record
 from moco.engine.checkpoint import list_checkpoints
 from moco.pretrain import main
 from tests.oracles.resnets import randomize
-from tests.oracles.training import newest, weights
+from tests.oracles.training import newest
 
 # One step that moves no parameter of the query encoder: what was loaded is still there.
 STILL = {"SOLVER__BASE_LR": 0.0, "SOLVER__MAX_ITERS": 1}
@@ -137,47 +136,6 @@ def test_random_weights_are_those_of_no_file(opts, tmp_path):
     assert_equal(after_a_step(tmp_path / "named"), after_a_step(tmp_path / "none"))
     record = read_record(tmp_path / "named" / "run.json")
     assert (record.init, record.weights_sha256) == ("random", None)
-
-
-def test_another_network_is_refused_by_its_keys(earlier, opts):
-    with pytest.raises(UserError, match=r"MODEL\.ARCH.*resnet10"):
-        main(opts(MODEL__WEIGHTS=earlier[0], MODEL__ARCH="resnet18"))
-    with pytest.raises(UserError, match=r"MODEL\.STEM"):
-        main([*opts("b", MODEL__WEIGHTS=earlier[0], MODEL__STEM="cifar")])
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"module.queue": float("nan")},
-        {"module.encoder_k.conv1.weight": float("inf")},
-        {"module.queue_ptr": 20},
-        {"module.encoder_q.conv1.weight": float("nan")},
-    ],
-)
-def test_damaged_values_are_refused(change, official, opts, tmp_path):
-    path, given = official
-    ((name, value),) = change.items()
-    state = {**given, name: torch.full_like(given[name], value)}
-    torch.save({"epoch": 1, "arch": "resnet10", "state_dict": state, "optimizer": {}}, path)
-    with pytest.raises(DataError, match=r"official\.pth\.tar"):
-        main(opts(MODEL__WEIGHTS=path))
-    assert not list_checkpoints(tmp_path / "run")
-
-
-@pytest.mark.slow
-def test_resuming_keeps_the_start(earlier, opts, tmp_path):
-    words = {"MODEL__WEIGHTS": earlier[0]}
-    main(opts("straight", **words))
-    with pytest.raises(Preempted):
-        main(opts(SOLVER__STOP_AT_ITERS=3, **words))
-    with pytest.raises(UserError, match=r"MODEL\.WEIGHTS"):
-        main([*opts(), "--resume"])
-    main([*opts(**words), "--resume"])
-    mine, theirs = (read_record(tmp_path / name / "run.json") for name in ("run", "straight"))
-    assert mine.coverage == theirs.coverage and mine.weights_sha256 == theirs.weights_sha256
-    assert mine.notes == theirs.notes and mine.metrics == theirs.metrics
-    assert weights(tmp_path / "run") == weights(tmp_path / "straight")
 
 
 def test_the_protocols_hash_is_that_of_a_run_from_scratch(earlier, opts, tmp_path):

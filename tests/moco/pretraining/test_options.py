@@ -237,35 +237,6 @@ def test_heads(train, mlp):
     assert f"module.encoder_q.{last}.weight" in names and len(names) == (4 if mlp else 2)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"MOCO__MECHANISM": "end_to_end", "MOCO__K": 8},
-        BANK,
-        {"SOLVER__PRECISION": "bf16", "SOLVER__CHANNELS_LAST": True, "AUG__KIND": "v2"},
-        {"SOLVER__PRECISION": "fp16"},
-        {"MODEL__ZERO_INIT_RESIDUAL": True, "SOLVER__OPTIMIZER": "lars", **V3},
-        {**VIT, **V3},
-    ],
-    ids=lambda keys: str(next(iter(keys.values()))),
-)
-def test_all_resume_exactly(train, keys):
-    """Half precision is close to fp32 in the first steps, and fp16's loss scale is resumed."""
-    straight, losses = train("straight", **keys)
-    assert all(map(math.isfinite, losses))
-    with pytest.raises(Preempted):
-        train("stopped", SOLVER__STOP_AT_ITERS=4, **keys)
-    resumed, _ = train("stopped", "--resume", **keys)
-    assert sha256_state(resumed["state_dict"]) == sha256_state(straight["state_dict"])
-    precision = keys.get("SOLVER__PRECISION")
-    assert bool(straight["scaler"]) == (precision == "fp16")
-    assert resumed["scaler"] == straight["scaler"]
-    if precision:
-        exact = train("fp32", SOLVER__MAX_ITERS=2, **{**keys, "SOLVER__PRECISION": "fp32"})[1]
-        assert losses[0] != exact[0] and losses[0] == pytest.approx(exact[0], rel=0.02)
-
-
 def test_steps_that_fp16_skips(train, tmp_path, capsys):
     """Counted over a stop, noted, and refused where they are most of the run."""
     with pytest.raises(Preempted):
@@ -315,14 +286,3 @@ def test_auto_stays_as_the_run_began_on_another_processor(train, fast, capsys, h
     assert losses == again and resumed["config"]["SOLVER.PRECISION"] == ("bf16" if has else "fp32")
     assert sha256_state(resumed["state_dict"]) == sha256_state(straight["state_dict"])
     assert "warning: SOLVER.PRECISION" in capsys.readouterr().out
-
-
-def test_a_run_of_before_is_resumed_in_its_layout(train, fast):
-    """Its recipe had fp32 and contiguous tensors, and says auto now."""
-    keys = {"SOLVER__PRECISION": "fp32", "SOLVER__CHANNELS_LAST": False}
-    straight, _ = train("straight", **keys)
-    with pytest.raises(Preempted):
-        train("stopped", SOLVER__STOP_AT_ITERS=4, **keys)
-    fast(True)
-    resumed, _ = train("stopped", "--resume", SOLVER__PRECISION="auto")
-    assert sha256_state(resumed["state_dict"]) == sha256_state(straight["state_dict"])

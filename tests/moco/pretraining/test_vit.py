@@ -19,9 +19,16 @@ from tests.oracles.training import metrics, newest
 
 SIDE = 32
 KEYS = {
-    **{"MODEL__ARCH": "vit_micro", "MODEL__STEM": "imagenet", "MODEL__WIDTH": 1},
-    **{"MOCO__MECHANISM": "moco_v3", "MOCO__K": 8, "MOCO__BN_SPLITS": 1, "MOCO__MLP_DIM": 32},
-    **{"AUG__CROP_PX": SIDE, "SOLVER__OPTIMIZER": "adamw", "SOLVER__BASE_LR": 0.001},
+    "MODEL__ARCH": "vit_micro",
+    "MODEL__STEM": "imagenet",
+    "MODEL__WIDTH": 1,
+    "MOCO__MECHANISM": "moco_v3",
+    "MOCO__K": 8,
+    "MOCO__BN_SPLITS": 1,
+    "MOCO__MLP_DIM": 32,
+    "AUG__CROP_PX": SIDE,
+    "SOLVER__OPTIMIZER": "adamw",
+    "SOLVER__BASE_LR": 0.001,
 }
 
 

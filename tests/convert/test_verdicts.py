@@ -1,0 +1,21 @@
+"""What the converter makes of every generated file is what it made of it before."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.golden.regenerate_convert import GOLDEN, GROUPS, verdicts
+
+SLOW = pytest.param("too large", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("group", [SLOW if group == "too large" else group for group in GROUPS])
+@pytest.mark.filterwarnings("ignore")
+def test_every_verdict(group: str, tmp_path: Path) -> None:
+    """Files of packages that are not installed are left out."""
+    expected = yaml.safe_load(GOLDEN.read_text())[group]
+    made = verdicts(group, tmp_path)
+    assert made == {name: expected[name] for name in made}
+    assert made or group in ("packages", "timm's networks")
+    assert not (tmp_path / "marker").exists(), "a payload ran"

@@ -1,0 +1,127 @@
+"""Detectors that an engine builds from a converted file give the features of the source's network.
+
+The source's network is its family's reference implementation: torchvision's or timm's own class.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from convert import verify
+from convert.convert_to_d2 import convert_file
+from convert.files import read_file
+from convert.sources import Given
+from convert.translate import translate
+from detection.config.engines import find_engine
+from detection.config.weights import apply_contract
+from detection.engine.weights import load_converted
+from detection.modeling.backbones import backbone_type
+from tests.convert import test_convnext, test_vit
+from tests.oracles import tiny_detector as tiny
+from tests.oracles.resnets import make_resnet
+
+STAGES = {"res2", "res3", "res4", "res5"}
+
+
+def resnet_state(depth: int, **kind: Any) -> dict[str, Tensor]:
+    return make_resnet(depth, **kind).state_dict()
+
+
+def vit_state(**changes: Any) -> dict[str, Tensor]:
+    pytest.importorskip("timm", reason="Detectron2's ViT imports it")
+    network = {"embed_dim": 32, "num_heads": 4, "depth": 4, "patch_size": 16, "image_size": 96}
+    return test_vit.make_state(**network, **changes)
+
+
+def timm_state() -> dict[str, Tensor]:
+    timm = pytest.importorskip("timm", reason="timm is not installed")
+    return tiny.fill(timm.create_model("regnety_002").state_dict(), seed=1)
+
+
+def below_an_fpn(model: nn.Module, image: Tensor) -> dict[str, Tensor]:
+    return dict(model.backbone.bottom_up(image))
+
+
+def of_c4(model: nn.Module, image: Tensor) -> dict[str, Tensor]:
+    """The last stage is the box head's, before a norm that no file has."""
+    x = features = model.backbone(image)["res4"]
+    for name, block in model.roi_heads.res5.named_children():
+        x = x if name == "norm" else block(x)
+    return {"res4": features, "res5": x}
+
+
+def last_map(model: nn.Module, image: Tensor) -> dict[str, Tensor]:
+    """Of a transformer, whose pyramid may have the maps of earlier blocks, too."""
+    return {"last_feat": list(model.backbone.net(image).values())[-1]}
+
+
+def before_the_norms(model: nn.Module, image: Tensor) -> dict[str, Tensor]:
+    """Of a ConvNeXt, each of whose maps gets a norm that no file has."""
+    seen: dict[str, Tensor] = {}
+    for number, name in enumerate(sorted(STAGES)):
+        norm = model.backbone.bottom_up.get_submodule(f"norm{number}")
+        norm.register_forward_pre_hook(lambda _, x, name=name: seen.update({name: x[0]}))
+    model.backbone.bottom_up(image)
+    return seen
+
+
+# As in classification: no windows, and no positions but the file's.
+WHOLE = {"MODEL.VIT.WINDOW_SIZE": 0, "MODEL.VIT.REL_POS": False}
+CONVNEXT = {**tiny.FPN, "MODEL.BACKBONE.NAME": "build_convnext_fpn_backbone", "MODEL.FPN.NORM": ""}
+TIMM = {**CONVNEXT, "MODEL.BACKBONE.NAME": "build_timm_fpn_backbone"}
+# The tensors of a file, a detector, its features, what only the user knows of the file.
+FILES: dict[str, tuple[Callable[[], Any], dict[str, Any], Callable[..., Any], dict[str, Any]]] = {
+    "r50": (lambda: resnet_state(50), tiny.FPN, below_an_fpn, {}),
+    "r18-c4": (lambda: resnet_state(18), tiny.COMMON, of_c4, {}),
+    "r50-c4": (lambda: resnet_state(50), tiny.COMMON, of_c4, {}),
+    "r18-cifar": (lambda: resnet_state(18, stem="cifar"), tiny.FPN, below_an_fpn, {}),
+    "r34-stride2": (lambda: resnet_state(34, stem="stride2"), tiny.FPN, below_an_fpn, {}),
+    "vit": (vit_state, tiny.VIT_SFP | WHOLE, last_map, {"num_heads": 4}),
+    "vit-layer-scale": (
+        lambda: vit_state(layer_scale=True),
+        tiny.VIT_SFP | WHOLE,
+        last_map,
+        {"num_heads": 4},
+    ),
+    "vit-four-maps": (vit_state, tiny.VIT_FPN | WHOLE, last_map, {"num_heads": 4}),
+    "convnext": (test_convnext.make_state, CONVNEXT, before_the_norms, {}),
+    "convnext-v2": (
+        lambda: test_convnext.make_state(test_convnext.V2),
+        CONVNEXT,
+        before_the_norms,
+        {},
+    ),
+    "timm": (timm_state, TIMM, below_an_fpn, {"timm_model": "regnety_002"}),
+}
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_built_detector_gives_the_features_of_the_source(file, engine, tmp_path):
+    make, keys, features_of, known = FILES[file]
+    torch.save(make(), tmp_path / "a.file")
+    convert_file(tmp_path / "a.file", tmp_path / "out.pth", **known)
+    converted = verify.read_converted(tmp_path / "out.pth")
+    contract, image = converted.contract, verify.proof_image(converted.contract)
+
+    room = find_engine(engine)
+    cfg = room.default_config(dense_pose=False)
+    cfg.merge_from_list([item for pair in keys.items() for item in pair])
+    apply_contract(cfg, contract, explicit=())
+    room.check_config(cfg)
+    model = room.build_model(cfg).eval()
+    load_converted(model, converted.model, backbone_type(cfg.MODEL.BACKBONE.NAME))
+    raw = read_file(tmp_path / "a.file")
+    state, architecture = translate(tmp_path / "a.file", raw, Given.of(**known))[0].source_network()
+    with torch.no_grad():
+        features = features_of(model, image)
+        expected = verify.reference_features(contract.family, architecture, state, image)
+
+    wanted = {of_c4: {"res4", "res5"}, last_map: {"last_feat"}}.get(features_of, STAGES)
+    assert set(features) == wanted
+    exact = contract.family.name == "resnet"
+    for name, value in features.items():
+        limit = 0.0 if exact else verify.TOLERANCE * float(expected[name].abs().max())
+        torch.testing.assert_close(value, expected[name], rtol=0, atol=limit)

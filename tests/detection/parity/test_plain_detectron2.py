@@ -1,0 +1,368 @@
+"""Plain Detectron2 against this project's runs, on both engines, from the command: difference 0.
+
+Twenty iterations: the images and every loss of each of them on every process, the weights and the
+predictions afterwards, and every metric. The data has what data sets have at their edges
+(tests/oracles/edge_cases.py). "Plain" is `DefaultTrainer` (tests/oracles/plain_detectron2.py), but
+
+models               FCN-16s, ConvNeXt, dilated C5 with its reduction, the extra norm of C4 are this
+                     project's, Detectron2 has none; its ViT has no builder for a configuration
+FCN-16s's mapper     DatasetMapper cannot scale by a ratio and pad labels where it crops
+LSJ's augmentations  have no key; those of projects/ViTDet/configs/common, where masks in run
+                     lengths are padded with background, not with objects
+AdamW                has no key; get_default_optimizer_params with the layers' decay
+device_ids=None      DistributedDataParallel takes none on a CPU
+norms                SyncBatchNorm refuses a CPU: naiveSyncBN on two processes, BN on one
+focal loss           is compiled first: RetinaNet's first call has other bits until it is
+0 workers            with workers its augmentation depends on their number
+EVAL_PERIOD 0        the iterator of a test loader takes a number from torch's stream
+PreciseBN            at the end of one process alone: on two, its ranks end with other statistics
+COCOeval in Python   the compiled one divides without pycocotools' epsilon: other last bits
+metrics              no boundary IoU (with OpenCV) and no accuracy of one class, which we have not
+"""
+
+import json
+import math
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from detection.train_net import main
+from moco.common.run import read_record
+from tests.oracles.edge_cases import write_edge_cases, write_labels
+from tests.oracles.recorder import lines, recorded
+from tests.oracles.small_tasks import CONFIGS, SMALL, SMALL_SEM_SEG, SMALL_VIT
+from tests.oracles.tiny_coco import write_coco
+
+pytestmark = [
+    pytest.mark.detectron2,
+    pytest.mark.slow,
+    pytest.mark.usefixtures("detectron2", "fresh_cache"),
+]
+
+COCO = {"DATASETS.TRAIN": ("coco_2017_train",), "DATASETS.TEST": ("coco_2017_val",)}
+TWENTY = {
+    "SOLVER.IMS_PER_BATCH": 4,
+    "SOLVER.MAX_ITER": 20,
+    "SOLVER.STEPS": (14, 18),
+    "SOLVER.WARMUP_ITERS": 5,
+    "SOLVER.CHECKPOINT_PERIOD": 20,
+    "SOLVER.PRECISION": "fp32",
+    "SOLVER.AMP.ENABLED": False,
+    "DATALOADER.NUM_WORKERS": 0,
+    "TEST.EVAL_PERIOD": 0,
+    "TEST.PRECISE_BN.NUM_ITER": 3,
+    "TEST.DETECTIONS_PER_IMAGE": 20,
+    "INPUT.MIN_SIZE_TRAIN": (48, 56, 64),
+    "INPUT.MAX_SIZE_TRAIN": 120,
+    "INPUT.MIN_SIZE_TEST": 60,
+    "INPUT.MAX_SIZE_TEST": 120,
+    "SEED": 3,
+}
+BOXES = {**SMALL, **COCO, **TWENTY}
+ADAMW = {"SOLVER.BASE_LR": 1e-3, "SOLVER.OPTIMIZER": "AdamW"}
+JITTER = {"INPUT.LSJ.ENABLED": True, "INPUT.LSJ.SIZE": 64, "INPUT.LSJ.SCALE_RANGE": [0.3, 3.0]}
+CLIP = {
+    "SOLVER.CLIP_GRADIENTS.ENABLED": True,
+    "SOLVER.CLIP_GRADIENTS.CLIP_TYPE": "norm",
+    "SOLVER.CLIP_GRADIENTS.CLIP_VALUE": 0.5,
+}
+VITDET = {
+    **BOXES,
+    **SMALL_VIT,
+    **ADAMW,
+    **JITTER,
+    **CLIP,
+    "SOLVER.LR_DECAY": 0.7,
+    "MODEL.BACKBONE.SQUARE_PAD": 64,
+    "MODEL.VIT.WINDOW_SIZE": 3,
+    "INPUT.MAX_SIZE_TEST": 64,
+}
+# Images without any object; with masks Detectron2 needs one in each.
+WITH_EMPTY = {"DATALOADER.FILTER_EMPTY_ANNOTATIONS": False}
+OF_COCO = {"MODEL.ROI_HEADS.NUM_CLASSES": 80}
+CLIPPED = {
+    **CLIP,
+    "SOLVER.NESTEROV": True,
+    "SOLVER.WEIGHT_DECAY_BIAS": 0.0,
+    "SOLVER.WEIGHT_DECAY_NORM": 1e-4,
+    "SOLVER.BIAS_LR_FACTOR": 2.0,
+}
+CONVNEXT = {
+    **BOXES,
+    **ADAMW,
+    "MODEL.CONVNEXT.DEPTHS": [1, 1, 3, 1],
+    "MODEL.CONVNEXT.DIMS": [8, 12, 16, 24],
+}
+# Name → task file, keys, and whether the masks are polygons alone or also in run lengths.
+ROWS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "c4": ("voc/faster_rcnn_R_50_C4_24k", {**BOXES, **OF_COCO, **WITH_EMPTY}, "polygons"),
+    "c4-mask-clipped": ("coco/mask_rcnn_R_50_C4_1x", {**BOXES, **CLIPPED}, "polygons"),
+    "c5": (
+        "voc/faster_rcnn_R_50_dilated_C5_24k",
+        {**BOXES, **OF_COCO, **WITH_EMPTY, "DATALOADER.ASPECT_RATIO_GROUPING": False},
+        "polygons",
+    ),
+    "fpn-mask": ("coco/mask_rcnn_R_50_FPN_1x", BOXES, "polygons"),
+    "fpn-mask-bitmasks": (
+        "coco/mask_rcnn_R_50_FPN_1x", {**BOXES, "INPUT.MASK_FORMAT": "bitmask"}, "runs"
+    ),
+    "fpn-adamw-jitter-bitmasks": (
+        "coco/mask_rcnn_R_50_FPN_1x_SparK",
+        {**BOXES, **JITTER, "SOLVER.BASE_LR": 1e-3, "INPUT.MASK_FORMAT": "bitmask"},
+        "runs",
+    ),
+    "keypoints": (
+        "coco/keypoint_rcnn_R_50_FPN_2x",
+        {key: value for key, value in BOXES.items() if key not in COCO},
+        "polygons",
+    ),
+    "retinanet": ("coco/retinanet_R_50_FPN_90k", {**BOXES, **WITH_EMPTY}, "polygons"),
+    "fcn-16s": ("voc/fcn16s_R_50_30k", {**TWENTY, **SMALL_SEM_SEG, "INPUT.MIN_SIZE_TEST": 0}, ""),
+    "vitdet": ("coco/mask_rcnn_ViT_B_100ep", VITDET, "polygons"),
+    "convnext": ("coco/mask_rcnn_ConvNeXt_T_FPN_3x", CONVNEXT, "polygons"),
+}  # fmt: skip
+# The box heads of a user's module, which log something now and then.
+SPARSE = """
+from detectron2.modeling import ROI_HEADS_REGISTRY
+from detectron2.modeling.roi_heads import StandardROIHeads
+from detectron2.utils.events import get_event_storage
+
+@ROI_HEADS_REGISTRY.register()
+class {name}(StandardROIHeads):
+    def forward(self, images, features, proposals, targets=None):
+        if self.training and get_event_storage().iter % 6 == 2:
+            get_event_storage().put_scalar("users/sparse", len(images) + get_event_storage().iter)
+        return super().forward(images, features, proposals, targets)
+"""
+# A user's datasets: without sizes to train on, boxes in two modes, masks in run lengths.
+CATALOG = """
+from detectron2.data import DatasetCatalog, MetadataCatalog
+from detectron2.data.datasets import load_coco_json
+from detectron2.structures import BoxMode
+
+def records(split):
+    json_file = f"{root}/coco/annotations/instances_{{split}}2017.json"
+    found = load_coco_json(json_file, f"{root}/coco/{{split}}2017", f"users_{{split}}")
+    for record in found:
+        if split == "train":
+            del record["height"], record["width"]
+        for item in record["annotations"][::2]:
+            x, y, w, h = item["bbox"]
+            item |= {{"bbox": [x, y, x + w, y + h], "bbox_mode": BoxMode.XYXY_ABS}}
+    return found
+
+for split in ("train", "val"):
+    DatasetCatalog.register(f"users_{{split}}", lambda split=split: records(split))
+    json_file = f"{root}/coco/annotations/instances_{{split}}2017.json"
+    MetadataCatalog.get(f"users_{{split}}").set(json_file=json_file, evaluator_type="coco")
+    DatasetCatalog.get(f"users_{{split}}")
+"""
+TIMES = {"time", "data_time", "rank_data_time", "eta_seconds", "iteration"}
+ENGINES = ("detectron2", "embedded")
+METRICS = {"keypoints": "keypoints/AP", "fcn-16s": "sem_seg/mIoU"}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("edges")
+    write_edge_cases(root / "polygons")
+    write_edge_cases(root / "runs", runs=True)
+    write_labels(root / "labels")
+    return root
+
+
+def ours(
+    task: str, keys: dict[str, Any], folder: Path, engine: str, num_processes: int, *flags: str
+) -> None:
+    """The command of a user."""
+    values = {**keys, "OUTPUT_DIR": folder / "run"}
+    argv = ["--config-file", str(CONFIGS / f"{task}.yaml"), "--engine", engine, *flags]
+    argv += ["--num-gpus", str(num_processes)]
+    with recorded(folder / "seen"):
+        assert main([*argv, *(str(item) for pair in values.items() for item in pair)]) == 0
+
+
+def plain(config: Path, folder: Path, data: Path, num_processes: int, **options: Any) -> None:
+    from tests.oracles.plain_detectron2 import train
+
+    with recorded(folder / "seen"):
+        train(config, folder / "run", data, num_processes, **options)
+
+
+def logged(run: Path) -> dict[str, float]:
+    """The last value of every name in metrics.json."""
+    rows = map(json.loads, (run / "metrics.json").read_text().splitlines())
+    return {name: value for row in rows for name, value in row.items()}
+
+
+def predictions(file: Path) -> list[Any]:
+    """Of a file in COCO's results format: what a float32 can tell."""
+    rows = json.loads(file.read_text(encoding="utf-8"))
+    return [
+        [
+            row["image_id"],
+            row["category_id"],
+            np.float32([*row["bbox"], row["score"], *row.get("keypoints", ())]).tolist(),
+            row.get("segmentation"),
+        ]
+        for row in rows
+    ]
+
+
+def assert_equal(theirs: Path, own: Path, num_processes: int, iterations: int = 20) -> None:
+    """Everything that was fed, lost, learned and found in two trainings."""
+    expected, actual = lines(theirs / "seen"), lines(own / "seen")
+    assert len(expected) == num_processes
+    for rank, seen in expected.items():
+        # PreciseBN's batches come after the training's.
+        assert len(seen) >= iterations
+        for iteration, (one, other) in enumerate(zip(seen, actual[rank], strict=True)):
+            assert one == other, f"{own.name}, {rank}, iteration {iteration}"
+        assert len({line["images"] for line in seen}) > iterations // 2
+    one, other = (
+        torch.load(folder / "run" / "model_final.pth", weights_only=True)["model"]
+        for folder in (theirs, own)
+    )
+    assert one.keys() == other.keys()
+    assert not [name for name, value in one.items() if not torch.equal(value, other[name])]
+    for file in theirs.glob("run/inference/coco_instances_results.json"):
+        (other,) = own.glob("run/inference/*coco*.json")
+        assert predictions(file) == predictions(other)
+        assert predictions(file)
+    results = json.loads((theirs / "run" / "metrics.hex.json").read_text())
+    metrics = logged(own / "run")
+    for name, text in results.items():
+        if re.search("BoundaryIoU|B-Iou|/ACC-", name):
+            continue
+        if math.isnan(float.fromhex(text)):
+            assert math.isnan(metrics[name] or math.nan), name
+        else:
+            assert float(metrics[name]).hex() == text, name
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+@pytest.mark.parametrize("row", ROWS)
+def test_twenty_iterations(row, num_processes, data, narrow_r50_file, tmp_path, monkeypatch):
+    from tests.oracles.plain_detectron2 import incompatible_keys
+
+    task, keys, masks = ROWS[row]
+    root = data / (masks or "labels")
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(root))
+    is_resnet = not {"vitdet", "convnext"} & {row}
+    keys = {**keys, "MODEL.WEIGHTS": narrow_r50_file if is_resnet else "random"}
+    if num_processes > 1:
+        keys["TEST.PRECISE_BN.ENABLED"] = False
+    for engine in ENGINES:
+        ours(task, keys, tmp_path / engine, engine, num_processes)
+    config = tmp_path / ENGINES[0] / "run" / "config.yaml"
+    plain(config, tmp_path / "plain", root, num_processes)
+    for engine in ENGINES:
+        assert_equal(tmp_path / "plain", tmp_path / engine, num_processes)
+        checkpoint = tmp_path / engine / "run" / "model_final.pth"
+        assert not incompatible_keys(config, checkpoint)
+        found = logged(tmp_path / engine / "run")
+        assert METRICS.get(row, "bbox/AP") in found
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """Write a module of the user's, found by every process; returns its name."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def write(name: str, text: str) -> str:
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+        return name
+
+    return write
+
+
+def test_the_number_of_workers_changes_no_batch(data, narrow_r50_file, tmp_path, monkeypatch):
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(data / "polygons"))
+    task, keys, _ = ROWS["fpn-mask"]
+    keys = {**keys, "MODEL.WEIGHTS": narrow_r50_file, "SOLVER.MAX_ITER": 10, "SOLVER.STEPS": (8,)}
+    for workers in (0, 2, 4):
+        folder = tmp_path / str(workers)
+        ours(task, {**keys, "DATALOADER.NUM_WORKERS": workers}, folder, "embedded", 1)
+    seen = [lines(tmp_path / str(workers) / "seen") for workers in (0, 2, 4)]
+    assert seen[0] == seen[1] == seen[2]
+    assert len(seen[0]["rank0.jsonl"]) == 10 + 3  # those of PreciseBN, too
+
+
+def test_a_users_dataset_of_the_catalog(data, narrow_r50_file, tmp_path, module):
+    """Two processes; Detectron2's own, compiled evaluator."""
+    from tests.oracles import plain_detectron2 as oracle
+
+    task, keys, _ = ROWS["fpn-mask-bitmasks"]
+    keys = {**keys, "MODEL.WEIGHTS": narrow_r50_file, "TEST.PRECISE_BN.ENABLED": False}
+    keys |= {"DATASETS.TRAIN": ("users_train",), "DATASETS.TEST": ("users_val",)}
+    name = module("users_dataset", CATALOG.format(root=data / "runs"))
+    ours(task, keys, tmp_path / "detectron2", "detectron2", 2, "--import", name)
+    config = tmp_path / "detectron2" / "run" / "config.yaml"
+    given = {"register": partial(oracle.register_imported, name), "trainer": oracle.Compiled}
+    plain(config, tmp_path / "plain", data / "runs", 2, **given)
+    assert_equal(tmp_path / "plain", tmp_path / "detectron2", 2)
+    record = read_record(tmp_path / "detectron2" / "run" / "run.json")
+    assert record.provenance["imports"] == [name]
+    assert record.config["MODEL.ROI_HEADS.NUM_CLASSES"] == 80
+
+
+def test_densepose(narrow_r50_file, tmp_path, monkeypatch):
+    pytest.importorskip("densepose", reason="Detectron2's DensePose project is not installed")
+    from densepose.engine import Trainer
+
+    from tests.oracles import plain_detectron2 as oracle
+    from tests.oracles.tiny_body import write_body
+
+    monkeypatch.setenv("FVCORE_CACHE", str(write_body(tmp_path / "cache")))
+    splits = {"train2014": 8, "valminusminival2014": 4, "minival2014": 3}
+    root = write_coco(tmp_path / "data", splits, densepose=True)
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(root))
+    keys = {key: value for key, value in BOXES.items() if key not in COCO}
+    keys |= {"MODEL.WEIGHTS": narrow_r50_file, "SOLVER.IMS_PER_BATCH": 2}
+    ours("coco/densepose_rcnn_R_50_FPN_s1x", keys, tmp_path / "detectron2", "detectron2", 1)
+    config = tmp_path / "detectron2" / "run" / "config.yaml"
+    given = {"register": oracle.register_densepose, "trainer": Trainer}
+    plain(config, tmp_path / "plain", root, 1, **given)
+    assert_equal(tmp_path / "plain", tmp_path / "detectron2", 1)
+    found = json.loads((tmp_path / "plain" / "run" / "metrics.hex.json").read_text("utf-8"))
+    assert "densepose_gps/AP" in found
+
+
+def test_test_time_augmentation_and_what_is_logged(
+    data, narrow_r50_file, tmp_path, monkeypatch, module
+):
+    """Every value of plain Detectron2's metrics.json, also one that is rarely put there."""
+    from tests.oracles import plain_detectron2 as oracle
+
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(data / "polygons"))
+    task, keys, _ = ROWS["fpn-mask"]
+    keys = {**keys, "MODEL.WEIGHTS": narrow_r50_file, "MODEL.ROI_HEADS.NAME": "SparseHeads"}
+    keys |= {"TEST.AUG.ENABLED": True, "TEST.AUG.MIN_SIZES": (48, 72), "TEST.AUG.MAX_SIZE": 150}
+    name = module("users_heads", SPARSE.format(name="SparseHeads"))
+    own, theirs = tmp_path / "detectron2", tmp_path / "plain"
+    ours(task, keys, own, "detectron2", 1, "--import", name)
+    given = {"register": partial(oracle.register_imported, name)}
+    plain(own / "run" / "config.yaml", theirs, data / "polygons", 1, **given)
+
+    their_log, our_log = logged(theirs / "run"), logged(own / "run")
+    assert {"users/sparse", "rpn/num_pos_anchors", "segm/AP", *TIMES} <= their_log.keys()
+    assert their_log.keys() <= our_log.keys()
+    for key in their_log.keys() - TIMES:
+        one, other = (math.nan if log[key] is None else log[key] for log in (their_log, our_log))
+        assert one == other or (math.isnan(one) and math.isnan(other)), key
+
+    results = json.loads((theirs / "run" / "metrics.hex.json").read_text("utf-8"))
+    record = read_record(own / "run" / "run.json").metrics
+    names = {f"{kind}_TTA/{metric}" for kind in ("bbox", "segm") for metric in ("AP", "AP50")}
+    assert names <= results.keys()
+    for key in names:
+        assert record[key] == round(float.fromhex(results[key]), 6), key
+    found = predictions(own / "run" / "inference_TTA" / "coco_2017_val.json")
+    assert found == predictions(theirs / "run" / "inference" / "coco_instances_results.json")
+    assert main(["--eval-only", "--resume", "OUTPUT_DIR", str(own / "run"), "--import", name]) == 0
+    assert read_record(own / "run" / "inference" / "run.json").metrics == record

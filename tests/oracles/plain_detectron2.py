@@ -1,0 +1,242 @@
+"""Detectron2's own `DefaultTrainer`, told only what it cannot train a task without.
+
+Everything in which it differs from Detectron2's tools/train_net.py is in the table at the beginning
+of tests/detection/parity/test_plain_detectron2.py.
+"""
+
+import argparse
+import importlib
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from detectron2.checkpoint import DetectionCheckpointer
+from detectron2.config import CfgNode, get_cfg
+from detectron2.data import (
+    DatasetCatalog,
+    DatasetMapper,
+    MetadataCatalog,
+    build_detection_test_loader,
+    build_detection_train_loader,
+)
+from detectron2.data import transforms as T
+from detectron2.data.datasets import register_coco_instances
+from detectron2.data.datasets.builtin_meta import _get_builtin_metadata
+from detectron2.engine import DefaultTrainer, default_setup, defaults, launch
+from detectron2.evaluation import COCOEvaluator, DatasetEvaluator, SemSegEvaluator
+from detectron2.evaluation.testing import flatten_results_dict
+from detectron2.modeling import GeneralizedRCNNWithTTA, build_model
+from detectron2.modeling.backbone.vit import get_vit_lr_decay_rate
+from detectron2.solver.build import get_default_optimizer_params, maybe_add_gradient_clipping
+from detectron2.utils import comm
+from torch import nn
+
+from detection.d2 import add_transfer_config, with_builder, with_process_norms
+from detection.d2.semantic_seg import build_mapper as sem_seg_mapper
+from detection.datasets.voc import VOC_CLASSES
+from detection.modeling.focal_loss import compile_focal_loss
+from detection.modeling.layer_decay import layer_of
+
+
+class PlainTrainer(DefaultTrainer):
+    compiled = False  # COCOeval
+
+    @classmethod
+    def build_evaluator(cls, cfg: CfgNode, name: str) -> DatasetEvaluator:
+        """As tools/train_net.py."""
+        folder = str(Path(cfg.OUTPUT_DIR, "inference"))
+        kind = MetadataCatalog.get(name).evaluator_type
+        if kind == "coco":
+            return COCOEvaluator(name, output_dir=folder, use_fast_impl=cls.compiled)
+        return SemSegEvaluator(name, output_dir=folder)
+
+    @classmethod
+    def build_train_loader(cls, cfg: CfgNode) -> Any:
+        if cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor":
+            mapper: Any = sem_seg_mapper(cfg, training=True)
+        elif cfg.INPUT.LSJ.ENABLED:
+            size = cfg.INPUT.LSJ.SIZE
+            changes = [
+                T.RandomFlip(horizontal=True),
+                T.ResizeScale(*cfg.INPUT.LSJ.SCALE_RANGE, size, size),
+                T.FixedSizeCrop((size, size), pad=cfg.INPUT.LSJ.PAD, seg_pad_value=0),
+            ]
+            mapper = DatasetMapper(cfg, True, augmentations=changes, recompute_boxes=True)
+        else:
+            return super().build_train_loader(cfg)
+        return build_detection_train_loader(cfg, mapper=mapper)
+
+    @classmethod
+    def build_test_loader(cls, cfg: CfgNode, name: str) -> Any:
+        if cfg.MODEL.META_ARCHITECTURE != "SemanticSegmentor":
+            return super().build_test_loader(cfg, name)
+        mapper = sem_seg_mapper(cfg, training=False)
+        return build_detection_test_loader(cfg, name, mapper=mapper)
+
+    @classmethod
+    def build_optimizer(cls, cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
+        solver = cfg.SOLVER
+        if solver.OPTIMIZER == "SGD":
+            return super().build_optimizer(cfg, model)
+        factor = partial(_decay, cfg=cfg)
+        if "vit" in cfg.MODEL.BACKBONE.NAME:
+            depth = cfg.MODEL.VIT.DEPTH
+            factor = partial(get_vit_lr_decay_rate, lr_decay_rate=solver.LR_DECAY, num_layers=depth)
+        groups = get_default_optimizer_params(
+            model,
+            base_lr=solver.BASE_LR,
+            weight_decay=solver.WEIGHT_DECAY,
+            weight_decay_norm=solver.WEIGHT_DECAY_NORM,
+            weight_decay_bias=solver.WEIGHT_DECAY_BIAS,
+            lr_factor_func=factor,
+            overrides={name: {"weight_decay": 0.0} for name in ("pos_embed", "gamma")},
+        )
+        return maybe_add_gradient_clipping(
+            cfg, torch.optim.AdamW(groups, solver.BASE_LR, betas=tuple(solver.BETAS))
+        )
+
+
+class Compiled(PlainTrainer):
+    compiled = True
+
+
+def train(config: Path, folder: Path, data: Path, num_processes: int, **options: Any) -> None:
+    """Train what the config.yaml of a run says, into `folder`: as Detectron2, and metrics.hex.json.
+
+    Args:
+        data: as `$DETECTRON2_DATASETS`.
+        options: see `_train`.
+    """
+    launch(
+        _train,
+        num_processes,
+        dist_url="auto",
+        args=(str(config), str(folder), str(data), tuple(options.items())),
+    )
+
+
+def load_config(config: str, world_size: int) -> CfgNode:
+    """A run's configuration with the builders and norms that it has on this machine."""
+    cfg = get_cfg()
+    if "DENSEPOSE_ON" in Path(config).read_text(encoding="utf-8"):
+        from densepose import add_densepose_config
+
+        add_densepose_config(cfg)
+    add_transfer_config(cfg)
+    cfg.merge_from_file(config)
+    return with_builder(with_process_norms(cfg, world_size))
+
+
+def incompatible_keys(config: Path, checkpoint: Path) -> list[str]:
+    """What plain Detectron2's checkpointer finds missing, unknown or of another shape."""
+    model = build_model(load_config(str(config), 1))
+    checkpointer = DetectionCheckpointer(model)
+    found: list[str] = []
+
+    def note(incompatible: Any) -> None:
+        found.extend([*incompatible.missing_keys, *incompatible.unexpected_keys])
+        found.extend(name for name, *_ in incompatible.incorrect_shapes)
+
+    checkpointer._log_incompatible_keys = note
+    checkpointer.load(str(checkpoint))
+    state = torch.load(checkpoint, weights_only=True)["model"]
+    same = model.state_dict()
+    return found + [name for name, x in state.items() if not torch.equal(x, same[name])]
+
+
+def _decay(name: str, cfg: CfgNode) -> float:
+    layer, last = layer_of(name, cfg)
+    return float(cfg.SOLVER.LR_DECAY ** (last - layer))
+
+
+def _train(config: str, folder: str, data: str, options: tuple[tuple[str, Any], ...]) -> None:
+    """One process.
+
+    Options: `register`, a function in place of `register_data`; `trainer`, "module:Class".
+    """
+    given = dict(options)
+    cfg = load_config(config, comm.get_world_size()).clone()
+    cfg.defrost()
+    cfg.OUTPUT_DIR = folder
+    cfg.MODEL.WEIGHTS = cfg.MODEL.WEIGHTS.replace("random", "")
+    cfg.freeze()
+    default_setup(cfg, argparse.Namespace(config_file="", eval_only=False))
+    register: Callable[[CfgNode, Path], None] = given.get("register", register_data)
+    register(cfg, Path(data))
+    if cfg.MODEL.META_ARCHITECTURE == "RetinaNet":
+        compile_focal_loss(cfg.MODEL.DEVICE)
+    without_ids = partial(defaults.create_ddp_model, device_ids=None)
+    with mock.patch.object(defaults, "create_ddp_model", without_ids):
+        trainer = given.get("trainer", PlainTrainer)(cfg)
+    trainer.resume_or_load(resume=False)
+    trainer.train()
+    results = dict(flatten_results_dict(trainer._last_eval_results or {}))
+    if cfg.TEST.AUG.ENABLED:
+        evaluators = [PlainTrainer.build_evaluator(cfg, name) for name in cfg.DATASETS.TEST]
+        augmented = GeneralizedRCNNWithTTA(cfg, trainer.model)
+        found = flatten_results_dict(PlainTrainer.test(cfg, augmented, evaluators))
+        results |= {name.replace("/", "_TTA/", 1): value for name, value in found.items()}
+    if comm.is_main_process():
+        content = json.dumps({name: float(value).hex() for name, value in results.items()})
+        Path(folder, "metrics.hex.json").write_text(content, encoding="utf-8")
+    if comm.get_world_size() > 1:  # a process that ends with its threads of gloo may abort
+        comm._LOCAL_PROCESS_GROUP = None
+        comm._get_global_gloo_group.cache_clear()
+        torch.distributed.destroy_process_group()
+
+
+def register_data(cfg: CfgNode, data: Path) -> None:
+    """DATASETS.TRAIN and TEST by Detectron2's own readers, from `data` instead of ./datasets."""
+    for name in (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST):
+        if name in DatasetCatalog:
+            DatasetCatalog.remove(name)
+        if name in MetadataCatalog.list():
+            MetadataCatalog.remove(name)
+        if "sem_seg" in name:
+            _register_labels(name, data / "VOC2012")
+            continue
+        split = f"{name.rsplit('_', 1)[1]}2017"
+        kind = "person_keypoints" if "keypoints" in name else "instances"
+        file = data / "coco" / "annotations" / f"{kind}_{split}.json"
+        meta = _get_builtin_metadata("coco_person" if "keypoints" in name else "coco")
+        register_coco_instances(name, meta, str(file), str(data / "coco" / split))
+
+
+def register_imported(name: str, cfg: CfgNode, data: Path) -> None:
+    """What a module of the user's registers, and Detectron2's own names."""
+    importlib.import_module(name)
+    if cfg.DATASETS.TRAIN[0] not in DatasetCatalog or "coco" in cfg.DATASETS.TRAIN[0]:
+        register_data(cfg, data)
+
+
+def register_densepose(cfg: CfgNode, data: Path) -> None:
+    """As its project registers them, from `data`."""
+    from densepose.data.datasets.coco import CocoDatasetInfo, register_dataset
+
+    for name in (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST):
+        DatasetCatalog.remove(name)
+        MetadataCatalog.remove(name)
+        split = f"{name.rsplit('_', 1)[1]}2014"
+        images = "train2014" if split == "train2014" else "val2014"
+        file = f"coco/annotations/densepose_{split}.json"
+        register_dataset(CocoDatasetInfo(name, f"coco/{images}", file), str(data))
+
+
+def _register_labels(name: str, voc: Path) -> None:
+    split, folder = name.rpartition("sem_seg_")[2], "SegmentationClass"
+    folder += "Aug" * (split == "train_aug")
+    records = [
+        {
+            "file_name": str(voc / "JPEGImages" / f"{image_id}.jpg"),
+            "sem_seg_file_name": str(voc / folder / f"{image_id}.png"),
+            "image_id": image_id,
+        }
+        for image_id in (voc / f"ImageSets/Segmentation/{split}.txt").read_text().split()
+    ]
+    DatasetCatalog.register(name, lambda: records)
+    its: dict[str, Any] = {"stuff_classes": ["background", *VOC_CLASSES], "ignore_label": 255}
+    MetadataCatalog.get(name).set(**its, evaluator_type="sem_seg")

@@ -1,0 +1,324 @@
+"""What `train` refuses before its folder is made: keys, weights, engines, processes, folders."""
+
+import pickle
+from functools import partial
+
+import numpy as np
+import torch
+
+from tests.oracles.refused_files import folder_of, saved, text, torch_edit
+from tests.refusals.rows import Row, rows
+
+TASK = "voc/faster_rcnn_R_18_C4_small"
+ON = "MODEL.DEVICE cpu OUTPUT_DIR run"
+ENGINES = (("embedded", ()), ("detectron2", ("detectron2",)))
+SMALL = f"train --config-file {TASK} {ON} --engine"
+ON_VOC = "DATASETS.VOC_DIR {tmp}/voc MODEL.WEIGHTS random"
+LSJ = "INPUT.LSJ.ENABLED True"
+KEYS = (
+    ("SOLVER.BASE_LRR 1", "SOLVER.BASE_LRR; .*SOLVER.BASE_LR"),
+    ("SOLVER.MAX_ITER many", "SOLVER.MAX_ITER expects int"),
+    ("SOLVER.MAX_ITER", "SOLVER.MAX_ITER"),
+    ("SOLVER.MAX_ITER 100", r"SOLVER.STEPS: got \(225, 275\), .*MAX_ITER 100"),
+    ("SOLVER.STEPS '(20, 10)'", "SOLVER.STEPS"),
+    ("SOLVER.WARMUP_ITERS 230", "WARMUP_ITERS: got 230, .* less than 225, .* reach 0.001, not"),
+    ("SOLVER.STEPS () SOLVER.WARMUP_ITERS 300", "WARMUP_ITERS: got 300, .* less than 300"),
+    ("SOLVER.MAX_ITER 0", "SOLVER.MAX_ITER: got 0, .* 1"),
+    ("SOLVER.BASE_LR 0", "SOLVER.BASE_LR: got 0.0, .* 0"),
+    ("SOLVER.BASE_LR nan", "SOLVER.BASE_LR: got nan"),
+    ("SOLVER.CHECKPOINT_PERIOD 0", "CHECKPOINT_PERIOD: got 0"),
+    ("SOLVER.PRECISION half", "SOLVER.PRECISION"),
+    ("SOLVER.PRECISION fp16", "SOLVER.PRECISION fp16"),
+    ("SOLVER.REFERENCE_WORLD_SIZE 3", "REFERENCE_WORLD_SIZE: got 3, .* 4"),
+    ("SOLVER.REFERENCE_WORLD_SIZE -1", "REFERENCE_WORLD_SIZE: got -1, .* 4"),
+    ("SOLVER.OPTIMIZER Adam", "SOLVER.OPTIMIZER"),
+    ("SOLVER.BETAS '(0.9, 1.0)'", "SOLVER.BETAS"),
+    ("SOLVER.BETAS '(0.9,)'", "SOLVER.BETAS"),
+    ("SOLVER.LR_DECAY 0.0", "SOLVER.LR_DECAY"),
+    ("SOLVER.LR_DECAY 1.1", "SOLVER.LR_DECAY"),
+    ("SOLVER.LR_DECAY 0.5 MODEL.BACKBONE.NAME build_my_own", "MODEL.BACKBONE.NAME"),
+    ("SOLVER.WEIGHT_DECAY_EMBED -0.1", "SOLVER.WEIGHT_DECAY_EMBED"),
+    ("SOLVER.BASE_LR_END 0.1", "SOLVER.BASE_LR_END"),
+    ("SOLVER.STEPS '(50000,)'", "SOLVER.STEPS"),
+    ("INPUT.LSJ.SIZE 0", "INPUT.LSJ.SIZE"),
+    ("INPUT.LSJ.SCALE_RANGE '[2.0, 0.1]'", "INPUT.LSJ.SCALE_RANGE"),
+    (f"{LSJ} MODEL.META_ARCHITECTURE SemanticSegmentor", "MODEL.META_ARCHITECTURE"),
+    (
+        f"{LSJ} MODEL.MASK_ON True DATALOADER.FILTER_EMPTY_ANNOTATIONS False",
+        "DATALOADER.FILTER_EMPTY_ANNOTATIONS",
+    ),
+    (f"{LSJ} INPUT.CROP.ENABLED True", "INPUT.CROP.ENABLED"),
+    ("INPUT.FORMAT GRB", "INPUT.FORMAT.*RGB"),
+    ("MODEL.PIXEL_MEAN '[1.0, 2.0]'", "MODEL.PIXEL_MEAN"),
+    ("MODEL.PIXEL_MEAN '[1.0, 2.0, 1e400]'", "MODEL.PIXEL_MEAN"),
+    ("MODEL.PIXEL_STD '[1.0, 0.0, 1.0]'", r"MODEL.PIXEL_STD: got \[1.0, 0.0, 1.0\]"),
+    ("INPUT.MIN_SIZE_TRAIN ()", r"INPUT.MIN_SIZE_TRAIN: got \(\)"),
+    ("INPUT.MIN_SIZE_TRAIN (0,)", r"INPUT.MIN_SIZE_TRAIN: got \(0,\)"),
+    (
+        "INPUT.MIN_SIZE_TRAIN (64,) INPUT.MIN_SIZE_TRAIN_SAMPLING range",
+        "INPUT.MIN_SIZE_TRAIN: .*MIN_SIZE_TRAIN_SAMPLING",
+    ),
+    ("INPUT.MAX_SIZE_TEST 0", "INPUT.MAX_SIZE_TEST: got 0"),
+    ("INPUT.CORRUPTION fog", r"INPUT\.CORRUPTION"),
+    ("INPUT.CORRUPTION fog.6", r"INPUT\.CORRUPTION"),
+    ("INPUT.CORRUPTION rain.3", r"INPUT\.CORRUPTION"),
+    ("MODEL.DEVICE gpu", "MODEL.DEVICE: got 'gpu', .*cuda"),
+    ("MODEL.DEVICE cuda", r"set MODEL\.DEVICE cpu"),
+    ("MODEL.ROI_HEADS.NUM_CLASSES 20", "NUM_CLASSES: got 20, .* 3 classes"),
+    ("DATASETS.TRAIN \"('voc_all',)\"", "voc_all .*voc_trainval"),
+    ("DATASETS.VOC_YEAR 2010", "VOC_YEAR: got 2010, .* 2007, 2012"),
+    (
+        "MODEL.WEIGHTS ''",
+        "MODEL.WEIGHTS is empty; give a file from moco-transfer convert, a checkpoint .*random",
+    ),
+    ("SEED 2147483648", "SEED: got 2147483648"),
+    ("LOG.LOGGERS ('tensorboad',)", "LOG.LOGGERS.*tensorboad"),
+    ("--visualize -1", "--visualize: got -1"),
+    ("--resume --overwrite", "exclude each other"),
+    ("--num-gpus 0", "expected at least one of each"),
+    ("--num-machines 2", "--dist-url: got auto, --num-machines needs tcp://"),
+    ("--num-machines 2 --dist-url tcp://first", "got tcp://first, .*needs tcp://"),
+    ("--num-machines 2 --dist-url file:///x", "got file:///x, .*needs tcp://"),
+    ("--num-machines 2 --machine-rank 2 --dist-url tcp://a:1", "below the number"),
+    ("--num-gpus 3", "IMS_PER_BATCH 4 cannot be divided among 3"),
+    ("--eval-only", "--eval-only needs a trained model"),
+    ("--no-such-flag", "unrecognized arguments: --no-such-flag"),
+)
+FILES = (
+    ("DATASETS.VOC_CLASSES \"['blue', 'red']\"", "'green'"),
+    ("DATASETS.VOC_DIR nowhere", "VOC_DIR nowhere: .*Annotations"),
+    ("MODEL.WEIGHTS moco.pth", "MODEL.WEIGHTS moco.pth: no such file.*random"),
+    ("MODEL.WEIGHTS Random", "random"),
+    ("--eval-only MODEL.WEIGHTS x.pth", "MODEL.WEIGHTS x.pth: no such file"),
+    ("--eval-only --resume MODEL.WEIGHTS x.pth", "last_checkpoint is missing"),
+)
+BOTH = [
+    row
+    for engine, needs in ENGINES
+    for row in (
+        *rows(f"{SMALL} {engine} {ON_VOC}", *KEYS, needs=needs),
+        *rows(f"{SMALL} {engine} {ON_VOC}", *FILES, needs=needs, code=3),
+    )
+]
+WITH = f"{SMALL} embedded DATASETS.VOC_DIR {{tmp}}/voc MODEL.RESNETS.RES2_OUT_CHANNELS 16"
+# What a run takes its names, its folder and its weights from.
+PLACES = [
+    *rows(
+        f"train --config-file {{}} {ON} {ON_VOC} --engine embedded",
+        ("mask_rcnn_R_50_FPN_1x", "coco/mask_rcnn_R_50_FPN_1x.*lvis/mask_rcnn_R_50_FPN_1x"),
+        ("voc/faster_rcnn_R_50_C4_25k.yaml", "voc/faster_rcnn_R_50_C4_24k"),
+        ("coco/faster_rcnn_R_50_C4_24k", "voc/faster_rcnn_R_50_C4_24k"),
+        ("coco/densepose_rcnn_R_50_FPN_s1x", "error: MODEL.DENSEPOSE_ON.*embedded engine .*detec"),
+        (
+            "coco/mask_rcnn_R_50_FPN_1x MODEL.RESNETS.DEFORM_ON_PER_STAGE [0,0,1,1]",
+            "DEFORM_ON_PER_STAGE .*embedded engine .*detectron2",
+        ),
+    ),
+    *rows(
+        f"train --config-file task.yaml {ON} {ON_VOC} --engine embedded",
+        (
+            text("task.yaml", "OUTPUT_DIR: !!python/object/apply:os.system ['touch marker']\n"),
+            r"python/object/apply:os\.system",
+        ),
+        *(
+            (text("task.yaml", f"_BASE_: {TASK}\n{key}: [antigravity]\n"), key)
+            for key in ("imports", "IMPORTS", "DATASETS.IMPORT")  # importing runs code
+        ),
+    ),
+    *rows(
+        "train",
+        (
+            "--check-only MODEL.WEIGHTS random",
+            "DATASETS.TRAIN is empty; .*DATASETS.VOC_DIR.*--config-file voc/",
+        ),
+        ("--eval-only MODEL.WEIGHTS r18.pth", r"MODEL\.WEIGHTS is .*r18\.pth.*--config-file"),
+        ("--eval-only --resume", "OUTPUT_DIR is 'not set'.*--config-file"),
+    ),
+    *rows(
+        f"{SMALL} embedded {ON_VOC}",
+        (text("run/thesis.txt", "years"), r"not empty \(it holds thesis\.txt\).*--overwrite"),
+        (text("run", "a file"), "cannot be used as output folder"),
+    ),
+    *rows(
+        f"{SMALL} detectron2 {ON_VOC}",
+        ("", "--engine detectron2: it cannot be imported"),
+        without=("detection.d2",),
+    ),
+    *rows(
+        f"train --config-file {TASK} OUTPUT_DIR run --engine embedded {ON_VOC}",
+        ("--num-gpus 2", r"2 processes .*--num-gpus.*MODEL\.DEVICE cpu"),
+    ),
+    *rows(f"{SMALL} embedded {ON_VOC} --import json", ("", "--import.*Detectron2")),
+]
+RANK = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+RANK |= {"MASTER_PORT": "1", "MASTER_ADDR": "localhost"}
+TORCHRUN = [
+    *rows(
+        f"{SMALL} embedded {ON_VOC}",
+        ("--num-gpus 2", "--num-gpus, .*torchrun has started the processes; omit"),
+        ("SEED -1", "SEED: several machines, or torchrun, need the same one"),
+        env=RANK,
+    ),
+    *rows(
+        f"{SMALL} detectron2 {ON_VOC}",
+        ("SEED 1", "--num-gpus 2 instead, or torchrun with --engine embed"),
+        env=RANK,
+        needs=("detectron2",),
+    ),
+]
+
+
+class Unknown:
+    """What a pickle may name and nobody reads."""
+
+    def __reduce__(self) -> object:
+        return np.random.default_rng, ()
+
+
+EVALUATION = (
+    f"{SMALL} embedded DATASETS.VOC_DIR {{tmp}}/voc --eval-only INPUT.FORMAT RGB "
+    "MODEL.PIXEL_STD [1.0,1.0,1.0] MODEL.PIXEL_MEAN [1.0,1.0,1.0] "
+    "MODEL.RESNETS.STRIDE_IN_1X1 False MODEL.RESNETS.STEM_OUT_CHANNELS 16 "
+    "MODEL.RESNETS.RES2_OUT_CHANNELS 16"
+)
+# A file of weights that is not whole, or contradicts the task.
+WEIGHTS = [
+    *rows(
+        WITH + " MODEL.WEIGHTS r18.pth",
+        *(
+            (f"{key} {value}", f"{key}: you set .*need {theirs}".replace("[", r"\["))
+            for key, value, theirs in (
+                ("INPUT.FORMAT", "BGR", "'RGB'"),
+                ("MODEL.PIXEL_MEAN", "'[103.53, 116.28, 123.675]'", "[102"),
+                ("MODEL.PIXEL_STD", "'[1.0, 1.0, 1.0]'", "[51"),
+                ("MODEL.RESNETS.STRIDE_IN_1X1", "True", "False"),
+                ("MODEL.RESNETS.DEPTH", "34", "18"),
+                ("MODEL.RESNETS.STEM", "cifar", "'imagenet'"),
+            )
+        ),
+    ),
+    *rows(
+        f"train --config-file task.yaml {ON} DATASETS.VOC_DIR {{tmp}}/voc MODEL.WEIGHTS r18.pth",
+        (
+            text("task.yaml", f"_BASE_: {TASK}\nINPUT: {{FORMAT: BGR}}\n"),
+            "INPUT.FORMAT: the task file sets 'BGR', .*need 'RGB'",
+        ),
+    ),
+    *rows(
+        f"train --config-file {{}} {ON} DATASETS.VOC_DIR {{tmp}}/voc --engine embedded",
+        (
+            "voc/faster_rcnn_R_50_C4_24k MODEL.WEIGHTS r18.pth",
+            "MODEL.RESNETS.DEPTH: .*ResNet-50, but .* ResNet-18; .*voc/faster_rcnn_R_18_C4_small",
+        ),
+        (
+            "voc/faster_rcnn_R_50_C4_24k MODEL.WEIGHTS r18.pth MODEL.RESNETS.DEPTH 50",
+            "MODEL.RESNETS.DEPTH: you set 50, but .* need 18",
+        ),
+        (
+            f"{TASK} MODEL.WEIGHTS r50.pth",
+            "for a ResNet-18, but .* are a ResNet-50; task(?!.*Base-)",
+        ),
+    ),
+    *rows(
+        WITH + " MODEL.WEIGHTS r18.pth",
+        (lambda c: c["model"].pop("res2.0.conv1.weight"), r"missing: 'res2\.0\.conv1\.w"),
+        (lambda c: c["model"].update(x=torch.ones(1)), "unknown: 'x'"),
+        (lambda c: c["model"]["stem.conv1.weight"].fill_(torch.nan), "NaN or Inf: 'stem.c"),
+        (lambda c: c["model"].update({"stem.conv1.weight": 1}), "expected a tensor"),
+        (lambda c: c.update(model=[]), "'model' is a list"),
+        (lambda c: c.pop("contract"), "contract"),
+        (lambda c: c["contract"]["architecture"].update(depth=50), "not a sound ResNet-50"),
+        (lambda c: c["contract"].update(version=7), "version 7"),
+        (
+            lambda c: c["contract"]["architecture"].update(res2_out_channels=2**60),
+            "res2_out_channels",
+        ),
+        code=3,
+        on=partial(torch_edit, "r18.pth"),
+    ),
+    *rows(
+        WITH + " MODEL.WEIGHTS x.pth",
+        (
+            saved("x.pth", {"state_dict": {"net.conv1.weight": torch.ones(1)}}),
+            r"unknown layout .*'net\.conv1\.weight'",
+        ),
+        (
+            saved("x.pth", {"model": {"backbone.bottom_up.stem.conv1.weight": torch.ones(1)}}),
+            "a detection model, not a pre-trained backbone",
+        ),
+        (
+            text("x.pth", pickle.dumps({"conv1.weight": np.random.default_rng})),
+            r"unknown layout .*'conv1\.weight'",
+        ),
+        (folder_of("x.pth"), "no such file; give a file .*random"),
+        code=3,
+    ),
+    # Names of weights, without a network.
+    *rows(
+        f"{SMALL} embedded DATASETS.VOC_DIR {{tmp}}/voc MODEL.WEIGHTS",
+        ("detectron2://COCO-Detection/faster_rcnn_R_50_C4_1x/137/m.pkl", "a whole detector"),
+        ("catalog://Caffe2Detectron/COCO/35857197/e2e_faster_rcnn_R-50-C4_1x", "a whole detector"),
+        ("https://download.pytorch.org/models/resnet50-0676ba61.pth", "needs the file's hash"),
+        ("torchvision://R-50", "this address is not read; .*detectron2://ImageNetPre"),
+        ("https://host/r50.pth", r"https://host/r50\.pth#sha256="),
+        ("https://host/r50.pth#0123abcd", "sha256="),
+        ("https://host/r50.pth#sha1=0123abcd", "sha1"),
+        ("http://host/r50.pth#sha256=0123abcd", "https"),
+        ("s3://host/r50.pth", "s3://"),
+        ("hf://user/model.safetensors", "hf://user/repo/file"),
+        ("hf://-user/repo/model.safetensors", "hf://user/repo/file"),
+        ("hf://user/re--po/model.safetensors", "hf://user/repo/file"),
+        (f"hf://user/{'a' * 97}/model.safetensors", "hf://user/repo/file"),
+        ("hf://user/repo/../../etc/passwd", "hf://user/repo/file"),
+        ("moco_converted_by_moco", "moco_converted_by_moco"),
+    ),
+    *rows(
+        f"{SMALL} embedded DATASETS.VOC_DIR {{tmp}}/voc MODEL.WEIGHTS",
+        ("moco_v2_r50_800", "moco_v2_r50_800ep"),
+        code=3,
+    ),
+    *rows(
+        f"{SMALL} embedded DATASETS.VOC_DIR {{tmp}}/voc MODEL.WEIGHTS moco_v2_r50_800ep",
+        ("", "MOCO_TRANSFER_OFFLINE"),
+        env={"MOCO_TRANSFER_OFFLINE": "1"},
+    ),
+    *(
+        row
+        for package, extra, name in (
+            ("huggingface_hub", "hub", "hf://user/repo/r50.pth"),
+            ("timm", "timm", "timm://resnet50"),
+        )
+        for row in rows(
+            f"{SMALL} embedded DATASETS.VOC_DIR {{tmp}}/voc MODEL.WEIGHTS {name}",
+            ("", rf"moco-transfer\[{extra}\]"),
+            without=(package,),
+        )
+    ),
+    *rows(
+        f"{SMALL} embedded DATASETS.VOC_DIR {{tmp}}/voc MODEL.WEIGHTS",
+        ("timm://resnet50.tv_in1", "timm://resnet50.tv_in1: .*resnet5"),
+        ("timm://resnet51", "timm://resnet51: .*resnet5"),
+        needs=("timm",),
+    ),
+    # Trained models.
+    *rows(
+        f"{SMALL} embedded DATASETS.VOC_DIR {{tmp}}/voc --eval-only MODEL.WEIGHTS x.pth",
+        (saved("x.pth", {}), r"INPUT\.FORMAT, MODEL\.PIXEL_MEAN"),
+    ),
+    *rows(
+        f"{EVALUATION} MODEL.WEIGHTS x.pth",
+        *(
+            (saved("x.pth", content), "not a trained detector")
+            for content in ([1, 2], {}, {"model": {"a": "text"}})
+        ),
+        (saved("x.pth", {"a": Unknown()}), r"not a trained detector; .*default_rng"),
+        code=3,
+        leaves=(r"run/inference/.*", "run/log.txt"),  # the record of a run that failed
+    ),
+    *rows(
+        f"{EVALUATION} MODEL.WEIGHTS r18.pth",
+        ("", "does not fit this detector"),
+        leaves=(r"run/inference/.*", "run/log.txt"),  # the record of a run that failed
+    ),
+]
+DETECTION: list[Row] = [*BOTH, *PLACES, *TORCHRUN, *WEIGHTS]
