@@ -32,7 +32,7 @@ def measure(run: "FinishedRun", severity: int, failing: dict[str, str]) -> dict[
         DataError: no trained model in the folder, or what an evaluation raises.
     """
     from detection import train_net
-    from detection.datasets.corruptions import NAMES
+    from detection.data.corruptions import NAMES
     from detection.evaluation.metrics import CORRUPTED, headline_names
     from moco.common.files import sha256_file
     from moco.common.run import RECORD_NAME, read_record
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = build_parser().parse_args(argv)
     from benchmarks.report.records import collect
     from benchmarks.report.why import robustness
-    from detection.datasets.corruptions import failing, parse
+    from detection.data.corruptions import failing, parse
     from detection.evaluation.metrics import ROBUSTNESS_NAME
     from moco.common.files import atomic_write_json
 

@@ -28,7 +28,7 @@ from moco.common.pretrained import not_downloaded
 from moco.common.shipped import find, resolve
 
 if TYPE_CHECKING:
-    from detection.engine.processes import Processes
+    from detection.engine.job import Processes
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -143,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"engine: {engine} ({reason})", *imported)
 
     from detection.engine import run  # imports torch
-    from detection.engine.processes import Job, check_processes
+    from detection.engine.job import Job, check_processes
 
     several = processes(args, engine)
     with TemporaryDirectory(prefix="detection-") as scratch:
@@ -168,6 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             say(f"{checked} was trained or written; recipe: {task.recipe.label}")
         return 0
     job = Job(
+        engine=task.engine,
         cfg=task.cfg,
         weights=task.weights,
         resume=args.resume,
@@ -177,7 +178,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         imports=tuple(args.imports),
     )
     if several.machine_rank > 0 or not main_process:
-        run.run_engine(task.engine, job)
+        run.run_engine(job)
     else:
         run.run_in_folder(task, job, description, overwrite=args.overwrite, scored=scored)
     return 0
@@ -254,7 +255,7 @@ def processes(args: argparse.Namespace, engine: str) -> "Processes":
     Raises:
         UserError: both do, or torchrun runs Detectron2, which starts its processes itself.
     """
-    from detection.engine.processes import Processes, torchrun_processes
+    from detection.engine.job import Processes, torchrun_processes
 
     started = torchrun_processes()
     if started is None:

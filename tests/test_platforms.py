@@ -18,7 +18,7 @@ COMMANDS = sorted(
 # What torch and others need of these, they have imported before.
 WITHOUT_POSIX = """
 import os, signal, sys
-import detection.embedded.trainer, benchmarks.report.page, tensorboard, filelock, subprocess
+import detection.engine.trainer, benchmarks.report.page, tensorboard, filelock, subprocess
 import convert.convert_to_d2, moco.finetune, moco.knn, scipy.optimize, torchvision, multiprocessing
 for name in [n for n in sys.modules if n.split(".")[0] in ("moco", "convert", "detection",
                                                            "benchmarks")]:

@@ -42,7 +42,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("d2", "embedded"),
         ("engine",),
         ("config",),
-        ("evaluation", "modeling"),
+        ("evaluation", "modeling", "data"),
         ("datasets",),
     ),
     "benchmarks": (("speed",), ("",), ("suites",), ("report",)),

@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.report.aggregate import Cell, Table, mean_cell
 from benchmarks.report.cells import Grid, init_rows
 from benchmarks.report.records import FinishedRun
-from detection.datasets.corruptions import GROUPS, NAMES
+from detection.data.corruptions import GROUPS, NAMES
 from detection.evaluation.metrics import ERRORS_NAME, ROBUSTNESS_NAME, titles
 from moco.common.errors import DataError, first_few
 

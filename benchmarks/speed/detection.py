@@ -20,12 +20,12 @@ from benchmarks.speed.input import write_image
 from benchmarks.speed.measure import ROOT, Row, Setting, compare, interleaved, row
 from detection.config.task import load_task
 from detection.d2 import measured
+from detection.data.pipeline import build_training
 from detection.datasets import provide
 from detection.datasets.base import XYXY_ABS, Split
 from detection.datasets.voc import VOC_CLASSES
 from detection.embedded.build import build_model
-from detection.embedded.pipeline import build_training
-from detection.embedded.trainer import Trainer
+from detection.engine.trainer import Trainer
 from detection.modeling.norms import with_process_norms
 from moco.engine.stop import StopRequest
 

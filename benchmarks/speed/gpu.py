@@ -19,7 +19,7 @@ from benchmarks.speed.measure import ROOT, Row, Setting, compare, interleaved, r
 from benchmarks.suites.chain import PRETRAIN_CONFIG, SMOKE_DETECTION, SMOKE_PRETRAIN
 from benchmarks.suites.synthetic import write_images, write_scenes
 from detection.config.engines import detectron2_installed
-from detection.engine.random_state import random_state, restore_random
+from detection.data.random_state import random_state, restore_random
 from moco.common.errors import Preempted
 from moco.common.run import metrics_lines
 

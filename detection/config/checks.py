@@ -8,7 +8,7 @@ from fvcore.common.config import CfgNode
 
 from detection.config.keys import NOT_PROTOCOL
 from detection.config.trained import config_in
-from detection.datasets import corruptions
+from detection.data import corruptions
 from detection.datasets.base import Split, object_counts, require_package
 from detection.datasets.coco import PERSON_KEYPOINTS
 from detection.datasets.coco_json import require_polygons

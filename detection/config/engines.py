@@ -20,7 +20,7 @@ class Engine(Protocol):
 
     # The network of a configuration, at random weights.
     build_model: Callable[[CfgNode], Any]
-    # Do a detection.engine.processes.Job; returns detection.engine.weights.EngineResult.
+    # Do a detection.engine.job.Job; returns detection.engine.weights.EngineResult.
     run: Callable[..., Any]
 
     def default_config(self, *, dense_pose: bool) -> CfgNode:

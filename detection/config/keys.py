@@ -264,7 +264,7 @@ TRANSFER: dict[str, Any] = {
     # Most detections of a class in an image that COCO's metric counts, of boxes and masks; AP at
     # another number is not comparable with COCO's (Roboflow's RF100-VL takes 500).
     "TEST.COCO_MAX_DETECTIONS": 100,
-    # Of test images: a name and 1..5 of detection/datasets/corruptions.py, as fog.3; empty: none.
+    # Of test images: a name and 1..5 of detection/data/corruptions.py, as fog.3; empty: none.
     "INPUT.CORRUPTION": "",
     # fp32; bf16: convolutions and matrix products of the training in bfloat16 (autocast); auto:
     # bf16 where the processor computes in it. SOLVER.AMP.ENABLED follows; if it alone is set this

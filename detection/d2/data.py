@@ -18,9 +18,9 @@ from torch import nn
 
 from detection.d2 import catalog, densepose, semantic_seg
 from detection.d2.loader import NamesImages, ReadableLoader, ResumableLoader
+from detection.data.corruptions import with_corruption
 from detection.datasets import read_split
 from detection.datasets.base import Record, Split, image_key
-from detection.datasets.corruptions import with_corruption
 from detection.evaluation.base import Evaluator, Prediction
 from detection.evaluation.evaluators import build_evaluator as build_shared_evaluator
 from detection.evaluation.evaluators import evaluate_together

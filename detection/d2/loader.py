@@ -20,14 +20,14 @@ from detectron2.utils import comm
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from detection.datasets.base import Record
-from detection.datasets.images import check_bits, explained, first_error
-from detection.engine.random_state import (
+from detection.data.random_state import (
     State,
     augmentation_state,
     private_random,
     restore_augmentation,
 )
+from detection.datasets.base import Record
+from detection.datasets.images import check_bits, explained, first_error
 from moco.common.errors import DataError
 from moco.data.decode import FORMATS
 from moco.engine.loader import kill_workers_at_exit

@@ -15,8 +15,8 @@ from detectron2.engine.hooks import PreciseBN
 from torch import nn
 
 from detection.d2.state import EndedError
+from detection.data.random_state import private_random
 from detection.engine.precise_bn import combine_statistics, count_values
-from detection.engine.random_state import private_random
 from detection.engine.resuming import due
 from moco.common.errors import DataError
 

@@ -11,8 +11,8 @@ from detectron2.data import detection_utils
 from detectron2.layers import ShapeSpec, get_norm
 from detectron2.modeling import SEM_SEG_HEADS_REGISTRY
 
+from detection.data.sem_seg import Augmentation
 from detection.datasets.labels import read_labels
-from detection.datasets.sem_seg_data import Augmentation
 from detection.modeling.fcn16s import FCN16s, only_feature
 from detection.modeling.fcn16s import FCN16sHead as Head
 

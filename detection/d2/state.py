@@ -17,7 +17,7 @@ from detectron2.utils import comm
 
 from detection.d2.loader import ResumableLoader
 from detection.d2.log import EvaluationHook
-from detection.engine.random_state import random_state, restore_random
+from detection.data.random_state import random_state, restore_random
 from detection.engine.resuming import WINDOW_ITERS, check_finite, due, evaluation_is_missing
 from detection.modeling.focal_loss import moving_averages, restore_moving_averages
 from moco.common.errors import DataError, UserError

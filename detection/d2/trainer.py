@@ -53,11 +53,12 @@ from detection.d2.state import (
     StoppedError,
     usable_state,
 )
+from detection.data.random_state import private_random
 from detection.datasets import cache_clear
 from detection.datasets.doctor import command as doctor_command
 from detection.datasets.images import resumable
-from detection.engine.processes import Job, report, run_job
-from detection.engine.random_state import private_random
+from detection.engine.job import Job
+from detection.engine.launch import report, run_job
 from detection.engine.resuming import (
     check_finite,
     counting,
@@ -91,7 +92,7 @@ logger = logging.getLogger(__name__)
 
 
 def run(job: Job) -> EngineResult:
-    """Train and evaluate, or only evaluate; see `detection.engine.processes.run_job`."""
+    """Train and evaluate, or only evaluate; see `detection.engine.launch.run_job`."""
     return run_job(job, _work, _launch)
 
 

@@ -58,11 +58,6 @@ def sample(matched: Tensor, size: int, positive_fraction: float) -> tuple[Tensor
     return positive[chosen], negative[others]
 
 
-def nonempty(boxes: Tensor, min_side_px: float = 0.0) -> Tensor:
-    """(R, 4) -> (R,) bool: both sides longer than `min_side_px`."""
-    return (boxes[:, 2:] - boxes[:, :2] > min_side_px).all(dim=1)
-
-
 def rescale(boxes: Tensor, from_size: tuple[int, int], to_size: tuple[int, int]) -> Tensor:
     """(R, 4) boxes in an image of `from_size` (height, width) -> clipped boxes in `to_size`."""
     from torchvision.ops import clip_boxes_to_image

@@ -18,7 +18,7 @@ from moco.common.errors import UserError
 
 if TYPE_CHECKING:
     from detection.embedded.model import Model
-    from detection.engine.processes import Job
+    from detection.engine.job import Job
     from detection.engine.weights import EngineResult
 
 __all__ = [
@@ -56,6 +56,6 @@ def build_model(cfg: CfgNode) -> Model:
 
 
 def run(job: Job) -> EngineResult:
-    from detection.embedded.trainer import run
+    from detection.engine.launch import run
 
     return run(job)

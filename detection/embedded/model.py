@@ -21,7 +21,7 @@ What torchvision's own FasterRCNN, MaskRCNN and KeypointRCNN do differently, and
 14 do not clip boxes after rescaling                               boxes.rescale
 15 sort the sampled regions by index                               boxes.sample
 16 decode boxes in the dtype of autocast                           boxes.decode
-17 resize by F.interpolate, and 25 inside the model                data.py
+17 resize by F.interpolate, and 25 inside the model                mapper.py
 18 normalize pixels of 0..1                                        Images
 19 do not dilate the first block of a dilated stage                resnet_network.py
 20 learn masks from bitmaps, softly                                masks.crop_polygons, crop_bitmaps
@@ -39,8 +39,10 @@ import torch.nn.functional as F
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
+from detection.data.objects import nonempty
+from detection.data.sample import Sample
 from detection.embedded.backbone import Backbone
-from detection.embedded.boxes import nonempty, rescale
+from detection.embedded.boxes import rescale
 from detection.embedded.layers import NORMS
 from detection.embedded.masks import paste
 from detection.embedded.regions import Detections
@@ -48,10 +50,6 @@ from detection.embedded.retinanet import RetinaNetHead
 from detection.embedded.roi_heads import RoIHeads
 from detection.embedded.rpn import RPN
 from detection.modeling.fcn16s import FCN16s, FCN16sHead, only_feature
-
-# An image as a model takes it: "image" (3, H, W) in 0..255; in evaluation "height" and "width" of
-# the original, whose size the predictions have (default: as given); in training the targets.
-Sample = dict[str, Any]
 
 
 def stack(
@@ -90,12 +88,12 @@ class Images(nn.Module):
 
     def forward(self, samples: list[Sample]) -> tuple[list[Sample], Tensor]:
         device = self.mean.device
-        samples = [
+        moved: list[Any] = [
             {k: v.to(device) if isinstance(v, Tensor) else v for k, v in sample.items()}
             for sample in samples
         ]
-        images = [(sample["image"] - self.mean) / self.std for sample in samples]
-        return samples, stack(images, self.divisor, self.square_pad)
+        images = [(sample["image"] - self.mean) / self.std for sample in moved]
+        return moved, stack(images, self.divisor, self.square_pad)
 
 
 def sizes(sample: Sample) -> tuple[tuple[int, int], tuple[int, int]]:

@@ -17,7 +17,7 @@ from detection.config.trained import CONFIG_NAME, read_start
 from detection.config.weights import weights_sha256
 from detection.datasets.doctor import command as doctor_command
 from detection.datasets.layout import doctor_command as doctor_program
-from detection.engine.processes import Job
+from detection.engine.job import Job
 from detection.engine.resuming import iterations_before
 from detection.engine.start import check_frozen
 from detection.engine.weights import EngineResult
@@ -114,9 +114,9 @@ def _weights_and_schedule(task: Task) -> list[str]:
     ]
 
 
-def run_engine(engine: str, job: Job) -> EngineResult:
+def run_engine(job: Job) -> EngineResult:
     """Hand a job to an engine."""
-    result: EngineResult = find_engine(engine).run(job)
+    result: EngineResult = find_engine(job.engine).run(job)
     return result
 
 
@@ -155,7 +155,7 @@ def run_in_folder(
             log.write(f"{description}\n")
         start = time.monotonic()
         try:
-            result = run_engine(task.engine, job)
+            result = run_engine(job)
             begun = None if job.eval_only else read_start(folder.path)
             check_frozen(begun, result.frozen)
         except Preempted:

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.report.records import collect
 from benchmarks.report.why import robustness
 from benchmarks.robustness import main
-from detection.datasets.corruptions import NAMES
+from detection.data.corruptions import NAMES
 from detection.evaluation.metrics import ROBUSTNESS_NAME
 from moco.common.errors import DataError
 from moco.common.files import sha256_file

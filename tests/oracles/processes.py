@@ -19,7 +19,7 @@ _START = torch.multiprocessing.start_processes
 def server() -> ForkServerContext:
     """Starts processes that have imported everything, in a tenth of the time of new ones."""
     context = multiprocessing.get_context("forkserver")
-    modules = ["pytest", "moco.pretraining.run", "torch.nn.parallel", "detection.embedded.trainer"]
+    modules = ["pytest", "moco.pretraining.run", "torch.nn.parallel", "detection.engine.trainer"]
     if not os.environ.get("MOCO_HIDE_DETECTRON2"):
         modules.append("detection.d2.trainer")
     context.set_forkserver_preload(modules)

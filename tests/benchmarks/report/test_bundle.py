@@ -18,7 +18,7 @@ from benchmarks.report.bundle import EVIDENCE, MATCHES_NAME, read_bundle
 from benchmarks.report.plots import Plot
 from benchmarks.report.records import collect
 from benchmarks.report.why import ERROR_TYPES
-from detection.datasets.corruptions import NAMES
+from detection.data.corruptions import NAMES
 from detection.evaluation.matches import MatchFile, write_matches
 from detection.evaluation.metrics import ERRORS_NAME, ROBUSTNESS_NAME
 from moco.common.errors import DataError, UserError

@@ -7,7 +7,7 @@ from detection.config.keys import protocol_sha256
 from detection.config.task import default_task
 from detection.datasets.base import Split
 from detection.datasets.flips import flip_pairs
-from detection.embedded.solver import build_schedule
+from detection.engine.solver import build_schedule
 from detection.modeling.backbones import frozen_random
 from moco.common.cfgnode import flatten
 from moco.common.errors import UserError

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from detection.embedded.boxes import decode, encode, match, nonempty, rescale, sample
+from detection.data.objects import nonempty
+from detection.embedded.boxes import decode, encode, match, rescale, sample
 from detection.embedded.build import build_model
 from detection.embedded.layers import FrozenBatchNorm, freeze
 from detection.embedded.masks import crop_polygons, locate_keypoints, paste, visible_in

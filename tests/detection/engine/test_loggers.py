@@ -54,7 +54,7 @@ def test_loggers_get_the_numbers_of_metrics_json(
         os.kill(os.getpid(), signal.SIGTERM)
         return step(*args)
 
-    module = {"embedded": "detection.embedded.trainer", "detectron2": "detection.d2.trainer"}
+    module = {"embedded": "detection.engine.trainer", "detectron2": "detection.d2.trainer"}
     owner = import_module(module[engine]).Trainer
     name = "step" if engine == "embedded" else "run_step"
     step = getattr(owner, name)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from detection.datasets.sem_seg_data import Augmentation, Draw
+from detection.data.sem_seg import Augmentation, Draw
 from detection.modeling.fcn16s import FCN16sHead, pixel_loss, upsample
 
 

@@ -7,10 +7,16 @@ import pytest
 import torch
 from PIL import Image
 
+from detection.data.batches import (
+    evaluation_batches,
+    repeat_factors,
+    repeated_forever,
+    with_keypoints,
+)
+from detection.data.jitter import LargeScaleJitter
+from detection.data.mapper import Augmentation, Draw, LabelMapper, Mapper, flip_indices
 from detection.datasets.base import with_objects
 from detection.datasets.coco import PERSON_FLIP_MAP, PERSON_KEYPOINTS, COCOSource
-from detection.embedded import data, samples
-from detection.embedded.jitter import LargeScaleJitter
 
 pytestmark = [pytest.mark.detectron2, pytest.mark.usefixtures("detectron2")]
 
@@ -140,10 +146,10 @@ def test_mapper(setting, masks, images):
         cfg.MODEL.MASK_ON = cfg.MODEL.KEYPOINT_ON = True
         cfg.INPUT.MASK_FORMAT = masks
         cfg.DATASETS.TRAIN = ("keypoints_coco_2017_train",)
-        flips = samples.flip_indices(PERSON_KEYPOINTS, PERSON_FLIP_MAP)
+        flips = flip_indices(PERSON_KEYPOINTS, PERSON_FLIP_MAP)
     theirs = DatasetMapper(cfg, True)
-    ours = samples.Mapper(170, order, masks, flips)
-    augmentation = samples.Augmentation(sizes, sampling, flip)
+    ours = Mapper(170, order, masks, flips)
+    augmentation = Augmentation(sizes, sampling, flip)
     np.random.seed(5)
     rng = np.random.RandomState(5)
     flipped, visible = set(), []
@@ -164,7 +170,7 @@ def test_masks_in_run_lengths(flip, images):
 
     cfg = config("RGB", flip, "choice", (70, 90))
     cfg.MODEL.MASK_ON, cfg.INPUT.MASK_FORMAT = True, "bitmask"
-    theirs, ours = DatasetMapper(cfg, True), samples.Mapper(170, "RGB", "bitmask")
+    theirs, ours = DatasetMapper(cfg, True), Mapper(170, "RGB", "bitmask")
     np.random.seed(5)
     rng = np.random.RandomState(5)
     for one in images[1:7]:
@@ -175,7 +181,7 @@ def test_masks_in_run_lengths(flip, images):
             {**item, "segmentation": rle}
             for item, rle in zip(one["annotations"], runs, strict=True)
         ]
-        draw = samples.Augmentation((70, 90), "choice", flip).draw(rng)
+        draw = Augmentation((70, 90), "choice", flip).draw(rng)
         record = {**one, "annotations": annotations}
         assert_same_sample(theirs(record), ours(record, draw))
 
@@ -206,7 +212,7 @@ def test_large_scale_jitter(masks, flip, pad, images):
         cfg.MODEL.MASK_ON = cfg.MODEL.KEYPOINT_ON = True
         cfg.INPUT.MASK_FORMAT = masks
         cfg.DATASETS.TRAIN = ("keypoints_coco_2017_train",)
-        flips = samples.flip_indices(PERSON_KEYPOINTS, PERSON_FLIP_MAP)
+        flips = flip_indices(PERSON_KEYPOINTS, PERSON_FLIP_MAP)
     if flip != "none":
         own = [T.RandomFlip(horizontal=flip == "horizontal", vertical=flip == "vertical")]
     scale = T.ResizeScale(min_scale=0.2, max_scale=2.0, target_height=100, target_width=100)
@@ -214,7 +220,7 @@ def test_large_scale_jitter(masks, flip, pad, images):
     theirs = DatasetMapper(cfg, True, augmentations=own, recompute_boxes=bool(masks))
     jitter = LargeScaleJitter.from_config(cfg)
     mappers = theirs, build_mapper(cfg, training=True)
-    ours, lost = samples.Mapper(1, "BGR", masks, flips, jitter=jitter), 0
+    ours, lost = Mapper(1, "BGR", masks, flips, jitter=jitter), 0
     for mapper in mappers:
         np.random.seed(5)
         rng = np.random.RandomState(5)
@@ -244,7 +250,7 @@ def test_large_scale_jitter_of_masks_in_run_lengths(images):
     cfg.INPUT.LSJ.update({"ENABLED": True, "SIZE": 90, "SCALE_RANGE": [0.5, 1.5]})
     jitter = LargeScaleJitter.from_config(cfg)
     theirs, padded = build_mapper(cfg, training=True), 0
-    ours = samples.Mapper(1, "RGB", "bitmask", jitter=jitter)
+    ours = Mapper(1, "RGB", "bitmask", jitter=jitter)
     np.random.seed(5)
     rng = np.random.RandomState(5)
     for one in [image for image in images if image["annotations"]]:
@@ -264,9 +270,9 @@ def test_large_scale_jitter_of_masks_in_run_lengths(images):
 @pytest.mark.parametrize("order", ["RGB", "BGR"])
 def test_label_mapper(order, tmp_path, images):
     from detection.d2.semantic_seg import SemSegMapper
-    from detection.datasets import sem_seg_data
+    from detection.data import sem_seg
 
-    augmentation = sem_seg_data.Augmentation((0.5, 2.0), True, 90, (120.4, 99.7, 3.2), 255)
+    augmentation = sem_seg.Augmentation((0.5, 2.0), True, 90, (120.4, 99.7, 3.2), 255)
     np.random.seed(5)
     rng = np.random.RandomState(5)
     for one in images:
@@ -274,7 +280,7 @@ def test_label_mapper(order, tmp_path, images):
         path = tmp_path / f"{one['image_id']}.png"
         Image.fromarray(labels.astype(np.uint8)).save(path)
         record = {**one, "sem_seg_file_name": str(path)}
-        ours = samples.LabelMapper(augmentation, order)
+        ours = LabelMapper(augmentation, order)
         sample = ours(record, augmentation.draw(rng))
         assert_same_sample(SemSegMapper(augmentation, order)(record), sample)
         assert sample["image"].shape[1:] == sample["sem_seg"].shape == (90, 90)
@@ -288,8 +294,8 @@ def test_mapper_on_real_images(masks, shared_data):
 
     cfg = config("RGB", "horizontal", "choice", (120, 144, 200))
     cfg.MODEL.MASK_ON, cfg.INPUT.MASK_FORMAT = True, masks
-    theirs, ours = DatasetMapper(cfg, True), samples.Mapper(170, "RGB", masks)
-    augmentation = samples.Augmentation((120, 144, 200), "choice", "horizontal")
+    theirs, ours = DatasetMapper(cfg, True), Mapper(170, "RGB", masks)
+    augmentation = Augmentation((120, 144, 200), "choice", "horizontal")
     np.random.seed(1)
     rng = np.random.RandomState(1)
     for record in real_coco(shared_data)[: 100 if masks == "polygon" else 30]:
@@ -306,7 +312,7 @@ def test_large_scale_jitter_of_real_images(masks, shared_data):
     cfg.MODEL.MASK_ON, cfg.INPUT.MASK_FORMAT = True, masks
     cfg.INPUT.LSJ.update({"ENABLED": True, "SIZE": 256})
     jitter = LargeScaleJitter.from_config(cfg)
-    theirs, ours = build_mapper(cfg, training=True), samples.Mapper(1, "RGB", masks, jitter=jitter)
+    theirs, ours = build_mapper(cfg, training=True), Mapper(1, "RGB", masks, jitter=jitter)
     np.random.seed(1)
     rng = np.random.RandomState(1)
     records = with_objects(real_coco(shared_data))
@@ -326,8 +332,8 @@ def test_evaluation_batches(images):
 
     cfg = config(*SETTINGS[0])
     theirs = build_detection_test_loader(images, mapper=DatasetMapper(cfg, False))
-    mapper = samples.Mapper(150, "RGB", learning=False)
-    ours = data.evaluation_batches(images, samples.Draw(111), mapper, num_workers=0)
+    mapper = Mapper(150, "RGB", learning=False)
+    ours = evaluation_batches(images, Draw(111), mapper, num_workers=0)
     for expected, batch in zip(theirs, ours, strict=True):
         assert_same_sample(expected[0], batch[0])
 
@@ -338,11 +344,11 @@ def test_records_to_learn_from(images):
 
     for minimum in (0, 1, 13, 25):
         kept = filter_images_with_few_keypoints(images, minimum)
-        assert kept == data.with_keypoints(images, minimum)
+        assert kept == with_keypoints(images, minimum)
     for threshold, root in ((0.3, True), (0.6, False), (1.0, True)):
         expected = Sampler.repeat_factors_from_category_frequency(images, threshold, root)
-        factors = data.repeat_factors(images, threshold, square_root=root)
+        factors = repeat_factors(images, threshold, square_root=root)
         assert torch.equal(expected, torch.tensor(factors))
         assert expected.max() > 1
-        stream = data.repeated_forever(factors, seed=4)
+        stream = repeated_forever(factors, seed=4)
         assert list(islice(Sampler(expected, seed=4), 100)) == list(islice(stream, 100))

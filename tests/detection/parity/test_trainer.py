@@ -10,7 +10,7 @@ import torch
 from detection.config.engines import find_engine
 from detection.config.task import load_task
 from detection.config.trained import read_start
-from detection.engine.processes import Job
+from detection.engine.job import Job
 from moco.common.files import load_torch
 from moco.common.run import RunFolder
 from tests.oracles import tiny_detector as tiny
@@ -80,7 +80,7 @@ def run_engine(engine, voc, out, keys, eval_only=False):
     opts = [str(item) for pair in every.items() for item in pair]
     task = load_task(None, opts, engine, eval_only=eval_only)
     with RunFolder(out):
-        return find_engine(engine).run(Job(task.cfg, eval_only=eval_only))
+        return find_engine(engine).run(Job(engine, task.cfg, eval_only=eval_only))
 
 
 def logged(folder):
@@ -172,7 +172,7 @@ def test_channels_last_is_the_models_memory_format(engine, voc, tmp_path, monkey
 def test_learning_rates_of_a_long_schedule(keys):
     from detectron2.solver import build_lr_scheduler
 
-    from detection.embedded.solver import build_schedule, set_learning_rate
+    from detection.engine.solver import build_schedule, set_learning_rate
 
     length = {"SOLVER.MAX_ITER": 240, "SOLVER.STEPS": (180, 220), "SOLVER.WARMUP_ITERS": 17}
     cfg = tiny.task({**keys, **length})

@@ -79,7 +79,7 @@ class TestPayloads:
             convert_file(path, tmp_path / "out.pth")
 
         def detection_resume(path):
-            from detection.embedded.checkpoint import load_checkpoint as load
+            from detection.engine.checkpoint import load_checkpoint as load
 
             load(path, torch.nn.Linear(1, 1), None)
 

@@ -15,10 +15,10 @@ import torch
 from convert.families.resnet_network import ResNet
 from convert.verify import Converted
 from detection.config.task import load_task
-from detection.embedded import trainer
 from detection.embedded.model import Detector
-from detection.embedded.trainer import Trainer
-from detection.engine.processes import Job
+from detection.engine import launch
+from detection.engine.job import Job
+from detection.engine.trainer import Trainer
 from moco.common.errors import DataError, NumericError, Preempted, UserError
 from moco.common.files import load_torch
 from moco.common.run import RunFolder
@@ -65,7 +65,7 @@ def run(voc, out, keys=None, *, weights=None, resume=False, eval_only=False):
     opts = [str(item) for pair in every.items() for item in pair]
     task = load_task(None, opts, "embedded", eval_only=eval_only, resume=resume)
     with RunFolder(out, resume=resume or eval_only):
-        return trainer.run(Job(task.cfg, weights, resume, eval_only))
+        return launch.run(Job("embedded", task.cfg, weights, resume, eval_only))
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +174,7 @@ def lines_without_times(out):
 @pytest.mark.parametrize("stop", [1, pytest.param(3, marks=pytest.mark.slow), 4])
 def test_lines_of_metrics_are_those_of_an_uninterrupted_run(voc, tmp_path, monkeypatch, stop):
     """A line every 3 iterations, medians over 20; killed later, so that lines are done again."""
-    monkeypatch.setattr("detection.embedded.log.WRITE_EVERY_ITERS", 3)
+    monkeypatch.setattr("detection.engine.log.WRITE_EVERY_ITERS", 3)
     monkeypatch.setattr("detection.engine.resuming.WRITE_EVERY_ITERS", 3)
     keys = {"TEST.EVAL_PERIOD": 4}
     run(voc, tmp_path / "straight", keys)

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import torch
 from fvcore.common.config import CfgNode
-from torch import Tensor
+from torch import Tensor, nn
 
+from detection.data.batches import raise_on_all
+from detection.data.pipeline import build_evaluation
 from detection.datasets import read_split
 from detection.datasets.base import Record
-from detection.embedded.data import raise_on_all
-from detection.embedded.model import Model
-from detection.embedded.pipeline import build_evaluation
 from detection.evaluation.base import Prediction
 from detection.evaluation.evaluators import build_evaluator, evaluate_together
 from detection.evaluation.predictions import encode_mask
@@ -22,7 +21,7 @@ from moco.common.errors import DataError
 from moco.common.progress import Progress
 
 
-def evaluate(model: Model, cfg: CfgNode) -> dict[str, float]:
+def evaluate(model: nn.Module, cfg: CfgNode) -> dict[str, float]:
     """Metrics of DATASETS.TEST in canonical names, AP in 0..100; on the main process, else {}.
 
     The predictions go to OUTPUT_DIR/inference/<split>.json, boxes in pixels of the original
@@ -49,7 +48,7 @@ def evaluate(model: Model, cfg: CfgNode) -> dict[str, float]:
     return evaluate_together(gathered) if gathered else {}
 
 
-def draw_predictions(model: Model, cfg: CfgNode, number: int) -> Path:
+def draw_predictions(model: nn.Module, cfg: CfgNode, number: int) -> Path:
     """Draw what `model` finds on `number` test images, spread over them; returns the folder."""
     folder = Path(cfg.OUTPUT_DIR) / "inference" / "visualize"
     visualizer = Visualizer(folder, number, read_split(cfg.DATASETS.TEST[0], cfg))
@@ -59,7 +58,7 @@ def draw_predictions(model: Model, cfg: CfgNode, number: int) -> Path:
 
 
 def _predictions(
-    model: Model, records: Sequence[Record], cfg: CfgNode
+    model: nn.Module, records: Sequence[Record], cfg: CfgNode
 ) -> Iterator[tuple[Record, Prediction]]:
     was_training = model.training
     model.eval()

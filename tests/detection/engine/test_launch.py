@@ -9,15 +9,8 @@ from torch import nn
 
 from detection.config.task import default_task
 from detection.embedded.layers import FrozenBatchNorm, NaiveSyncBatchNorm, freeze, norm_layer
-from detection.engine.processes import (
-    ONE_PROCESS,
-    Job,
-    Processes,
-    check_processes,
-    read_outcome,
-    report,
-    torchrun_processes,
-)
+from detection.engine.job import ONE_PROCESS, Job, Processes, check_processes, torchrun_processes
+from detection.engine.launch import read_outcome, report
 from detection.engine.resuming import iterations_before, set_iterations
 from detection.engine.weights import Coverage, EngineResult
 from detection.modeling.norms import with_process_norms
@@ -100,7 +93,7 @@ def test_every_batch_norm_can_be_frozen(kind):
     assert torch.equal(model(torch.full((1, 4, 2, 2), 2.0)), torch.zeros(1, 4, 2, 2))
 
 
-JOB = Job(default_task())
+JOB = Job("embedded", default_task())
 
 
 def raising(error: Exception):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from detection.embedded.solver import build_schedule, clip_gradients, set_learning_rate
+from detection.engine.solver import build_schedule, clip_gradients, set_learning_rate
 from tests.oracles import tiny_detector as tiny
 
 

@@ -17,15 +17,15 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from detection.data.sample import Sample
 from detection.datasets.base import Record
 from detection.datasets.images import first_error
-from detection.embedded.model import Sample
 from moco.common import distributed
 from moco.common.errors import DataError
 from moco.engine.loader import kill_workers_at_exit
 from moco.engine.stop import ignore_stop_signals
 
-# An image's number and its sampled changes, as its mapper takes them (samples.py).
+# An image's number and its sampled changes, as its mapper takes them (mapper.py).
 Planned = tuple[int, Any]
 Map = Callable[[Record, Any], Sample]
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from detection.datasets.corruptions import NAMES, Corrupted, corrupt, failing
+from detection.data.corruptions import NAMES, Corrupted, corrupt, failing
 from detection.train_net import main
 
 pytestmark = pytest.mark.skipif(

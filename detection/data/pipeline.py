@@ -6,10 +6,8 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from detection.datasets import read_split, sem_seg_data
-from detection.datasets.base import Record, with_objects
-from detection.datasets.corruptions import with_corruption
-from detection.embedded.data import (
+from detection.data import sem_seg
+from detection.data.batches import (
     evaluation_batches,
     repeat_factors,
     repeated_forever,
@@ -17,9 +15,12 @@ from detection.embedded.data import (
     training_batches,
     with_keypoints,
 )
-from detection.embedded.jitter import LargeScaleJitter
-from detection.embedded.model import Sample
-from detection.embedded.samples import Augmentation, Draw, LabelMapper, Mapper, flip_indices
+from detection.data.corruptions import with_corruption
+from detection.data.jitter import LargeScaleJitter
+from detection.data.mapper import Augmentation, Draw, LabelMapper, Mapper, flip_indices
+from detection.data.sample import Sample
+from detection.datasets import read_split
+from detection.datasets.base import Record, with_objects
 from moco.common import distributed
 from moco.common.errors import UserError
 
@@ -50,7 +51,7 @@ def training_records(cfg: CfgNode) -> list[Record]:
 def build_training(
     cfg: CfgNode, num_workers: int, *, skip: int = 0, trained: int = 0
 ) -> Generator[list[Sample]]:
-    """This process's training batches without end; see `data.training_batches`.
+    """This process's training batches without end; see `batches.training_batches`.
 
     Raises:
         UserError: no image has an object; DataError: an image cannot be read.
@@ -97,7 +98,7 @@ def _training_mapper(cfg: CfgNode) -> tuple[Callable[..., Any], Callable[..., Sa
     """What draws, and what maps a record and a draw to a sample."""
     given = cfg.INPUT
     if is_semantic(cfg):
-        labels = sem_seg_data.Augmentation.from_config(cfg)
+        labels = sem_seg.Augmentation.from_config(cfg)
         return labels.draw, LabelMapper(labels, given.FORMAT)
     sizes, sampling = tuple(given.MIN_SIZE_TRAIN), given.MIN_SIZE_TRAIN_SAMPLING
     flips = None

@@ -1,4 +1,4 @@
-"""Fine-tuning and evaluation of a detector: the embedded engine's `run` and its trainer.
+"""Fine-tuning and evaluation of a detector: the one loop.
 
 Under the same SEED and without workers a run is bitwise identical to Detectron2's DefaultTrainer
 on the CPU, on one process or several: initial weights, batches, sampled regions and learning rates
@@ -8,32 +8,27 @@ change the training.
 
 import logging
 import math
-import os
-import signal
-import socket
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing
-from functools import partial
+from contextlib import closing
 from pathlib import Path
 
 import torch
 from fvcore.common.config import CfgNode
 from fvcore.nn.precise_bn import update_bn_stats
-from torch import Tensor
+from torch import Tensor, nn
 
+from detection.config.engines import find_engine
+from detection.data.pipeline import build_training
+from detection.data.random_state import State, private_random, restore_random
+from detection.data.sample import Sample
 from detection.datasets.doctor import command as doctor_command
 from detection.datasets.images import resumable
-from detection.embedded.build import build_model
-from detection.embedded.checkpoint import load_checkpoint, save_checkpoint
-from detection.embedded.evaluate import draw_predictions, evaluate
-from detection.embedded.log import StepLog, log_file
-from detection.embedded.model import Model, Sample
-from detection.embedded.pipeline import build_training
-from detection.embedded.solver import build_schedule, clip_gradients, set_learning_rate
+from detection.engine.checkpoint import load_checkpoint, save_checkpoint
+from detection.engine.evaluate import draw_predictions, evaluate
+from detection.engine.job import Job
+from detection.engine.log import StepLog, log_file
 from detection.engine.precise_bn import combine_statistics, count_values
-from detection.engine.processes import Job, Processes, report, run_job
-from detection.engine.random_state import State, private_random, restore_random
 from detection.engine.resuming import (
     check_finite,
     counting,
@@ -43,6 +38,7 @@ from detection.engine.resuming import (
     last_checkpoint,
     resume_from,
 )
+from detection.engine.solver import build_schedule, clip_gradients, set_learning_rate
 from detection.engine.start import StartFile, frozen_digest, head_digests
 from detection.engine.weights import (
     Coverage,
@@ -62,49 +58,8 @@ from moco.engine.stop import StopRequest, leave
 
 logger = logging.getLogger(__name__)
 
-TIMEOUT_SECONDS = 1800  # how long processes wait for one that evaluates, as Detectron2's
 
-
-def run(job: Job) -> EngineResult:
-    """Train and evaluate, or only evaluate; see `detection.engine.processes.run_job`."""
-    return run_job(job, _work, _launch, partial(_connected, job.cfg.MODEL.DEVICE))
-
-
-def _launch(job: Job, outcome: Path) -> None:
-    address = _address(job.processes)
-    torch.multiprocessing.start_processes(
-        _in_process, (job, address, outcome), job.processes.num_gpus, start_method="spawn"
-    )
-
-
-def _in_process(local_rank: int, job: Job, address: tuple[str, str], outcome: Path) -> None:
-    """A process that `run` starts, with the environment that torchrun gives."""
-    processes, connect = job.processes, partial(_connected, job.cfg.MODEL.DEVICE)
-    rank = processes.machine_rank * processes.num_gpus + local_rank
-    os.environ |= {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(processes.world_size),
-        "LOCAL_RANK": str(local_rank),
-        "LOCAL_WORLD_SIZE": str(processes.num_gpus),
-        "GROUP_RANK": str(processes.machine_rank),
-        "MASTER_ADDR": address[0],
-        "MASTER_PORT": address[1],
-    }
-    # Python's handler would wait with torch for the other processes.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    report(job, _work, outcome, connect, rank=rank, local_rank=local_rank)
-
-
-def _address(processes: Processes) -> tuple[str, str]:
-    """Host and port at which the processes meet."""
-    if processes.dist_url != "auto":
-        host, _, port = processes.dist_url.removeprefix("tcp://").rpartition(":")
-        return host, port
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return "127.0.0.1", str(server.getsockname()[1])
-
-
-def _work(job: Job, stop: StopRequest) -> EngineResult:
+def work(job: Job, stop: StopRequest) -> EngineResult:
     """One process's share; the metrics are complete on the main process only."""
     start = time.perf_counter()
     with log_file(Path(job.cfg.OUTPUT_DIR) / "log.txt"):
@@ -112,7 +67,7 @@ def _work(job: Job, stop: StopRequest) -> EngineResult:
         cfg = with_process_norms(job.cfg, job.processes.world_size)
         torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK
         torch.manual_seed(cfg.SEED + distributed.rank())
-        model = build_model(cfg)
+        model = find_engine(job.engine).build_model(cfg)
         distributed.copy_from_main(model)
         iterations, coverage = 0, None
         if job.eval_only:
@@ -132,16 +87,11 @@ def _work(job: Job, stop: StopRequest) -> EngineResult:
         return EngineResult(metrics, iterations, time.perf_counter() - start, coverage, frozen)
 
 
-def _connected(device: str) -> AbstractContextManager[None]:
-    own = f"cuda:{distributed.local_rank()}" if device == "cuda" else device
-    return distributed.session(torch.device(own), TIMEOUT_SECONDS, setting=None)
-
-
 class Trainer:
     """Owns what a run needs from iteration to iteration: model, optimizer, schedule, log."""
 
     def __init__(
-        self, cfg: CfgNode, model: Model, stop: StopRequest, coverage: Coverage | None = None
+        self, cfg: CfgNode, model: nn.Module, stop: StopRequest, coverage: Coverage | None = None
     ) -> None:
         self.cfg, self.model, self.stop = cfg, model, stop
         self.head, self.frozen = head_digests(model, coverage), frozen_digest(model)

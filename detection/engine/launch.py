@@ -16,20 +16,21 @@ import json
 import logging
 import multiprocessing
 import os
-import re
 import signal
+import socket
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
 
 import torch
-from fvcore.common.config import CfgNode
 
-from convert.verify import Converted
+from detection.engine.job import Job, Processes
 from detection.engine.resuming import iterations_before, set_iterations
+from detection.engine.trainer import work
 from detection.engine.weights import Coverage, EngineResult
 from moco.common import distributed
 from moco.common.errors import DataError, NumericError, Preempted, UserError, kill_children
@@ -38,103 +39,59 @@ from moco.engine.stop import StopRequest, end, stop_signals
 
 logger = logging.getLogger(__name__)
 
+TIMEOUT_SECONDS = 1800  # how long processes wait for one that evaluates, as Detectron2's
 _STOP_MARK = "stop"  # beside the outcome; the signal that the first process has got
 
 # Opens the connection between them; a signal ends a process that still waits for the others.
 Connect = Callable[[], AbstractContextManager[None]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Processes:
-    """How many processes train together, as Detectron2's launch takes it.
-
-    Attributes:
-        num_gpus: on this machine, one for each GPU; on the CPU that many as well.
-        dist_url: `tcp://host:port` of the first machine; "auto" for a single one.
-        started: torchrun has started them, and this is one.
-    """
-
-    num_gpus: int = 1
-    num_machines: int = 1
-    machine_rank: int = 0
-    dist_url: str = "auto"
-    started: bool = False
-
-    def __post_init__(self) -> None:
-        """Raise UserError for numbers and an address that cannot be, whatever the task."""
-        if not 0 <= self.machine_rank < self.num_machines or self.num_gpus < 1:
-            raise UserError(
-                f"--num-gpus {self.num_gpus} --num-machines {self.num_machines} "
-                f"--machine-rank {self.machine_rank}: expected at least one of each, and a rank "
-                "below the number of machines"
-            )
-        several = self.num_machines > 1 and not self.started
-        if several and not re.fullmatch(r"tcp://.+:\d+", self.dist_url):
-            raise UserError(
-                f"--dist-url: got {self.dist_url}, --num-machines needs "
-                "tcp://<first machine>:<port>"
-            )
-
-    @property
-    def world_size(self) -> int:
-        return self.num_gpus * self.num_machines
-
-
-ONE_PROCESS = Processes()
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """What an engine is to do: train and evaluate a task, or only evaluate it.
-
-    Attributes:
-        cfg: from detection.config.task.load_task, which has checked it; SEED is not negative; fits
-            `processes`. OUTPUT_DIR, whose lock the caller holds, gets log.txt, metrics.json,
-            model_*.pth, last_checkpoint and inference/.
-        weights: the converted backbone, None for a random one and for evaluation.
-        resume: continue from the last checkpoint in OUTPUT_DIR, if there is one.
-        eval_only: evaluate the trained model that MODEL.WEIGHTS names.
-        visualize: number of test images to draw the predictions on.
-        imports: the user's modules, which every process imports; Detectron2's engine only.
-    """
-
-    cfg: CfgNode
-    weights: Converted | None = None
-    resume: bool = False
-    eval_only: bool = False
-    visualize: int = 0
-    processes: Processes = ONE_PROCESS
-    imports: tuple[str, ...] = ()
-
-
 # One process's share of a job; its result is complete on the main process.
 Work = Callable[[Job, StopRequest], EngineResult]
 
 
-def torchrun_processes() -> Processes | None:
-    """The processes that torchrun has started, None without it."""
-    world, local = distributed.launched_processes(), distributed.local_processes()
-    if world == 1:
-        return None
-    return Processes(local, world // local, distributed.launched_rank() // local, started=True)
+def run(job: Job) -> EngineResult:
+    """Train and evaluate, or only evaluate; see `run_job`."""
+    return run_job(job, work, _launch, partial(_connected, job.cfg.MODEL.DEVICE))
 
 
-def check_processes(cfg: CfgNode, processes: Processes, *, eval_only: bool = False) -> None:
-    """Raise UserError for a number of processes that the machine or the task cannot have."""
-    available = torch.cuda.device_count()
-    if cfg.MODEL.DEVICE != "cpu" and processes.num_gpus > available:
-        flag = "--nproc-per-node" if processes.started else "--num-gpus"
-        raise UserError(f"{flag} {processes.num_gpus}: this machine has {available} GPUs")
-    if processes.world_size > 1 and ":" in cfg.MODEL.DEVICE:
-        raise UserError(
-            f"MODEL.DEVICE {cfg.MODEL.DEVICE} is one GPU for {processes.world_size} processes; "
-            "set it to cuda"
-        )
-    if not eval_only and cfg.SOLVER.IMS_PER_BATCH % processes.world_size:
-        raise UserError(
-            f"SOLVER.IMS_PER_BATCH {cfg.SOLVER.IMS_PER_BATCH} cannot be divided among "
-            f"{processes.world_size} processes; SOLVER.REFERENCE_WORLD_SIZE scales it to them"
-        )
+def _launch(job: Job, outcome: Path) -> None:
+    address = _address(job.processes)
+    torch.multiprocessing.start_processes(
+        _in_process, (job, address, outcome), job.processes.num_gpus, start_method="spawn"
+    )
+
+
+def _in_process(local_rank: int, job: Job, address: tuple[str, str], outcome: Path) -> None:
+    """A process that `run` starts, with the environment that torchrun gives."""
+    processes, connect = job.processes, partial(_connected, job.cfg.MODEL.DEVICE)
+    rank = processes.machine_rank * processes.num_gpus + local_rank
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(processes.world_size),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(processes.num_gpus),
+        "GROUP_RANK": str(processes.machine_rank),
+        "MASTER_ADDR": address[0],
+        "MASTER_PORT": address[1],
+    }
+    # Python's handler would wait with torch for the other processes.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    report(job, work, outcome, connect, rank=rank, local_rank=local_rank)
+
+
+def _address(processes: Processes) -> tuple[str, str]:
+    """Host and port at which the processes meet."""
+    if processes.dist_url != "auto":
+        host, _, port = processes.dist_url.removeprefix("tcp://").rpartition(":")
+        return host, port
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return "127.0.0.1", str(server.getsockname()[1])
+
+
+def _connected(device: str) -> AbstractContextManager[None]:
+    own = f"cuda:{distributed.local_rank()}" if device == "cuda" else device
+    return distributed.session(torch.device(own), TIMEOUT_SECONDS, setting=None)
 
 
 def run_job(

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from detection.engine.random_state import State, random_state
+from detection.data.random_state import State, random_state
 from detection.engine.weights import load_trained
 from detection.modeling.focal_loss import moving_averages, restore_moving_averages
 from moco.common import distributed

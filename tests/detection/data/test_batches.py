@@ -11,9 +11,24 @@ import pytest
 import torch
 from PIL import Image
 
+from detection.data.batches import (
+    evaluation_batches,
+    plan_batches,
+    repeat_factors,
+    repeated_forever,
+    shuffled_forever,
+    training_batches,
+)
+from detection.data.mapper import (
+    Augmentation,
+    Draw,
+    LabelMapper,
+    Mapper,
+    flip_indices,
+    resized_size,
+)
+from detection.data.pipeline import training_records
 from detection.datasets.images import read_image
-from detection.embedded import data, samples
-from detection.embedded.pipeline import training_records
 from moco.common.errors import DataError, UserError
 from tests.oracles import tiny_detector as tiny
 from tests.oracles.tiny_coco import write_coco
@@ -41,7 +56,7 @@ def record(folder, size, number=0, annotations=None, **more):
 
 
 def load(one, draw, order="RGB", **options):
-    return samples.Mapper(1000, order, **options)(one, draw)
+    return Mapper(1000, order, **options)(one, draw)
 
 
 @pytest.mark.parametrize(
@@ -56,36 +71,36 @@ def load(one, draw, order="RGB", **options):
     ],
 )
 def test_resized_size(size, short_edge, limit, expected):
-    assert samples.resized_size(size, short_edge, limit) == expected
+    assert resized_size(size, short_edge, limit) == expected
 
 
 def test_boxes_follow_the_image(tmp_path):
     one = record(tmp_path, (60, 40))
-    plain = load(one, samples.Draw(0))
+    plain = load(one, Draw(0))
     assert plain["boxes"].tolist() == [[10, 4, 30, 20]]
     assert plain["classes"].tolist() == [2]
     assert plain["image"].shape == (3, 40, 60)
     assert plain["image"].dtype == torch.uint8
-    flipped = load(one, samples.Draw(0, "horizontal"))
+    flipped = load(one, Draw(0, "horizontal"))
     assert flipped["boxes"].tolist() == [[30, 4, 50, 20]]
     assert torch.equal(flipped["image"], plain["image"].flip(2))
-    upside_down = load(one, samples.Draw(0, "vertical"))
+    upside_down = load(one, Draw(0, "vertical"))
     assert upside_down["boxes"].tolist() == [[10, 20, 30, 36]]
     assert torch.equal(upside_down["image"], plain["image"].flip(1))
-    doubled = load(one, samples.Draw(80, "horizontal"))
+    doubled = load(one, Draw(80, "horizontal"))
     assert doubled["boxes"].tolist() == [[60, 8, 100, 40]]
     assert doubled["image"].shape == (3, 80, 120)
-    assert torch.equal(load(one, samples.Draw(0), "BGR")["image"], plain["image"].flip(0))
+    assert torch.equal(load(one, Draw(0), "BGR")["image"], plain["image"].flip(0))
     assert (doubled["height"], doubled["width"]) == (40, 60)  # of the original, for the metric
 
 
 def test_boxes_are_clipped_and_empty_ones_dropped(tmp_path):
     boxes = [[-5.0, -5.0, 20.0, 99.0], [70.0, 3.0, 80.0, 9.0], [5.0, 5.0, 5.0, 9.0]]
     annotations = [thing(box, kind) for kind, box in enumerate(boxes)]
-    sample = load(record(tmp_path, (60, 40), annotations=annotations), samples.Draw(0))
+    sample = load(record(tmp_path, (60, 40), annotations=annotations), Draw(0))
     assert sample["boxes"].tolist() == [[0, 0, 20, 40]]
     assert sample["classes"].tolist() == [0]
-    none = load(record(tmp_path, (60, 40), annotations=[]), samples.Draw(20))
+    none = load(record(tmp_path, (60, 40), annotations=[]), Draw(20))
     assert none["boxes"].shape == (0, 4) and none["classes"].shape == (0,)
     assert none["classes"].dtype == torch.int64
 
@@ -108,15 +123,13 @@ def test_bad_images_are_named(tmp_path):
     with pytest.raises(DataError, match=r"text\.jpg: cannot be read"):
         read_image(str(tmp_path / "text.jpg"))
     with pytest.raises(DataError, match="60x40, its annotation says 50x40"):
-        load(record(tmp_path, (60, 40), width=50), samples.Draw(0))
+        load(record(tmp_path, (60, 40), width=50), Draw(0))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_an_error_in_a_worker_stays_one_line(num_workers, tmp_path):
     broken = record(tmp_path, (60, 40), file_name=str(tmp_path / "gone.png"))
-    batches = data.evaluation_batches(
-        [broken], samples.Draw(0), samples.Mapper(99, "RGB"), num_workers=num_workers
-    )
+    batches = evaluation_batches([broken], Draw(0), Mapper(99, "RGB"), num_workers=num_workers)
     with pytest.raises(DataError) as caught:
         next(batches)
     assert "gone.png" in str(caught.value)
@@ -126,21 +139,21 @@ def test_an_error_in_a_worker_stays_one_line(num_workers, tmp_path):
 
 def test_the_shuffled_stream():
     """Whole permutations, one after the other, fixed by the seed."""
-    indices = list(islice(data.shuffled_forever(5, seed=3), 15))
+    indices = list(islice(shuffled_forever(5, seed=3), 15))
     generator = torch.Generator().manual_seed(3)
     expected = [torch.randperm(5, generator=generator).tolist() for _ in range(3)]
     assert indices == [index for permutation in expected for index in permutation]
     assert expected[0] != expected[1]
-    assert indices != list(islice(data.shuffled_forever(5, seed=4), 15))
+    assert indices != list(islice(shuffled_forever(5, seed=4), 15))
 
 
 def plan(*sizes, **options):
     """40 batches of images of these (width, height)."""
     records = [{"width": width, "height": height} for width, height in sizes]
-    draw = samples.Augmentation((10, 20, 30), "choice", "horizontal").draw
-    indices = data.shuffled_forever(len(records), seed=5)
+    draw = Augmentation((10, 20, 30), "choice", "horizontal").draw
+    indices = shuffled_forever(len(records), seed=5)
     rng = np.random.RandomState(5)
-    return list(islice(data.plan_batches(records, indices, draw, rng=rng, **options), 40))
+    return list(islice(plan_batches(records, indices, draw, rng=rng, **options), 40))
 
 
 def test_wide_and_tall_images_do_not_share_a_batch():
@@ -167,18 +180,18 @@ def test_grouping_loses_no_image():
 )
 def test_sampled_sizes_and_flips_cover_the_choices(settings, edges, flips):
     rng = np.random.RandomState(0)
-    draws = [samples.Augmentation(*settings).draw(rng) for _ in range(60)]
+    draws = [Augmentation(*settings).draw(rng) for _ in range(60)]
     assert {draw.short_edge_px for draw in draws} == edges
     assert {draw.flip for draw in draws} == flips
 
 
 def stream(records, short_edges_px=(30, 40), **options):
     """Training batches of two."""
-    return data.training_batches(
+    return training_batches(
         records,
-        lambda: data.shuffled_forever(len(records), seed=1),
-        samples.Augmentation(short_edges_px, "choice", "horizontal").draw,
-        samples.Mapper(60, "RGB"),
+        lambda: shuffled_forever(len(records), seed=1),
+        Augmentation(short_edges_px, "choice", "horizontal").draw,
+        Mapper(60, "RGB"),
         **{"batch_size": 2, "group_by_shape": True, "num_workers": 0, "seed": 1, **options},
     )
 
@@ -262,9 +275,9 @@ def test_rare_classes_are_repeated():
 
     records = [one(0), one(0, 1), one(0), one()]
     # Class 0 is in 3 of 4 images, class 1 in 1 of 4.
-    assert data.repeat_factors(records, 0.5, square_root=False) == [1.0, 2.0, 1.0, 1.0]
-    assert data.repeat_factors(records, 1.0, square_root=True)[1] == 2.0
-    stream = list(islice(data.repeated_forever([1.0, 2.0, 1.5], seed=0), 4000))
+    assert repeat_factors(records, 0.5, square_root=False) == [1.0, 2.0, 1.0, 1.0]
+    assert repeat_factors(records, 1.0, square_root=True)[1] == 2.0
+    stream = list(islice(repeated_forever([1.0, 2.0, 1.5], seed=0), 4000))
     counts = np.bincount(stream)
     assert counts / counts[0] == pytest.approx([1, 2, 1.5], rel=0.03)
 
@@ -274,20 +287,20 @@ def test_masks_follow_the_image(tmp_path):
     runs = {"size": [40, 60], "counts": [40 * 10 + 4, 1, 40 * 60 - 40 * 10 - 5]}
     box = (10.0, 4.0, 30.0, 20.0)
     one = record(tmp_path, (60, 40), annotations=[thing(box, segmentation=[square])])
-    sample = load(one, samples.Draw(80, "horizontal"), masks="polygon")
+    sample = load(one, Draw(80, "horizontal"), masks="polygon")
     ((polygon,),) = sample["masks"]
     assert polygon.tolist() == [99, 8, 60, 8, 60, 40, 99, 40]
-    bitmap = load(one, samples.Draw(0, "vertical"), masks="bitmask")["masks"]
+    bitmap = load(one, Draw(0, "vertical"), masks="bitmask")["masks"]
     assert (bitmap.dtype, bitmap.shape) == (torch.bool, (1, 40, 60))
     assert bitmap[0].any(dim=1).nonzero().flatten().tolist() == list(range(20, 36))
     import pycocotools.mask
 
     encoded = pycocotools.mask.frPyObjects(runs, 40, 60)
     one = record(tmp_path, (60, 40), annotations=[thing(box, segmentation=encoded)])
-    bitmap = load(one, samples.Draw(0, "horizontal"), masks="bitmask")["masks"]
+    bitmap = load(one, Draw(0, "horizontal"), masks="bitmask")["masks"]
     assert bitmap[0].nonzero().tolist() == [[4, 49]]
     with pytest.raises(DataError, match=r"0\.png: has a mask in run lengths.*MASK_FORMAT bitmask"):
-        load(one, samples.Draw(0), masks="polygon")
+        load(one, Draw(0), masks="polygon")
 
 
 def test_an_object_without_box_or_mask_is_no_object(tmp_path):
@@ -299,40 +312,38 @@ def test_an_object_without_box_or_mask_is_no_object(tmp_path):
     ]
     one = record(tmp_path, (60, 40), annotations=annotations)
     for masks, classes in (("bitmask", [2]), ("polygon", [1, 2]), ("", [1, 2])):
-        sample = load(one, samples.Draw(0), masks=masks)
+        sample = load(one, Draw(0), masks=masks)
         assert sample["classes"].tolist() == classes
         assert len(sample.get("masks", classes)) == len(classes)
 
 
 def test_keypoints_follow_the_image(tmp_path):
-    flips = samples.flip_indices(
-        ["nose", "left_eye", "right_eye", "left_ear"], [("left_eye", "right_eye")]
-    )
+    flips = flip_indices(["nose", "left_eye", "right_eye", "left_ear"], [("left_eye", "right_eye")])
     assert flips == (0, 2, 1, 3)
     points = [10.5, 4.5, 2, 60.0, 40.0, 1, 60.5, 4.0, 2, 7.0, 7.0, 0]
     annotations = [thing((10.0, 4.0, 30.0, 20.0), keypoints=points)]
     one = record(tmp_path, (60, 40), annotations=annotations)
-    plain = load(one, samples.Draw(0), flip_indices=flips)["keypoints"]
+    plain = load(one, Draw(0), flip_indices=flips)["keypoints"]
     assert plain.tolist() == [[[10.5, 4.5, 2], [60, 40, 1], [0, 0, 0], [0, 0, 0]]]
-    flipped = load(one, samples.Draw(80, "horizontal"), flip_indices=flips)["keypoints"]
+    flipped = load(one, Draw(80, "horizontal"), flip_indices=flips)["keypoints"]
     assert flipped.tolist() == [[[99, 9, 2], [0, 0, 0], [0, 80, 1], [0, 0, 0]]]
     none = record(tmp_path, (60, 40), annotations=[])
-    assert load(none, samples.Draw(0), flip_indices=flips)["keypoints"].shape == (0, 4, 3)
+    assert load(none, Draw(0), flip_indices=flips)["keypoints"].shape == (0, 4, 3)
 
 
 def test_labels_follow_the_image(tmp_path):
-    from detection.datasets import sem_seg_data
+    from detection.data import sem_seg
 
     one = record(tmp_path, (60, 40))
     labels = np.arange(40 * 60).reshape(40, 60) % 7
     Image.fromarray(labels.astype(np.uint8)).save(tmp_path / "labels.png")
     one["sem_seg_file_name"] = str(tmp_path / "labels.png")
-    augmentation = sem_seg_data.Augmentation((1.0, 1.0), True, 50, (9.0, 8.0, 7.0), 255)
+    augmentation = sem_seg.Augmentation((1.0, 1.0), True, 50, (9.0, 8.0, 7.0), 255)
     for order in ("RGB", "BGR"):
-        mapper = samples.LabelMapper(augmentation, order)
+        mapper = LabelMapper(augmentation, order)
         whole = mapper(one, None)
         assert "sem_seg" not in whole and whole["image"].shape == (3, 40, 60)
-        cut = mapper(one, sem_seg_data.Draw(1.0, True, (0.0, 0.99)))
+        cut = mapper(one, sem_seg.Draw(1.0, True, (0.0, 0.99)))
         assert torch.equal(cut["image"][:, :40], whole["image"].flip(2)[:, :, 10:])
         assert cut["image"][:, 40:, 0].T.tolist() == [[9, 8, 7]] * 10  # in the model's order
         assert cut["sem_seg"].dtype == torch.int64

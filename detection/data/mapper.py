@@ -1,7 +1,7 @@
 """Samples for a model: an image and its annotations, resized and flipped.
 
 Bitwise identical to Detectron2's DatasetMapper (detectron2/data/dataset_mapper.py) under the same
-random numbers, which are sampled in data.py.
+random numbers, which are sampled in batches.py.
 
 Shapes: R objects; boxes (x1, y1, x2, y2) in pixels of the resized image; sizes (height, width).
 """
@@ -18,14 +18,18 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from detection.datasets import sem_seg_data
+from detection.data import sem_seg
+from detection.data.jitter import LargeScaleJitter, Moved, Resize, flips
+from detection.data.objects import (
+    boxes_of_bitmaps,
+    boxes_of_polygons,
+    draw_polygons,
+    nonempty,
+)
+from detection.data.sample import Sample
 from detection.datasets.base import Record
 from detection.datasets.images import check_size, read_image
 from detection.datasets.labels import read_labels
-from detection.embedded.boxes import nonempty
-from detection.embedded.jitter import LargeScaleJitter, Moved, Resize, flips
-from detection.embedded.masks import boxes_of_bitmaps, boxes_of_polygons, draw_polygons
-from detection.embedded.model import Sample
 from moco.common.errors import DataError
 
 _FLIPPED: dict[str, tuple[int, ...]] = {"none": (), "horizontal": (2,), "vertical": (1,)}
@@ -115,7 +119,9 @@ class Mapper:
         check_size(record, image.size[::-1])
         planes, moved = self._changed(image, draw)
         sample = _sample(record, planes)
-        return sample | self._objects(record, moved) if self.learning else sample
+        if self.learning:
+            sample.update(self._objects(record, moved))
+        return sample
 
     def _changed(self, image: Image.Image, draw: Any) -> tuple[Tensor, Moved]:
         """(3, H, W), and what happened."""
@@ -135,7 +141,7 @@ class Mapper:
         moved = Moved(transforms, size, draw.flip)
         return planes.flip(flipped) if flipped else planes, moved
 
-    def _objects(self, record: Record, moved: Moved) -> dict[str, Any]:
+    def _objects(self, record: Record, moved: Moved) -> Sample:
         """Boxes, classes, masks and keypoints of what is no crowd and has an area."""
         objects = [item for item in record["annotations"] if not item.get("iscrowd", 0)]
         learned: dict[str, Any] = {
@@ -161,7 +167,7 @@ class Mapper:
         keep = nonempty(learned["boxes"], 1e-5)
         if self.masks == "bitmask":
             keep &= learned["masks"].flatten(1).any(dim=1)
-        kept = {name: values[keep] for name, values in learned.items()}
+        kept: Any = {name: values[keep] for name, values in learned.items()}
         if self.masks == "polygon":
             kept["masks"] = [own for own, good in zip(polygons, keep, strict=True) if good]
         return kept
@@ -171,10 +177,10 @@ class Mapper:
 class LabelMapper:
     """A record and its sampled changes -> a sample for a segmenter; None: the image as it is."""
 
-    augmentation: sem_seg_data.Augmentation
+    augmentation: sem_seg.Augmentation
     channel_order: str
 
-    def __call__(self, record: Record, draw: sem_seg_data.Draw | None) -> Sample:
+    def __call__(self, record: Record, draw: sem_seg.Draw | None) -> Sample:
         """Read one image, and its labels if it is to be changed.
 
         Raises:
@@ -200,8 +206,9 @@ def flip_indices(names: Sequence[str], pairs: Sequence[tuple[str, str]]) -> tupl
 
 
 def _sample(record: Record, image: Tensor) -> Sample:
+    sample: Any = {"image": image}
     names = ("file_name", "image_id", "height", "width")
-    return {"image": image, **{name: record[name] for name in names if name in record}}
+    return sample | {name: record[name] for name in names if name in record}
 
 
 def _planes(pixels: NDArray[np.uint8], channel_order: str) -> Tensor:

@@ -1,0 +1,1 @@
+"""From records to samples: order, augmentation, mapping, batches; knows no network."""

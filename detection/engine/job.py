@@ -1,0 +1,104 @@
+"""What an engine is to do, and the processes that do it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import torch
+from fvcore.common.config import CfgNode
+
+from convert.verify import Converted
+from moco.common import distributed
+from moco.common.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Processes:
+    """How many processes train together, as Detectron2's launch takes it.
+
+    Attributes:
+        num_gpus: on this machine, one for each GPU; on the CPU that many as well.
+        dist_url: `tcp://host:port` of the first machine; "auto" for a single one.
+        started: torchrun has started them, and this is one.
+    """
+
+    num_gpus: int = 1
+    num_machines: int = 1
+    machine_rank: int = 0
+    dist_url: str = "auto"
+    started: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise UserError for numbers and an address that cannot be, whatever the task."""
+        if not 0 <= self.machine_rank < self.num_machines or self.num_gpus < 1:
+            raise UserError(
+                f"--num-gpus {self.num_gpus} --num-machines {self.num_machines} "
+                f"--machine-rank {self.machine_rank}: expected at least one of each, and a rank "
+                "below the number of machines"
+            )
+        several = self.num_machines > 1 and not self.started
+        if several and not re.fullmatch(r"tcp://.+:\d+", self.dist_url):
+            raise UserError(
+                f"--dist-url: got {self.dist_url}, --num-machines needs "
+                "tcp://<first machine>:<port>"
+            )
+
+    @property
+    def world_size(self) -> int:
+        return self.num_gpus * self.num_machines
+
+
+ONE_PROCESS = Processes()
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """Train and evaluate a task, or only evaluate it.
+
+    Attributes:
+        engine: its name, for `detection.config.engines.find_engine`.
+        cfg: from detection.config.task.load_task, which has checked it; SEED is not negative; fits
+            `processes`. OUTPUT_DIR, whose lock the caller holds, gets log.txt, metrics.json,
+            model_*.pth, last_checkpoint and inference/.
+        weights: the converted backbone, None for a random one and for evaluation.
+        resume: continue from the last checkpoint in OUTPUT_DIR, if there is one.
+        eval_only: evaluate the trained model that MODEL.WEIGHTS names.
+        visualize: number of test images to draw the predictions on.
+        imports: the user's modules, which every process imports; Detectron2's engine only.
+    """
+
+    engine: str
+    cfg: CfgNode
+    weights: Converted | None = None
+    resume: bool = False
+    eval_only: bool = False
+    visualize: int = 0
+    processes: Processes = ONE_PROCESS
+    imports: tuple[str, ...] = ()
+
+
+def torchrun_processes() -> Processes | None:
+    """The processes that torchrun has started, None without it."""
+    world, local = distributed.launched_processes(), distributed.local_processes()
+    if world == 1:
+        return None
+    return Processes(local, world // local, distributed.launched_rank() // local, started=True)
+
+
+def check_processes(cfg: CfgNode, processes: Processes, *, eval_only: bool = False) -> None:
+    """Raise UserError for a number of processes that the machine or the task cannot have."""
+    available = torch.cuda.device_count()
+    if cfg.MODEL.DEVICE != "cpu" and processes.num_gpus > available:
+        flag = "--nproc-per-node" if processes.started else "--num-gpus"
+        raise UserError(f"{flag} {processes.num_gpus}: this machine has {available} GPUs")
+    if processes.world_size > 1 and ":" in cfg.MODEL.DEVICE:
+        raise UserError(
+            f"MODEL.DEVICE {cfg.MODEL.DEVICE} is one GPU for {processes.world_size} processes; "
+            "set it to cuda"
+        )
+    if not eval_only and cfg.SOLVER.IMS_PER_BATCH % processes.world_size:
+        raise UserError(
+            f"SOLVER.IMS_PER_BATCH {cfg.SOLVER.IMS_PER_BATCH} cannot be divided among "
+            f"{processes.world_size} processes; SOLVER.REFERENCE_WORLD_SIZE scales it to them"
+        )
