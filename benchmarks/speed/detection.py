@@ -3,7 +3,7 @@
 Every record is one generated image with objects of its own, so that no dataset is needed.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +20,8 @@ from benchmarks.speed.input import write_image
 from benchmarks.speed.measure import ROOT, Row, Setting, compare, interleaved, row
 from detection.config.task import load_task
 from detection.d2 import measured
-from detection.data.pipeline import build_training
+from detection.data.pipeline import TrainingData
+from detection.data.records import records_forgotten
 from detection.datasets import provide
 from detection.datasets.base import XYXY_ABS, Split
 from detection.datasets.voc import VOC_CLASSES
@@ -94,15 +95,16 @@ def training_iteration(cfg: CfgNode, engine: str) -> Callable[[], object]:
     cfg = with_process_norms(cfg, 1)
     torch.manual_seed(cfg.SEED)
     trainer = Trainer(cfg, build_model(cfg).train(), StopRequest())
-    numbers, batches = count(), build_training(cfg, 0)
+    numbers, batches = count(), TrainingData(cfg).batches(0)
     return lambda: trainer.step(next(numbers), batches)
 
 
-def training_loader(cfg: CfgNode, engine: str, start: int = 0) -> Iterable[Any]:
-    """Training batches from iteration `start` on, by an engine's own loader."""
+def training_loader(cfg: CfgNode, engine: str, start: int = 0) -> Callable[[], Iterator[Any]]:
+    """Return what starts training batches from iteration `start` on, by an engine's own loader."""
     if engine != EMBEDDED:
-        return measured.training_loader(cfg, plain=engine == PLAIN, start=start)
-    return build_training(cfg, cfg.DATALOADER.NUM_WORKERS, skip=start)
+        loader = measured.training_loader(cfg, plain=engine == PLAIN, start=start)
+        return lambda: iter(loader)
+    return partial(TrainingData(cfg).batches, cfg.DATALOADER.NUM_WORKERS, skip=start)
 
 
 def iteration(setting: Setting, device: str = "cpu") -> list[Row]:
@@ -140,7 +142,7 @@ def resume(setting: Setting) -> list[Row]:
     configs = {name: task_config(data, name, MASK_FPN, keys) for name in (DETECTRON2, EMBEDDED)}
 
     def first_batch(engine: str, start: int) -> None:
-        next(iter(training_loader(configs[engine], engine, start)))
+        next(training_loader(configs[engine], engine, start)())
 
     rows = []
     for engine in configs:
@@ -173,10 +175,9 @@ def worker_bytes(engine: str, folder: Path, number: int, mapped: int) -> int:
     keys = {"SOLVER.IMS_PER_BATCH": BATCH, "DATALOADER.NUM_WORKERS": WORKERS}
     data = Generated("shared", folder, number, SMALL_PX)
     cfg = task_config(data, engine, MASK_FPN, keys, {"INPUT.MIN_SIZE_TRAIN": [48]})
-    loader = training_loader(cfg, engine)
-    if engine != EMBEDDED:
-        measured.forget_records()
-    batches = iter(loader)
+    start = training_loader(cfg, engine)
+    with records_forgotten():
+        batches = start()
     for _ in islice(batches, mapped // BATCH):
         pass
     files = [Path(f"/proc/{worker.pid}/smaps_rollup") for worker in active_children()]

@@ -3,7 +3,6 @@
 Plain: `DefaultTrainer` and Detectron2's loader, with the datasets and backbones of the task.
 """
 
-import gc
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,7 +15,6 @@ from detectron2.utils.events import EventStorage
 from detection.d2.config import with_builder
 from detection.d2.data import build_train_loader, register
 from detection.d2.trainer import CustomTrainer, Trainer
-from detection.datasets import cache_clear
 from detection.modeling.norms import with_process_norms
 
 
@@ -52,10 +50,3 @@ def training_loader(cfg: CfgNode, *, plain: bool, start: int = 0) -> Iterable[An
     done = start * cfg.SOLVER.IMS_PER_BATCH
     loader.load_state_dict({**loader.state_dict(), "done": done})
     return loader
-
-
-def forget_records() -> None:
-    """Leave the records to the loaders, which hold them in a compact form, as a training does."""
-    cache_clear()
-    gc.collect()
-    gc.freeze()

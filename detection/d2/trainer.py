@@ -1,6 +1,5 @@
 """Training and evaluation on Detectron2, on one process or several, on GPU or CPU."""
 
-import gc
 import logging
 import math
 import time
@@ -54,7 +53,7 @@ from detection.d2.state import (
     usable_state,
 )
 from detection.data.random_state import private_random
-from detection.datasets import cache_clear
+from detection.data.records import records_forgotten
 from detection.datasets.doctor import command as doctor_command
 from detection.datasets.images import resumable
 from detection.engine.job import Job
@@ -298,11 +297,6 @@ def _train(
     custom = spread or cfg.SOLVER.PRECISION == "bf16"
     trainer = (CustomTrainer if custom else Trainer)(cfg)
     model: nn.Module = trainer.checkpointer.model
-    # The loaders hold the records in a compact form of their own. Millions of objects less to
-    # collect, and to copy into every worker.
-    cache_clear()
-    gc.collect()
-    gc.freeze()
     kind = backbone_type(cfg.MODEL.BACKBONE.NAME)
     coverage = None if weights is None else load_converted(model, weights.model, kind)
     head, frozen = head_digests(model, coverage), frozen_digest(model)
@@ -318,15 +312,13 @@ def _train(
     ).add
     trainer.checkpoint_hook.stop = stop
     try:
-        with counting(lambda: trainer.checkpoint_hook.done):
+        with records_forgotten(), counting(lambda: trainer.checkpoint_hook.done):
             trainer.train()
     except StoppedError as stopped:
         saved = Path(cfg.OUTPUT_DIR) / f"{stopped.name}.pth"
         leave(stopped.number, f"iteration {stopped.iteration}", saved)
     except EndedError as ended:
         raise ended.error from ended
-    finally:
-        gc.unfreeze()
     latest = trainer.storage.latest()
     metrics = _canonical({name: value for name, (value, _) in latest.items()})
     return model, metrics, coverage, trainer.max_iter

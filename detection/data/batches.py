@@ -10,6 +10,7 @@ no image.
 import math
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from detection.data.records import PackedRecords
 from detection.data.sample import Sample
 from detection.datasets.base import Record
 from detection.datasets.images import first_error
@@ -74,25 +76,24 @@ def repeat_factors(
 
 
 def plan_batches(
-    records: Sequence[Record],
+    is_wide: Sequence[bool],
     indices: Iterator[int],
     draw: Callable[[np.random.RandomState], Any],
     *,
     batch_size: int,
-    group_by_shape: bool,
     rng: np.random.RandomState,
 ) -> Iterator[list[Planned]]:
-    """Batches without end; with `group_by_shape` wide images are not mixed with others.
+    """Batches without end, in which wide images are not mixed with others.
 
     An image that has no partners yet waits for them, as in AspectRatioGroupedDataset.
 
     Args:
+        is_wide: of each record, whether it belongs to the one group or to the other.
         indices: of the records, without end. draw: what happens to the next image, from `rng`.
     """
     waiting: dict[bool, list[Planned]] = {True: [], False: []}
     for index in indices:
-        record = records[index]
-        group = waiting[group_by_shape and record["width"] > record["height"]]
+        group = waiting[is_wide[index]]
         group.append((index, draw(rng)))
         if len(group) == batch_size:
             yield group.copy()
@@ -171,12 +172,12 @@ def raise_on_all(error: DataError | None) -> None:
 
 def training_batches(
     records: Sequence[Record],
+    is_wide: Sequence[bool],
     order: Callable[[], Iterator[int]],
     draw: Callable[[np.random.RandomState], Any],
     mapper: Map,
     *,
     batch_size: int,
-    group_by_shape: bool,
     num_workers: int,
     seed: int,
     skip: int = 0,
@@ -185,6 +186,7 @@ def training_batches(
     """Training batches without end, from batch number `skip` on; see `plan_batches`.
 
     Args:
+        is_wide: see `plan_batches`.
         order: starts the endless indices of the records.
         trained: the random numbers of `draw` continue as after a training of that many batches,
             while the order starts again: what Detectron2's PreciseBN sees.
@@ -193,11 +195,11 @@ def training_batches(
         DataError: an image cannot be read.
     """
     rng = np.random.RandomState(seed % 2**32)
-    how: dict[str, Any] = {"batch_size": batch_size, "group_by_shape": group_by_shape, "rng": rng}
-    for _ in islice(plan_batches(records, order(), draw, **how), trained):
+    plan = partial(plan_batches, is_wide, draw=draw, batch_size=batch_size, rng=rng)
+    for _ in islice(plan(order()), trained):
         pass
-    plan = islice(plan_batches(records, order(), draw, **how), skip, None)
-    return load_batches(Images(records, mapper), plan, num_workers, together=True)
+    rest = islice(plan(order()), skip, None)
+    return load_batches(Images(records, mapper), rest, num_workers, together=True)
 
 
 def evaluation_batches(
@@ -205,4 +207,4 @@ def evaluation_batches(
 ) -> Generator[list[Sample]]:
     """Every record once, in order, one image per batch as in Detectron2 (no padding)."""
     plan = [[(index, draw)] for index in range(len(records))]
-    return load_batches(Images(records, mapper), plan, num_workers, together=False)
+    return load_batches(Images(PackedRecords(records), mapper), plan, num_workers, together=False)

@@ -1,6 +1,7 @@
 """Training and evaluation batches from a configuration."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -18,6 +19,7 @@ from detection.data.batches import (
 from detection.data.corruptions import with_corruption
 from detection.data.jitter import LargeScaleJitter
 from detection.data.mapper import Augmentation, Draw, LabelMapper, Mapper, flip_indices
+from detection.data.records import PackedRecords
 from detection.data.sample import Sample
 from detection.datasets import read_split
 from detection.datasets.base import Record, with_objects
@@ -48,38 +50,52 @@ def training_records(cfg: CfgNode) -> list[Record]:
     return records
 
 
-def build_training(
-    cfg: CfgNode, num_workers: int, *, skip: int = 0, trained: int = 0
-) -> Generator[list[Sample]]:
-    """This process's training batches without end; see `batches.training_batches`.
+class TrainingData:
+    """What this process trains on: packed records, their order, and what happens to them.
 
     Raises:
-        UserError: no image has an object; DataError: an image cannot be read.
+        UserError: no image has an object.
     """
-    records, (draw, mapper) = training_records(cfg), _training_mapper(cfg)
-    rank, processes = distributed.rank(), distributed.world_size()
-    return training_batches(
-        records,
-        lambda: islice(_order(cfg, records), rank, None, processes),
-        draw,
-        mapper,
-        batch_size=cfg.SOLVER.IMS_PER_BATCH // processes,
-        group_by_shape=cfg.DATALOADER.ASPECT_RATIO_GROUPING,
-        num_workers=num_workers,
-        seed=cfg.SEED + rank,
-        skip=skip,
-        trained=trained,
-    )
+
+    def __init__(self, cfg: CfgNode) -> None:
+        records, self._cfg = training_records(cfg), cfg
+        self._draw, self._mapper = _training_mapper(cfg)
+        self._order = _order(cfg, records)
+        grouped = cfg.DATALOADER.ASPECT_RATIO_GROUPING
+        self._is_wide = [grouped and record["width"] > record["height"] for record in records]
+        self._records = PackedRecords(records)
+
+    def batches(
+        self, num_workers: int, *, skip: int = 0, trained: int = 0
+    ) -> Generator[list[Sample]]:
+        """Batches without end; see `batches.training_batches`.
+
+        Raises:
+            DataError: an image cannot be read.
+        """
+        cfg, rank, processes = self._cfg, distributed.rank(), distributed.world_size()
+        return training_batches(
+            self._records,
+            self._is_wide,
+            lambda: islice(self._order(), rank, None, processes),
+            self._draw,
+            self._mapper,
+            batch_size=cfg.SOLVER.IMS_PER_BATCH // processes,
+            num_workers=num_workers,
+            seed=cfg.SEED + rank,
+            skip=skip,
+            trained=trained,
+        )
 
 
-def _order(cfg: CfgNode, records: Sequence[Record]) -> Iterator[int]:
-    """DATALOADER.SAMPLER_TRAIN."""
+def _order(cfg: CfgNode, records: Sequence[Record]) -> Callable[[], Iterator[int]]:
+    """DATALOADER.SAMPLER_TRAIN: what starts the endless indices of the records."""
     settings = cfg.DATALOADER
     if settings.SAMPLER_TRAIN == "TrainingSampler":
-        return shuffled_forever(len(records), cfg.SEED)
+        return partial(shuffled_forever, len(records), cfg.SEED)
     threshold, square_root = settings.REPEAT_THRESHOLD, settings.REPEAT_SQRT
     factors = repeat_factors(records, threshold, square_root=square_root)
-    return repeated_forever(factors, cfg.SEED)
+    return partial(repeated_forever, factors, cfg.SEED)
 
 
 def build_evaluation(cfg: CfgNode, records: Sequence[Record]) -> Generator[list[Sample]]:

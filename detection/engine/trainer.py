@@ -19,8 +19,9 @@ from fvcore.nn.precise_bn import update_bn_stats
 from torch import Tensor, nn
 
 from detection.config.engines import find_engine
-from detection.data.pipeline import build_training
+from detection.data.pipeline import TrainingData
 from detection.data.random_state import State, private_random, restore_random
+from detection.data.records import records_forgotten
 from detection.data.sample import Sample
 from detection.datasets.doctor import command as doctor_command
 from detection.datasets.images import resumable
@@ -140,12 +141,15 @@ class Trainer:
         missing = distributed.is_main() and evaluation_is_missing(self.folder, start, period)
         if start < self.max_iter and distributed.highest(missing):
             self.evaluate(start - 1)
-        batches = build_training(cfg, cfg.DATALOADER.NUM_WORKERS, skip=start)
-        if random is not None:  # after the line above, which takes a number from it
-            restore_random(random)
+        self.data = TrainingData(cfg)
         silent = not distributed.is_main()
-        progress = Progress(self.max_iter, "fine-tune", initial=start, silent=silent)
-        with closing(batches), progress:
+        with (
+            records_forgotten(),
+            closing(self.data.batches(cfg.DATALOADER.NUM_WORKERS, skip=start)) as batches,
+            Progress(self.max_iter, "fine-tune", initial=start, silent=silent) as progress,
+        ):
+            if random is not None:  # after the batches, which take a number from it
+                restore_random(random)
             for iteration in range(start, self.max_iter):
                 loss = self.step(iteration, batches)
                 progress.update(1, loss=f"{loss:.3f}")
@@ -213,7 +217,7 @@ class Trainer:
         """As Detectron2's PreciseBN hook, over the first images of the training's order."""
         silent = not distributed.is_main()
         with private_random(), count_values(self.model) as counts:
-            batches = build_training(self.cfg, num_workers=0, trained=self.done)
+            batches = self.data.batches(num_workers=0, trained=self.done)
             with Progress(num_iters, "precise BN", unit="batch", silent=silent) as progress:
                 try:
                     update_bn_stats(self.model, _counted(batches, progress), num_iters)

@@ -28,6 +28,7 @@ from detection.data.mapper import (
     resized_size,
 )
 from detection.data.pipeline import training_records
+from detection.data.records import PackedRecords
 from detection.datasets.images import read_image
 from moco.common.errors import DataError, UserError
 from tests.oracles import tiny_detector as tiny
@@ -149,16 +150,16 @@ def test_the_shuffled_stream():
 
 def plan(*sizes, **options):
     """40 batches of images of these (width, height)."""
-    records = [{"width": width, "height": height} for width, height in sizes]
+    is_wide = [width > height for width, height in sizes]
     draw = Augmentation((10, 20, 30), "choice", "horizontal").draw
-    indices = shuffled_forever(len(records), seed=5)
+    indices = shuffled_forever(len(sizes), seed=5)
     rng = np.random.RandomState(5)
-    return list(islice(plan_batches(records, indices, draw, rng=rng, **options), 40))
+    return list(islice(plan_batches(is_wide, indices, draw, rng=rng, **options), 40))
 
 
 def test_wide_and_tall_images_do_not_share_a_batch():
     sizes = (3, 2), (2, 3), (3, 2), (2, 2), (2, 3)  # a square one counts as tall
-    batches = plan(*sizes, batch_size=2, group_by_shape=True)
+    batches = plan(*sizes, batch_size=2)
     kinds = [{index in {0, 2} for index, _ in batch} for batch in batches]
     assert {True} in kinds and {False} in kinds and {True, False} not in kinds
     mixed = plan(*sizes, batch_size=2, group_by_shape=False)
@@ -166,7 +167,7 @@ def test_wide_and_tall_images_do_not_share_a_batch():
 
 
 def test_grouping_loses_no_image():
-    batches = plan(*[(3, 2), (2, 3), (4, 2)] * 4, batch_size=3, group_by_shape=True)
+    batches = plan(*[(3, 2), (2, 3), (4, 2)] * 4, batch_size=3)
     counts = np.bincount([index for batch in batches for index, _ in batch])
     assert counts.min() >= counts.max() - 2  # the epoch that has begun, and those waiting
 
@@ -189,10 +190,11 @@ def stream(records, short_edges_px=(30, 40), **options):
     """Training batches of two."""
     return training_batches(
         records,
+        [record["width"] > record["height"] for record in records],
         lambda: shuffled_forever(len(records), seed=1),
         Augmentation(short_edges_px, "choice", "horizontal").draw,
         Mapper(60, "RGB"),
-        **{"batch_size": 2, "group_by_shape": True, "num_workers": 0, "seed": 1, **options},
+        **{"batch_size": 2, "num_workers": 0, "seed": 1, **options},
     )
 
 
@@ -238,6 +240,19 @@ def test_workers_outlive_a_stop_signal_but_not_their_batches(tmp_path):
     batches.close()
     worker.join(timeout=300)
     assert not worker.is_alive()
+
+
+def test_packed_records_are_the_same_in_one_array():
+    """Of any number; each access makes them anew."""
+    records = [
+        {"image_id": i, "annotations": [{"bbox": [0.5, i], "b": b"x"}] * i} for i in range(4)
+    ]
+    packed = PackedRecords(records)
+    assert list(packed) == records and packed[-1] == records[3] and packed[1:3] == records[1:3]
+    assert packed[2] is not packed[2]
+    with pytest.raises(IndexError):
+        packed[4]
+    assert list(PackedRecords([])) == []
 
 
 def test_training_leaves_out_what_has_no_object_or_no_keypoint(tmp_path, fresh_cache):
