@@ -129,7 +129,7 @@ def test_learns_what_it_is_shown(voc, tmp_path):
     }
     result = run(voc, tmp_path, keys)
     assert result.metrics["bbox/AP50"] > 85
-    assert result.metrics["bbox/AP50"] > result.metrics["bbox/AP75"] > 20
+    assert result.metrics["bbox/AP50"] >= result.metrics["bbox/AP75"] > 20
     assert result.iterations == 100
     lines = log_lines(tmp_path)
     assert [line["iteration"] for line in lines] == [19, 39, 59, 79, 99, 99]
