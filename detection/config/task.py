@@ -101,10 +101,7 @@ def default_task() -> CfgNode:
 
 
 def add_transfer_config(cfg: CfgNode) -> None:
-    """Add this project's own keys to Detectron2's config (in place), as its plugins do.
-
-    For a custom train_net.py: `cfg = get_cfg(); add_transfer_config(cfg)`.
-    """
+    """Add this project's own keys to Detectron2's config (in place), as its plugins do."""
     _add_keys(cfg, TRANSFER)
 
 
