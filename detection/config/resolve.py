@@ -155,16 +155,20 @@ def resolve_names(cfg: CfgNode, given: Collection[str], *, eval_only: bool) -> N
             "DATASETS.COCO_TRAIN_JSON, or give a task that does, e.g. --config-file "
             + shown("voc/faster_rcnn_R_18_C4_small")
         )
-    if len(datasets.TEST) != 1:
-        raise UserError(
-            f"DATASETS.TEST: got {tuple(datasets.TEST)}, expected one dataset, because a run is "
-            "one number of a table"
-        )
     if datasets.PART_INDEX and datasets.PART in ("", parts.TUNE):
         raise UserError("DATASETS.PART_INDEX: names subsets of DATASETS.PART; set it as 10%.3")
     if datasets.PART and not eval_only:
         train, test = parts.with_part(datasets.TRAIN, datasets.TEST, datasets.PART)
         datasets.TRAIN, datasets.TEST = tuple(train), tuple(test)
+
+
+def check_one_test(cfg: CfgNode) -> None:
+    """Raise UserError unless DATASETS.TEST names one dataset, after `resolve_names`."""
+    if len(cfg.DATASETS.TEST) != 1:
+        raise UserError(
+            f"DATASETS.TEST: got {tuple(cfg.DATASETS.TEST)}, expected one dataset, because a run "
+            "is one number of a table"
+        )
 
 
 def _resolve_voc_folder(cfg: CfgNode, given: Collection[str], needed: Sequence[str]) -> None:

@@ -23,6 +23,7 @@ from detection.config.engines import find_engine
 from detection.config.keys import DATA_KEY, DEFAULTS, TRANSFER
 from detection.config.recipe import RecipeCheck, check
 from detection.config.resolve import (
+    check_one_test,
     resolve_classes,
     resolve_device,
     resolve_names,
@@ -100,10 +101,7 @@ def default_task() -> CfgNode:
 
 
 def add_transfer_config(cfg: CfgNode) -> None:
-    """Add this project's own keys to Detectron2's config (in place), as its plugins do.
-
-    For a custom train_net.py: `cfg = get_cfg(); add_transfer_config(cfg)`.
-    """
+    """Add this project's own keys to Detectron2's config (in place), as its plugins do."""
     _add_keys(cfg, TRANSFER)
 
 
@@ -155,6 +153,7 @@ def check_early(
         check_weights(cfg.MODEL.WEIGHTS)
     cfg.defrost()
     resolve_names(cfg, given, eval_only=eval_only)
+    check_one_test(cfg)
     sources = known(cfg)
     for name in (*(() if eval_only else cfg.DATASETS.TRAIN), *cfg.DATASETS.TEST):
         if base_name(name) in sources and not find_source(name, cfg).present():
@@ -192,6 +191,7 @@ def load_task(
     notes += _norm_notes(cfg, num_processes)
     try:
         resolve_names(cfg, given, eval_only=eval_only)
+        check_one_test(cfg)
         runs_on.provide_datasets(cfg)
         train = () if eval_only else tuple(read_split(name, cfg) for name in cfg.DATASETS.TRAIN)
         test = read_split(cfg.DATASETS.TEST[0], cfg)

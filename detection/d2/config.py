@@ -1,6 +1,9 @@
 """Detectron2's config with this project's keys, and what must hold before Detectron2 builds it."""
 
+import argparse
+
 from detectron2.config import CfgNode, get_cfg
+from detectron2.data import DatasetCatalog
 from detectron2.modeling import (
     BACKBONE_REGISTRY,
     META_ARCH_REGISTRY,
@@ -9,16 +12,25 @@ from detectron2.modeling import (
 )
 
 from convert.families.resnet_network import NUM_BLOCKS, STEMS
+from convert.verify import read_converted
 from detection.config.checks import check_basic_blocks, check_box_head
+from detection.config.resolve import resolve_classes, resolve_names
 from detection.config.task import add_transfer_config
-from detection.config.weights import apply_contract, apply_random, read_weights
+from detection.config.trained import apply_trained, trained_file
+from detection.config.weights import apply_contract, apply_random, check_weights, read_weights
 from detection.d2 import densepose
+from detection.d2.data import register
 from detection.d2.resnet import builder_name, detectron2_has
 from detection.d2.vit import require_timm
+from detection.datasets import known, read_split
+from detection.datasets.parts import base_name
 from detection.modeling.backbones import backbone_type, check_backbone
 from detection.modeling.norms import norm_keys
-from moco.common.cfgnode import flatten
+from moco.common.cfgnode import explicit_keys, flatten, merge_cfg
+from moco.common.command import RANDOM, converter
 from moco.common.errors import UserError
+from moco.common.pretrained import MODEL_ZOO, find_remote
+from moco.common.shipped import resolve
 
 # The names that detectron2.layers.get_norm takes.
 _NORMS = ("", "BN", "SyncBN", "FrozenBN", "GN", "nnSyncBN", "naiveSyncBN", "naiveSyncBN_N", "LN")
@@ -33,32 +45,72 @@ def transfer_defaults(*, dense_pose: bool = False) -> CfgNode:
     return cfg
 
 
-def apply_weights(cfg: CfgNode) -> None:
-    """Let `cfg` feed and build what MODEL.WEIGHTS holds (in place), for a custom train_net.py.
+def setup(cfg: CfgNode, args: argparse.Namespace) -> None:
+    """Set up `cfg` for a custom train_net.py on Detectron2's `DefaultTrainer` (in place).
 
-    Color order, mean, std, the stride's place, depth and width follow the weights' contract, and
-    MODEL.BACKBONE.NAME becomes this project's builder where Detectron2's has no such network. What
-    opens MODEL.WEIGHTS then is Detectron2's loader: give a converted file or one of its own names.
+    Adds this project's keys, merges the config file and the overrides, applies the input contract
+    of MODEL.WEIGHTS (with `--eval-only` the config.yaml next to the trained model), and registers
+    the datasets that this project reads. Other names in DatasetCatalog stay as they are.
+
+    Args:
+        cfg: Detectron2's `get_cfg()`, with or without keys of another project.
+        args: the arguments of Detectron2's `default_argument_parser()`; a `config_file` that is
+            the name of a shipped file becomes its path.
 
     Raises:
-        UserError, DataError: see `detection.config.weights.read_weights`; UserError also for a
-            MODEL.BACKBONE.NAME that cannot have this network.
+        UserError, DataError: an unknown key, a key that contradicts the weights, weights that
+            Detectron2's checkpointer cannot load, a dataset that cannot be read.
     """
-    kind = backbone_type(cfg.MODEL.BACKBONE.NAME)
-    weights = read_weights(cfg.MODEL.WEIGHTS, kind.timm_model(cfg))
-    if weights is None:
-        apply_random(cfg, explicit=())
+    config_file = resolve(args.config_file) if args.config_file else None
+    args.config_file = str(config_file or "")  # which Detectron2's `default_setup` opens
+    explicit, given = explicit_keys(config_file, args.opts), explicit_keys(None, args.opts)
+    add_transfer_config(cfg)
+    merge_cfg(cfg, config_file, args.opts)
+    if args.eval_only:
+        cfg.MODEL.WEIGHTS = str(trained_file(cfg, resume=args.resume))
+        apply_trained(cfg, explicit)
     else:
-        apply_contract(cfg, weights.contract, explicit=())
+        _apply_weights(cfg, explicit, given)
     cfg.MODEL.BACKBONE.NAME = builder_name(cfg)
+    resolve_names(cfg, given, eval_only=args.eval_only)
+    test, sources = tuple(cfg.DATASETS.TEST), known(cfg)
+    names = test if args.eval_only else (*cfg.DATASETS.TRAIN, *test)
+    theirs = {n for n in names if n in DatasetCatalog and base_name(n) not in sources}
+    register(cfg, [name for name in names if name not in theirs])
+    if test and test[0] not in theirs:
+        resolve_classes(cfg, read_split(test[0], cfg), explicit, given)
+
+
+def _apply_weights(cfg: CfgNode, explicit: set[str], given: set[str]) -> None:
+    """Let `cfg` feed and build what MODEL.WEIGHTS holds (in place).
+
+    Detectron2's checkpointer opens the file afterwards and only warns of names that it does not
+    know, so a checkpoint that is not converted would leave the backbone at random.
+    """
+    named = cfg.MODEL.WEIGHTS
+    check_weights(named)
+    if named == RANDOM or named.startswith(tuple(MODEL_ZOO)):
+        weights = read_weights(named)
+    elif find_remote(named) is None:
+        weights = read_converted(named)
+    else:
+        raise UserError(
+            f"MODEL.WEIGHTS {named}: Detectron2's checkpointer opens no such name; give the file "
+            f"that `{converter()} {named} weights.pth` writes"
+        )
+    if weights is None:
+        apply_random(cfg, explicit)
+        cfg.MODEL.WEIGHTS = ""  # Detectron2's word for it
+    else:
+        apply_contract(cfg, weights.contract, explicit, explicit - given)
 
 
 def check_transfer_config(cfg: CfgNode) -> None:
     """Raise UserError for what Detectron2 would answer with an assertion or another network."""
     resnets, values = cfg.MODEL.RESNETS, flatten(cfg)
-    for key, known in (("STEM", STEMS), ("DEPTH", NUM_BLOCKS)):
-        if resnets[key] not in known:
-            choices = ", ".join(map(str, known))
+    for key, allowed in (("STEM", STEMS), ("DEPTH", NUM_BLOCKS)):
+        if resnets[key] not in allowed:
+            choices = ", ".join(map(str, allowed))
             raise UserError(f"MODEL.RESNETS.{key}: got {resnets[key]}, choices are {choices}")
     check_basic_blocks(cfg)
     check_box_head(cfg)

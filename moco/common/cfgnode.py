@@ -36,21 +36,26 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*)=(.*)", re.DOTALL)
 
 
 def load_cfg(defaults: CfgNode, config_file: PathLike | None, opts: Sequence[str]) -> CfgNode:
-    """A frozen copy of `defaults` with a YAML file and then `KEY VALUE` pairs merged into it.
+    """Return a frozen copy of `defaults` with a file and overrides; see `merge_cfg`."""
+    cfg = defaults.clone()
+    cfg.defrost()
+    merge_cfg(cfg, config_file, opts)
+    cfg.freeze()
+    return cfg
+
+
+def merge_cfg(cfg: CfgNode, config_file: PathLike | None, opts: Sequence[str]) -> None:
+    """Merge a YAML file and then `KEY VALUE` pairs into `cfg` (in place).
 
     Raises:
         UserError: unreadable file, unknown key (with the nearest valid name), wrong type, or an
             override without a value.
     """
-    cfg = defaults.clone()
-    cfg.defrost()
     if config_file is not None:
         for key, value in flatten(read_yaml(config_file)).items():
             _set(cfg, key, value, where=str(config_file))
     for key, value in _pairs(opts):
         _set(cfg, key, value, where="the command line")
-    cfg.freeze()
-    return cfg
 
 
 def explicit_keys(config_file: PathLike | None, opts: Sequence[str]) -> set[str]:

@@ -34,7 +34,8 @@ from moco.pretraining.config import load_pretrain_cfg
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PROTOCOLS = {"moco.linear": LINEAR, "moco.finetune": FINETUNE}
-OTHERS = ("pip", "pytest", "mkdocs", "http.server")  # whose arguments are not checked here
+# Whose arguments are not checked here; my_train is a script that a page prints.
+OTHERS = ("pip", "pytest", "mkdocs", "http.server", "my_train")
 FENCE = re.compile(r"^ *```(\w*)[^\n]*\n(.*?)^ *```$", re.S | re.M)
 HEREDOC = re.compile(r"^ *cat > (\S+) <<'END'\n(.*?)^ *END$", re.S | re.M)
 COMMAND = re.compile(r"(?:\w+=\S* )*(?:moco-transfer|python|torchrun) .*")

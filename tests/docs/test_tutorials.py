@@ -1,4 +1,4 @@
-"""Every command of the tutorials, in the order of its page, on tiny data.
+"""Every command of the tutorials, in the order of its page, on tiny data; a guide's script, too.
 
 Only what would take long or needs a network is replaced, by the table of each page.
 """
@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from moco.common.cfgnode import read_yaml
+from moco.common.files import load_torch
 from tests.conftest import ROOT
 from tests.oracles.checkpoints import own
 from tests.oracles.resnets import make_resnet
@@ -41,10 +43,14 @@ def random_like(narrow: Mapping[str, int]) -> str:
     return words({f"MODEL.RESNETS.{key}": value for key, value in narrow.items()})
 
 
+def code_blocks(page: str, language: str) -> list[str]:
+    text = (ROOT / "docs" / page).read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.S | re.M)
+
+
 def script(page: str, replace: Mapping[str, str]) -> str:
     """The commands of a page, with `replace` = {pattern: text}, each of which has to be found."""
-    text = (ROOT / "docs" / "tutorials" / f"{page}.md").read_text()
-    lines = "".join(re.findall(r"^```bash\n(.*?)^```", text, re.S | re.M)).replace("\\\n", " ")
+    lines = "".join(code_blocks(f"{page}.md", "bash")).replace("\\\n", " ")
     for pattern, value in replace.items():
         lines, count = re.subn(pattern, lambda found, v=value: found.expand(v), lines, flags=re.M)
         assert count, f"{pattern} is not on {page}.md any more"
@@ -106,7 +112,7 @@ def test_your_checkpoint_on_voc(tmp_path, shell):
     torch.save(own(depth=50, base=16), tmp_path / "my_checkpoint.pth.tar")
     small = words(SMALL | SHORT)
     text = script(
-        "checkpoint_on_voc",
+        "tutorials/checkpoint_on_voc",
         {
             r"path/to/datasets": "datasets",
             r" --num-gpus 8": "",
@@ -122,12 +128,43 @@ def test_your_checkpoint_on_voc(tmp_path, shell):
     assert rows(tmp_path / "tables" / "table.md") == ["random", "mine"]
 
 
+@pytest.mark.detectron2
+@pytest.mark.usefixtures("detectron2")
+def test_your_own_train_net(tmp_path, shell):
+    """The guide's script as printed: it starts from the converted weights, trains, evaluates."""
+    published_voc(tmp_path / "datasets")
+    torch.save(own(depth=50, base=16), tmp_path / "moco_v2_800ep_pretrain.pth.tar")
+    [code] = code_blocks("guides/own_train_net.md", "python")
+    assert len(code.splitlines()) <= 40
+    (tmp_path / "my_train.py").write_text(code)
+    small = words(SMALL | SHORT | {"MODEL.BACKBONE.FREEZE_AT": 2})
+    replace = {
+        r"^python": sys.executable,
+        r" --num-gpus 8": "",
+        r"MODEL\.WEIGHTS": rf"{small} \g<0>",
+    }
+    shown = shell(script("guides/own_train_net", replace))
+    trained, evaluated = re.findall(r"copypaste: ([\d.]+,[\d.]+,[\d.]+)", shown)
+    assert trained == evaluated
+    run = tmp_path / "runs/plain/moco_0"
+    assert read_yaml(run / "config.yaml")["INPUT"]["FORMAT"] == "RGB"
+    weights = load_torch(tmp_path / "moco_v2.pth")["model"]
+    final = load_torch(run / "model_final.pth")["model"]
+    frozen = [name for name in weights if name.startswith(("stem", "res2"))]
+    assert len(frozen) == 55
+    for name in frozen:
+        assert torch.equal(final[f"backbone.{name}"], weights[name]), name
+    learned = "res4.0.conv1.weight"
+    change = (final[f"backbone.{learned}"] - weights[learned]).abs().max()
+    assert 0 < change < 0.1 * weights[learned].abs().max()
+
+
 def test_own_images(tmp_path, shell):
     voc_layout(tmp_path / "mine", 64)
     shutil.copytree(tmp_path / "mine" / "JPEGImages", tmp_path / "images")
     small = words(SMALL_VOC)
     text = script(
-        "own_images",
+        "tutorials/own_images",
         {
             r"path/to/images": "images",
             r"path/to/voc_layout": "mine",
@@ -149,7 +186,7 @@ def test_own_annotations(tmp_path, shell):
         (tmp_path / split / "coco").rename(tmp_path / f"own_{split}")
     narrow_file(18, tmp_path).rename(tmp_path / "mine_r18.pth")
     text = script(
-        "own_dataset",
+        "tutorials/own_dataset",
         {
             r"path/to/voc_layout": "mine",
             r"own/train\.json": "own_train/annotations/instances_train2017.json",
@@ -175,7 +212,7 @@ def test_table_2b(tmp_path, shell):
     torch.save(own(depth=50, base=16), tmp_path / "moco.pth.tar")
     torch.save(make_resnet(50, base=16).state_dict(), tmp_path / "r50.pth")
     text = script(
-        "table_2b",
+        "tutorials/table_2b",
         {
             r"path/to/datasets": "datasets",
             r"^trials: 5": "trials: 1",
@@ -203,7 +240,7 @@ def slurm_script(tmp_path: Path, executor: str) -> str:
     (tmp_path / "tiny.yaml").write_text(
         re.sub(r"^  - config: (\S+)", tiny_suite(NARROW_50), suite, flags=re.M)
     )
-    return script("slurm", {r"suite voc": "suite tiny.yaml", SLURM: executor})
+    return script("tutorials/slurm", {r"suite voc": "suite tiny.yaml", SLURM: executor})
 
 
 def test_slurm_page_with_another_executor(tmp_path, shell):

@@ -12,7 +12,8 @@ from detectron2.structures import BitMasks, Boxes, Instances, Keypoints, Polygon
 from detectron2.utils.events import EventStorage
 from torch import Tensor, nn
 
-from detection.d2 import add_transfer_config, with_builder  # registers this project's models
+from detection.config.task import add_transfer_config
+from detection.d2.config import with_builder  # the package registers this project's models
 from detection.embedded.build import build_model as build_embedded
 from tests.oracles.tiny_detector import assert_same, merge, task
 

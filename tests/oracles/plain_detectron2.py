@@ -35,11 +35,13 @@ from detectron2.solver.build import get_default_optimizer_params, maybe_add_grad
 from detectron2.utils import comm
 from torch import nn
 
-from detection.d2 import add_transfer_config, with_builder, with_process_norms
+from detection.config.task import add_transfer_config
+from detection.d2.config import with_builder
 from detection.d2.semantic_seg import build_mapper as sem_seg_mapper
 from detection.datasets.voc import VOC_CLASSES
 from detection.modeling.focal_loss import compile_focal_loss
 from detection.modeling.layer_decay import layer_of
+from detection.modeling.norms import with_process_norms
 
 
 class PlainTrainer(DefaultTrainer):

@@ -10,7 +10,6 @@ from convert.verify import read_converted
 from detection.config.task import load_task
 from detection.engine.weights import load_converted
 from detection.modeling.backbones import backbone_type
-from moco.common.files import load_torch
 from tests.oracles.tiny_coco import write_coco
 from tests.oracles.tiny_voc import VOC_NAMES, write_voc
 
@@ -37,7 +36,7 @@ NARROW_R50 = [
 def build(cfg):
     from detectron2.modeling import build_model
 
-    from detection.d2 import with_process_norms
+    from detection.modeling.norms import with_process_norms
 
     torch.manual_seed(cfg.SEED)
     return build_model(with_process_norms(cfg, 1))
@@ -103,33 +102,6 @@ def test_plain_detectron2_loads_a_converted_file_alike(load, r18_file, tmp_path)
     expected = ours.state_dict()
     for name, value in theirs.state_dict().items():
         assert torch.equal(value, expected[name]), name
-
-
-def test_a_custom_train_net_can_use_the_plugin(r18_file, voc_folder):
-    """The guide's lines, then plain Detectron2: its config, catalog, model and checkpointer."""
-    from detectron2.checkpoint import DetectionCheckpointer
-    from detectron2.config import get_cfg
-    from detectron2.data import DatasetCatalog
-    from detectron2.modeling import build_model
-
-    from detection.d2 import add_transfer_config, apply_weights, register
-
-    cfg = get_cfg()
-    add_transfer_config(cfg)
-    cfg.merge_from_file("configs/voc/faster_rcnn_R_18_C4_small.yaml", allow_unsafe=False)
-    cfg.merge_from_list(["MODEL.WEIGHTS", str(r18_file), "MODEL.DEVICE", "cpu"])
-    cfg.DATASETS.VOC_DIR, cfg.DATASETS.TRAIN = str(voc_folder), ("shapes_trainval",)
-    assert cfg.INPUT.FORMAT == "BGR" and cfg.MODEL.RESNETS.STRIDE_IN_1X1  # Detectron2's defaults
-    apply_weights(cfg)
-    assert cfg.INPUT.FORMAT == "RGB" and not cfg.MODEL.RESNETS.STRIDE_IN_1X1
-    assert cfg.MODEL.PIXEL_STD == [58.395, 57.12, 57.375]
-    register(cfg, cfg.DATASETS.TRAIN)
-    assert len(DatasetCatalog.get("shapes_trainval")) == 6
-    cfg.MODEL.RESNETS.NORM = "BN"
-    model = build_model(cfg)
-    DetectionCheckpointer(model).load(cfg.MODEL.WEIGHTS)
-    stored = load_torch(r18_file)["model"]["res4.1.conv2.weight"]
-    assert torch.equal(model.backbone.res4[1].conv2.weight, stored)
 
 
 def test_registered_folders_carry_their_metadata(load, voc_folder):

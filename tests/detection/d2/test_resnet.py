@@ -155,7 +155,7 @@ def contract_of(arch: Arch) -> InputContract:
 
 def config(contract: InputContract, task: str | None = None, **keys: Any) -> Any:
     """Detectron2's configuration for these weights, as the plugin builds it."""
-    from detection.d2 import check_transfer_config, transfer_defaults, with_builder
+    from detection.d2.config import check_transfer_config, transfer_defaults, with_builder
 
     cfg = transfer_defaults()
     if task:
@@ -346,20 +346,6 @@ def test_what_only_detectron2s_backbone_can_is_refused(
 ) -> None:
     with pytest.raises(UserError, match=message):
         config(converted["resnet18 cifar"].contract, "FPN", **keys)
-
-
-def test_a_custom_train_net_gets_the_builder_with_the_weights(tmp_path) -> None:
-    from detectron2.config import get_cfg
-
-    from detection.d2 import add_transfer_config, apply_weights
-
-    torch.save(network(narrow(ARCHS["resnet18 cifar"])).state_dict(), tmp_path / "weights.pth")
-    cfg = get_cfg()
-    add_transfer_config(cfg)
-    cfg.MODEL.WEIGHTS = str(tmp_path / "weights.pth")
-    apply_weights(cfg)
-    assert cfg.MODEL.BACKBONE.NAME == "build_transfer_resnet_backbone"
-    assert (cfg.MODEL.RESNETS.STEM, cfg.MODEL.RESNETS.STEM_OUT_CHANNELS) == ("cifar", 8)
 
 
 @pytest.mark.slow

@@ -105,7 +105,8 @@ def test_the_model_at_full_width(task, detectron2):
     """The numbers of parameters are those of Detectron2's models with the paper's layers added."""
     from detectron2.modeling import build_model
 
-    from detection.d2 import transfer_defaults, with_process_norms
+    from detection.d2.config import transfer_defaults
+    from detection.modeling.norms import with_process_norms
 
     file, opts = ROOT / "configs" / f"{task}.yaml", ["MODEL.DEVICE", "meta"]
     with torch.device("meta"):
