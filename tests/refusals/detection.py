@@ -31,6 +31,7 @@ KEYS = (
     ("SOLVER.PRECISION fp16", "SOLVER.PRECISION fp16"),
     ("SOLVER.REFERENCE_WORLD_SIZE 3", "REFERENCE_WORLD_SIZE: got 3, .* 4"),
     ("SOLVER.REFERENCE_WORLD_SIZE -1", "REFERENCE_WORLD_SIZE: got -1, .* 4"),
+    ("DATASETS.TEST \"('voc_test','voc_trainval')\"", "DATASETS.TEST: got .*expected one dataset"),
     ("SOLVER.OPTIMIZER Adam", "SOLVER.OPTIMIZER"),
     ("SOLVER.BETAS '(0.9, 1.0)'", "SOLVER.BETAS"),
     ("SOLVER.BETAS '(0.9,)'", "SOLVER.BETAS"),
