@@ -150,13 +150,13 @@ EMBEDDED, DETECTRON2 = (
     for engine in ("embedded", "detectron2")
 )
 TRAININGS = [driver.param() for driver in (PRETRAIN, LINEAR, FINETUNE, EMBEDDED, DETECTRON2)]
-RANKS = (IMAGE, 4)  # read by one of two processes
+# Read by one of two processes after their first step, before which the other may still be starting.
 TWO = [
-    replace(PRETRAIN, name="pretrain, torchrun", launcher=TORCHRUN),
-    replace(FINETUNE, name="finetune, torchrun", launcher=TORCHRUN),
+    replace(PRETRAIN, name="pretrain, torchrun", launcher=TORCHRUN, train=("/images/", 15)),
+    replace(FINETUNE, name="finetune, torchrun", launcher=TORCHRUN, train=("/train/", 15)),
     replace(EMBEDDED, name="embedded, torchrun", launcher=TORCHRUN, train=(IMAGE, 12)),
-    replace(EMBEDDED, name="embedded, two", flags=("--num-gpus", "2"), train=RANKS),
-    replace(DETECTRON2, name="detectron2, two", flags=("--num-gpus", "2"), train=RANKS),
+    replace(EMBEDDED, name="embedded, two", flags=("--num-gpus", "2"), train=(IMAGE, 9)),
+    replace(DETECTRON2, name="detectron2, two", flags=("--num-gpus", "2"), train=(IMAGE, 12)),
 ]
 V3 = {"MOCO__MECHANISM": "moco_v3", "MOCO__K": 8, "MOCO__BN_SPLITS": 1, "MOCO__SYMMETRIC": True}
 ADAMW = {"SOLVER__OPTIMIZER": "AdamW", "SOLVER__BASE_LR": 1e-3, "SOLVER__LR_DECAY": 0.8}

@@ -183,7 +183,7 @@ class TestLostProcess:
 
     def test_hangs(self, words, images, tmp_path):
         """A stopped process does not even react to SIGTERM."""
-        fault = Fault(signal.SIGSTOP, str(images), 12, child=True)
+        fault = Fault(signal.SIGSTOP, str(images), 12, where="child")
         command = [*TORCHRUN, "moco.pretrain", *words(), "--dist-timeout", 5]
         done = run(command, tmp_path, fault)
         assert done.code != 0
