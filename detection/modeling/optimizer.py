@@ -45,7 +45,7 @@ def build_optimizer(cfg: CfgNode, model: "nn.Module") -> "Optimizer":
 
 
 def parameter_groups(cfg: CfgNode, model: "nn.Module") -> list[dict[str, Any]]:
-    """The trainable parameters, grouped by learning rate and weight decay.
+    """Group the trainable parameters by learning rate and weight decay, one that is shared once.
 
     As `get_default_optimizer_params` in detectron2/solver/build.py: norms have their weight decay,
     a norm being what torch has as one (Detectron2's own channels-first LayerNorm is not), and
@@ -54,13 +54,25 @@ def parameter_groups(cfg: CfgNode, model: "nn.Module") -> list[dict[str, Any]]:
     """
     from torch import nn
 
-    norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm, nn.GroupNorm, nn.LayerNorm)
-    solver = cfg.SOLVER
+    norms = (
+        nn.BatchNorm1d,
+        nn.BatchNorm2d,
+        nn.BatchNorm3d,
+        nn.SyncBatchNorm,
+        nn.GroupNorm,
+        nn.InstanceNorm1d,
+        nn.InstanceNorm2d,
+        nn.InstanceNorm3d,
+        nn.LayerNorm,
+        nn.LocalResponseNorm,
+    )
+    solver, seen = cfg.SOLVER, set[nn.Parameter]()
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for module_name, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
-            if not parameter.requires_grad:
+            if not parameter.requires_grad or parameter in seen:
                 continue
+            seen.add(parameter)
             lr, decay = solver.BASE_LR, solver.WEIGHT_DECAY
             if solver.LR_DECAY != 1.0:
                 layer, last = layer_of(f"{module_name}.{name}", cfg)

@@ -30,7 +30,24 @@ def test_groups():
     }
 
 
-@pytest.mark.parametrize("norm", [nn.BatchNorm2d(2), nn.GroupNorm(1, 2), nn.LayerNorm(2)])
+def test_a_shared_parameter_is_optimized_once():
+    """As heads of a user's own may share one."""
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    model[1].weight = model[0].weight
+    (group,) = parameter_groups(config(), model)
+    assert [id(parameter) for parameter in group["params"]] == [id(model[0].weight)]
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        nn.BatchNorm2d(2),
+        nn.BatchNorm3d(2),
+        nn.GroupNorm(1, 2),
+        nn.LayerNorm(2),
+        nn.InstanceNorm2d(2, affine=True),
+    ],
+)
 def test_weight_decay_of_biases_wins_over_that_of_norms(norm):
     keys = {"WEIGHT_DECAY": 0.1, "WEIGHT_DECAY_NORM": 0.2, "WEIGHT_DECAY_BIAS": 0.3}
     optimizer = build_optimizer(config(**keys), norm)
