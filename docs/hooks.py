@@ -10,7 +10,7 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -46,6 +46,8 @@ ABOUT = {
     "detectron2.readthedocs.io/en/latest/modules/config.html#yaml-config-references).",
     "Detection: fixed on the embedded engine": "The embedded engine takes these of Detectron2's "
     "keys at these values only, and refuses any other by name.",
+    "Detection: fixed on both engines": "Detectron2's keys of what this project's loop does not "
+    "have; another value is refused by name.",
 }
 _LONG_CODE = re.compile(r"(?<=<code>)[^<\n]{16,}(?=</code>)")
 Documented = list[tuple[list[str], str]]  # keys and what is said about them
@@ -177,6 +179,7 @@ def config_keys() -> str:
             [([key], "") for key in keys.DETECTRON2_ONLY],
             {"": keys.DETECTRON2_ONLY},
         ),
+        "Detection: fixed on both engines": ([([key], "") for key in keys.FIXED], {"": keys.FIXED}),
     }
     lines: list[str] = []
     anchors: set[str] = set()
@@ -187,11 +190,16 @@ def config_keys() -> str:
             if group != (group := names[0].rpartition(".")[0].partition(".")[0]):
                 lines += [f"\n### {group or 'Others'}\n"]
             shown = [f"{_anchor(name, anchors)}{_default(name, defaults)}" for name in names]
-            choices = ", ".join(f"`{_value(c)}`" for c in keys.EMBEDDED_CHOICES.get(names[0], ()))
-            if choices and title.startswith("Detection"):
-                said += f" On the embedded engine: {choices}."
+            if title.startswith("Detection"):
+                said += _choices("On the embedded engine", keys.EMBEDDED_CHOICES.get(names[0]))
+                said += _choices("Choices", keys.LOOP_CHOICES.get(names[0]))
             lines += [f"- {'<br>'.join(shown)}\n\n    {_prose(said)}\n"]
     return "\n".join(lines)
+
+
+def _choices(label: str, values: Sequence[Any] | None) -> str:
+    shown = ", ".join(f"`{_value(value)}`" for value in values or ())
+    return f" {label}: {shown}." if shown else ""
 
 
 def documented(where: Any, table: str = "") -> Documented:

@@ -1,12 +1,12 @@
 """Checks of a resolved task: values, constraints between keys, the data, and a resumed folder."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from detection.config.keys import NOT_PROTOCOL
+from detection.config.keys import FIXED, LOOP_CHOICES, NOT_PROTOCOL
 from detection.config.trained import config_in
 from detection.data import corruptions
 from detection.datasets.base import Split, object_counts, require_package
@@ -57,6 +57,10 @@ _FIXED_BY_CHECKPOINT = (
 
 def check_values(cfg: CfgNode) -> None:
     """Raise UserError for a value out of its range or in contradiction with another one."""
+    fixed = {key: (default,) for key, default in FIXED.items()}
+    if found := other_choice(cfg, {**LOOP_CHOICES, **fixed}):
+        key, value, names = found
+        raise UserError(f"{key} {value}: this project has only {names} on both engines; change it")
     flat, solver, images = flatten(cfg), cfg.SOLVER, cfg.INPUT
     if images.CORRUPTION:
         corruptions.parse(images.CORRUPTION)
@@ -129,6 +133,19 @@ def check_values(cfg: CfgNode) -> None:
     ):
         if images.LSJ.ENABLED and excluded:
             raise UserError(f"INPUT.LSJ.ENABLED True: not with {key} {flat[key]}; set one of them")
+
+
+def other_choice(cfg: CfgNode, choices: Mapping[str, Sequence[Any]]) -> tuple[str, Any, str] | None:
+    """Return the first key whose value is none of its choices, the value, and the choices' names.
+
+    None: there is no such key.
+    """
+    values = flatten(cfg)
+    for key, allowed in choices.items():
+        value = values.get(key, allowed[0])
+        if not any(same_value(value, choice) for choice in allowed):
+            return key, value, ", ".join(repr(c) if c == "" else str(c) for c in allowed)
+    return None
 
 
 def check_warmup(solver: CfgNode) -> None:
@@ -250,6 +267,12 @@ def check_splits(cfg: CfgNode, train: tuple[Split, ...], test: Split) -> list[st
                     f"{split.name}: not every object has {what}, which MODEL.{key} needs; annotate "
                     f"them, or set MODEL.{key} False"
                 )
+        named = {"keypoint_names", "keypoint_flip_map"} <= split.metadata.keys()
+        if model.KEYPOINT_ON and not named:
+            raise UserError(
+                f"{split.name}: MODEL.KEYPOINT_ON needs keypoint_names and keypoint_flip_map in "
+                "its MetadataCatalog; set them there"
+            )
         if model.MASK_ON and cfg.INPUT.MASK_FORMAT == "polygon" and not split.from_catalog:
             require_polygons(split)
     most, given = cfg.TEST.COCO_MAX_DETECTIONS, cfg.TEST.DETECTIONS_PER_IMAGE

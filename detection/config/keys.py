@@ -318,9 +318,11 @@ EMBEDDED_CHOICES: dict[str, tuple[Any, ...]] = {
     "MODEL.RETINANET.NORM": ("GN", "LN", ""),
     "MODEL.RETINANET.IOU_LABELS": ([0, -1, 1], [0, 1]),
     "MODEL.SEM_SEG_HEAD.NORM": (*_NORMS, "GN"),
+}
+# The choices of the loop and its data, on both engines.
+LOOP_CHOICES: dict[str, tuple[Any, ...]] = {
     "INPUT.MIN_SIZE_TRAIN_SAMPLING": ("choice", "range"),
     "INPUT.RANDOM_FLIP": ("horizontal", "vertical", "none"),
-    "INPUT.FORMAT": ("RGB", "BGR"),
     "INPUT.MASK_FORMAT": ("polygon", "bitmask"),
     "DATALOADER.SAMPLER_TRAIN": ("TrainingSampler", "RepeatFactorTrainingSampler"),
     "SOLVER.LR_SCHEDULER_NAME": ("WarmupMultiStepLR", "WarmupCosineLR"),
@@ -371,7 +373,6 @@ DETECTRON2_ONLY: dict[str, Any] = {
     "DATASETS.PRECOMPUTED_PROPOSAL_TOPK_TRAIN": 2000,
     "DATASETS.PROPOSAL_FILES_TEST": (),
     "DATASETS.PROPOSAL_FILES_TRAIN": (),
-    "FLOAT32_PRECISION": "",
     "GLOBAL.HACK": 1.0,
     "INPUT.CROP.ENABLED": False,
     "INPUT.CROP.SIZE": [0.9, 0.9],
@@ -404,19 +405,24 @@ DETECTRON2_ONLY: dict[str, Any] = {
     "MODEL.RPN.HEAD_NAME": "StandardRPNHead",
     "MODEL.RPN.IOU_LABELS": [0, -1, 1],
     "MODEL.SEM_SEG_HEAD.COMMON_STRIDE": 4,
-    "SOLVER.NUM_DECAYS": 3,
-    "SOLVER.RESCALE_INTERVAL": False,
     "TEST.AUG.ENABLED": False,
     "TEST.AUG.FLIP": True,
     "TEST.AUG.MAX_SIZE": 4000,
     "TEST.AUG.MIN_SIZES": (400, 500, 600, 700, 800, 900, 1000, 1100, 1200),
-    "TEST.EXPECTED_RESULTS": [],
     "VERSION": 2,
-    "VIS_PERIOD": 0,
 }
 
 
-DEFAULTS = {**HONORED, **DETECTRON2_ONLY, **TRANSFER}
+# Keys of Detectron2 that are known and can be at nothing but its default.
+FIXED: dict[str, Any] = {
+    "FLOAT32_PRECISION": "",
+    "SOLVER.NUM_DECAYS": 3,
+    "SOLVER.RESCALE_INTERVAL": False,
+    "TEST.EXPECTED_RESULTS": [],
+    "VIS_PERIOD": 0,
+}
+
+DEFAULTS = {**HONORED, **DETECTRON2_ONLY, **FIXED, **TRANSFER}
 
 
 def protocol_sha256(config: Mapping[str, Any]) -> str:

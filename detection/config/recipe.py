@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from convert.contract import InputContract
-from detection.config.keys import DETECTRON2_ONLY, HONORED, NOT_PROTOCOL, TRANSFER
+from detection.config.keys import DETECTRON2_ONLY, FIXED, HONORED, NOT_PROTOCOL, TRANSFER
 from detection.config.weights import TORCHVISION_INPUT
 from detection.datasets.base import official_counts
 from detection.modeling.backbones import backbone_type
@@ -167,7 +167,7 @@ def _alternatives() -> dict[str, list[str]]:
 @cache
 def _defaults() -> dict[str, Setting]:
     """Every key that makes an experiment another one, with its default."""
-    owned = (("Detectron2's", HONORED | DETECTRON2_ONLY), ("this project's", TRANSFER))
+    owned = (("Detectron2's", HONORED | DETECTRON2_ONLY | FIXED), ("this project's", TRANSFER))
     return {
         key: Setting(value, f"{owner} default; {PAPER} is silent")
         for owner, values in owned

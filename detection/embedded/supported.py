@@ -8,26 +8,22 @@ from collections.abc import Sequence
 
 from fvcore.common.config import CfgNode
 
-from detection.config.checks import check_basic_blocks, check_box_head
+from detection.config.checks import check_basic_blocks, check_box_head, other_choice
 from detection.config.keys import DETECTRON2_ONLY, EMBEDDED_CHOICES
 from detection.modeling.backbones import check_backbone
 from detection.modeling.backbones.base import require_maps
-from moco.common.cfgnode import flatten, same_value
 from moco.common.errors import UserError
 
 
 def check_supported(cfg: CfgNode) -> None:
     """Raise UserError for the first key, or pair of keys, that this engine cannot honor."""
     choices = {key: (default,) for key, default in DETECTRON2_ONLY.items()} | EMBEDDED_CHOICES
-    values = flatten(cfg)
-    for key, allowed in choices.items():
-        value = values.get(key, allowed[0])
-        if not any(same_value(value, choice) for choice in allowed):
-            names = ", ".join(repr(c) if c == "" else str(c) for c in allowed)
-            raise UserError(
-                f"{key} {value}: the embedded engine has only {names}; "
-                "change it, or use --engine detectron2"
-            )
+    if found := other_choice(cfg, choices):
+        key, value, names = found
+        raise UserError(
+            f"{key} {value}: the embedded engine has only {names}; "
+            "change it, or use --engine detectron2"
+        )
     check_basic_blocks(cfg)
     maps = check_backbone(cfg)
     if cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor":

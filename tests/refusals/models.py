@@ -139,7 +139,6 @@ MODELS += rows(
             ("MODEL.META_ARCHITECTURE", "PanopticFPN"),
             ("MODEL.ROI_HEADS.NAME", "RROIHeads"),
             ("MODEL.RESNETS.NORM", "GN"),
-            ("SOLVER.LR_SCHEDULER_NAME", "WarmupStepWithFixedGammaLR"),
             ("MODEL.RESNETS.RES5_DILATION", "4"),
         )
     ),
@@ -159,6 +158,16 @@ MODELS += rows(
     ),
     needs=("detectron2",),
 )
+for engine in ("embedded", "detectron2"):
+    MODELS += rows(
+        f"{TASK} --engine {engine}",
+        ("SOLVER.LR_SCHEDULER_NAME WarmupStepWithFixedGammaLR", "Cosine.* on both engines"),
+        ("DATALOADER.SAMPLER_TRAIN RandomSubsetTrainingSampler", "SAMPLER_TRAIN.* on both engines"),
+        ("SOLVER.CLIP_GRADIENTS.CLIP_TYPE full_model", "value, norm on both engines"),
+        ("VIS_PERIOD 20", "VIS_PERIOD 20: .* only 0 on both engines"),
+        ("FLOAT32_PRECISION high", "only '' on both engines"),
+        needs=("detectron2",) if engine == "detectron2" else (),
+    )
 MODELS += rows(
     f"train --engine detectron2 {DATA} MODEL.WEIGHTS random OUTPUT_DIR run {words(tiny.VIT_SFP)}",
     ("", r"moco-transfer\[vit\]"),

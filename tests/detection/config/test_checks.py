@@ -1,5 +1,7 @@
 """Values of the recipes' keys that are refused by name."""
 
+import dataclasses
+
 import pytest
 
 from detection.config.checks import check_splits, check_values, highest_rate
@@ -75,6 +77,15 @@ def test_keypoints_of_flipped_images_have_pairs_or_are_asked_for():
         cfg.INPUT.RANDOM_FLIP = "none"
         check_splits(cfg, (split,), split)
         cfg.INPUT.RANDOM_FLIP = "horizontal"
+
+
+def test_keypoints_of_a_catalog_have_names():
+    """Detectron2's mapper would miss them at the first image."""
+    cfg = default_task()
+    cfg.MODEL.KEYPOINT_ON = True
+    split = dataclasses.replace(keypoint_split(("nose",)), metadata={}, from_catalog=True)
+    with pytest.raises(UserError, match=r"own: .* keypoint_names and keypoint_flip_map"):
+        check_splits(cfg, (split,), split)
 
 
 def test_layers_frozen_at_random_weights_are_noted():
