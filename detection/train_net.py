@@ -142,10 +142,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if main_process:
         say(f"engine: {engine} ({reason})", *imported)
 
-    from detection.engine import run  # imports torch
+    from detection.engine import launch, run  # imports torch
     from detection.engine.job import Job, check_processes
 
-    several = processes(args, engine)
+    several = processes(args)
     with TemporaryDirectory(prefix="detection-") as scratch:
         task = load_task(
             find_config(config_file, engine, Path(scratch)),
@@ -178,7 +178,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         imports=tuple(args.imports),
     )
     if several.machine_rank > 0 or not main_process:
-        run.run_engine(job)
+        launch.run(job)
     else:
         run.run_in_folder(task, job, description, overwrite=args.overwrite, scored=scored)
     return 0
@@ -219,7 +219,7 @@ def import_own(names: Sequence[str], engine: str) -> list[str]:
         return []
     if engine != "detectron2":
         raise UserError("--import: the embedded engine runs no code of yours; use Detectron2's")
-    from detection.d2.catalog import import_modules
+    from detection.engine.job import import_modules
 
     return import_modules(names)
 
@@ -249,22 +249,13 @@ def find_config(name: str | Path | None, engine: str, scratch: Path) -> str | Pa
     return plain_copy(path, scratch)
 
 
-def processes(args: argparse.Namespace, engine: str) -> "Processes":
-    """The processes that the flags or torchrun request.
-
-    Raises:
-        UserError: both do, or torchrun runs Detectron2, which starts its processes itself.
-    """
+def processes(args: argparse.Namespace) -> "Processes":
+    """Return the processes that the flags or torchrun request; raises UserError: both do."""
     from detection.engine.job import Processes, torchrun_processes
 
     started = torchrun_processes()
     if started is None:
         return Processes(args.num_gpus, args.num_machines, args.machine_rank, args.dist_url)
-    if engine == "detectron2":
-        raise UserError(
-            "torchrun: Detectron2 starts its processes itself; run python with --num-gpus "
-            f"{started.num_gpus} instead, or torchrun with --engine embedded"
-        )
     if (args.num_gpus, args.num_machines) != (1, 1):
         raise UserError("--num-gpus, --num-machines: torchrun has started the processes; omit them")
     return started

@@ -19,21 +19,9 @@ PACKAGES = ("benchmarks", "convert", "detection", "moco")
 # The class or module that has a name, the name, the file that uses it.
 PRIVATE = (
     # a second training in one process starts from nothing
-    ("detectron2.utils.comm", "_LOCAL_PROCESS_GROUP", "detection/d2/trainer.py"),
+    ("detectron2.utils.comm", "_LOCAL_PROCESS_GROUP", "detection/d2/engine.py"),
     # likewise
-    ("detectron2.utils.comm", "_get_global_gloo_group", "detection/d2/trainer.py"),
-    # the loop inside, whose data loader is resumed
-    ("detectron2.engine.DefaultTrainer", "_trainer", "detection/d2/trainer.py"),
-    # likewise
-    ("detectron2.engine.DefaultTrainer", "_trainer", "detection/d2/state.py"),
-    # the position in the data is part of a checkpoint
-    ("detectron2.engine.SimpleTrainer", "_data_loader_iter", "detection/d2/state.py"),
-    # what is evaluated, by a hook that also writes the result
-    ("detectron2.engine.hooks.EvalHook", "_func", "detection/d2/trainer.py"),
-    # each estimate begins with the same batches
-    ("detectron2.engine.hooks.PreciseBN", "_data_iter", "detection/d2/precise_bn.py"),
-    # overridden: files are read without unpickling what is in them
-    ("detectron2.checkpoint.DetectionCheckpointer", "_load_file", "detection/d2/checkpoint.py"),
+    ("detectron2.utils.comm", "_get_global_gloo_group", "detection/d2/engine.py"),
     # the unpickler that is written in Python, whose every step can be replaced
     ("pickle", "_Unpickler", "moco/common/unpickler.py"),
     # overridden: what two of its steps call to make an object

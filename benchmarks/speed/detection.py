@@ -18,14 +18,15 @@ from fvcore.common.config import CfgNode
 
 from benchmarks.speed.input import write_image
 from benchmarks.speed.measure import ROOT, Row, Setting, compare, interleaved, row
+from detection.config.engines import find_engine
 from detection.config.task import load_task
 from detection.d2 import measured
 from detection.data.pipeline import TrainingData
+from detection.data.random_state import seed_all
 from detection.data.records import records_forgotten
 from detection.datasets import provide
 from detection.datasets.base import XYXY_ABS, Split
 from detection.datasets.voc import VOC_CLASSES
-from detection.embedded.build import build_model
 from detection.engine.trainer import Trainer
 from detection.modeling.norms import with_process_norms
 from moco.engine.stop import StopRequest
@@ -90,19 +91,20 @@ def task_config(data: Generated, engine: str, *overrides: dict[str, Any]) -> Cfg
 
 def training_iteration(cfg: CfgNode, engine: str) -> Callable[[], object]:
     """A whole iteration of a new training: batch, losses, gradients, update, log."""
-    if engine != EMBEDDED:
-        return measured.training_iteration(cfg, plain=engine == PLAIN)
+    if engine == PLAIN:
+        return measured.training_iteration(cfg)
     cfg = with_process_norms(cfg, 1)
-    torch.manual_seed(cfg.SEED)
-    trainer = Trainer(cfg, build_model(cfg).train(), StopRequest())
+    seed_all(cfg.SEED)
+    model = find_engine(engine).build_model(cfg).train()
+    trainer = Trainer(cfg, engine, model, StopRequest())
     numbers, batches = count(), TrainingData(cfg).batches(0)
     return lambda: trainer.step(next(numbers), batches)
 
 
 def training_loader(cfg: CfgNode, engine: str, start: int = 0) -> Callable[[], Iterator[Any]]:
-    """Return what starts training batches from iteration `start` on, by an engine's own loader."""
-    if engine != EMBEDDED:
-        loader = measured.training_loader(cfg, plain=engine == PLAIN, start=start)
+    """Return what starts training batches: Detectron2's, or ours from iteration `start` on."""
+    if engine == PLAIN:
+        loader = measured.training_loader(cfg)
         return lambda: iter(loader)
     return partial(TrainingData(cfg).batches, cfg.DATALOADER.NUM_WORKERS, skip=start)
 
@@ -139,33 +141,27 @@ def resume(setting: Setting) -> list[Row]:
     number, late = (100, 270) if setting.quick else (100_000, 270_000)
     data = Generated("resumed", setting.scratch, number, SMALL_PX)
     keys = {"SOLVER.IMS_PER_BATCH": BATCH, "INPUT.MIN_SIZE_TRAIN": [48]}
-    configs = {name: task_config(data, name, MASK_FPN, keys) for name in (DETECTRON2, EMBEDDED)}
+    cfg = task_config(data, EMBEDDED, MASK_FPN, keys)
 
-    def first_batch(engine: str, start: int) -> None:
-        next(training_loader(configs[engine], engine, start)())
+    def first_batch(start: int) -> None:
+        next(training_loader(cfg, EMBEDDED, start)())
 
-    rows = []
-    for engine in configs:
-        starts = {f"iteration {i}": partial(first_batch, engine, i) for i in (0, late)}
-        found = interleaved(starts, setting.rounds)
-        what = f"first batch at iteration {late}, {BATCH} of {number} images; {engine}"
-        rows.append(compare(what, found, f"iteration {late}", "iteration 0", kind="share"))
-    return rows
+    starts = {f"iteration {i}": partial(first_batch, i) for i in (0, late)}
+    found = interleaved(starts, setting.rounds)
+    what = f"first batch at iteration {late}, {BATCH} of {number} images"
+    return [compare(what, found, f"iteration {late}", "iteration 0", kind="share")]
 
 
 def loader_memory(setting: Setting) -> list[Row]:
-    """Memory of the loader's workers, each engine in a process of its own."""
+    """Memory of the loader's workers, each side in a process of its own."""
     number, mapped = (100, 50) if setting.quick else (100_000, 20_000)
     mib = {}
-    for engine in (PLAIN, DETECTRON2, EMBEDDED):
+    for engine in (PLAIN, EMBEDDED):
         with ProcessPoolExecutor(1, get_context("spawn")) as process:
             call = process.submit(worker_bytes, engine, setting.scratch, number, mapped)
             mib[engine] = call.result() / 2**20
     what = f"memory (PSS) of {WORKERS} workers, {number} records, {mapped} of them read"
-    return [
-        row(f"{what}; {engine}", mib[engine], mib[PLAIN], PLAIN, kind="share", unit="MiB")
-        for engine in (DETECTRON2, EMBEDDED)
-    ]
+    return [row(what, mib[EMBEDDED], mib[PLAIN], PLAIN, kind="share", unit="MiB")]
 
 
 def worker_bytes(engine: str, folder: Path, number: int, mapped: int) -> int:

@@ -1,30 +1,47 @@
-"""The two detection engines by name, and the interface that commands and configuration use."""
+"""The two detection engines by name, and the interface that commands, loop and data use."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
 
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
+    from torch import Tensor, nn
 
-    from detection.datasets.base import Split
+    from detection.data.sample import Sample
+    from detection.datasets.base import Record, Split
 
 _MODULES = {"detectron2": "detection.d2.engine", "embedded": "detection.embedded.engine"}
 
 
-class Engine(Protocol):
-    """What the module of an engine has."""
+class OwnEvaluator(Protocol):
+    """An evaluator that belongs to an engine and gathers from the ranks by itself."""
 
-    # The network of a configuration, at random weights.
-    build_model: Callable[[CfgNode], Any]
-    # Do a detection.engine.job.Job; returns detection.engine.weights.EngineResult.
-    run: Callable[..., Any]
+    def process(self, records: Sequence[Record], outputs: Sequence[Any]) -> None:
+        """Take the model's outputs for the images of `records`."""
+
+    def evaluate(self) -> Mapping[str, float]:
+        """Return the metrics as kind/name on the main process; called on every rank."""
+
+
+class Engine(Protocol):
+    """What the module of an engine has.
+
+    Attributes:
+        loggers: names of the loggers whose messages belong into a run's log.txt.
+        open_url: opens a file whose path contains `://`; None: there are no such paths.
+    """
+
+    loggers: tuple[str, ...]
+    open_url: Callable[[str], BinaryIO] | None
 
     def default_config(self, *, dense_pose: bool) -> CfgNode:
-        """Every key that the engine knows; DensePose's are known to Detectron2 only."""
+        """Return every key that the engine knows; DensePose's are known to Detectron2 only."""
         ...
 
     def check_config(self, cfg: CfgNode) -> None:
@@ -37,6 +54,53 @@ class Engine(Protocol):
 
     def check_evaluator(self, split: Split, cfg: CfgNode) -> None:
         """Raise UserError for a metric that could not be computed at the end of a training."""
+        ...
+
+    def session(self) -> AbstractContextManager[None]:
+        """Keep what the engine knows of the connected processes for as long as they are."""
+        ...
+
+    def build_model(self, cfg: CfgNode) -> nn.Module:
+        """Build the network of a configuration, at random weights."""
+        ...
+
+    def to_model(self, samples: Sequence[Sample]) -> Any:
+        """Return a batch as the model takes it."""
+        ...
+
+    def to_predictions(self, outputs: Any) -> list[dict[str, Tensor]]:
+        """Return the model's answer for each image.
+
+        Of instances `boxes` (D, 4), `scores` and `classes` (D,), and where the model has them
+        `masks` (D, H, W) bool and `keypoints` (D, number, 3), in pixels of the original image; of a
+        segmenter `sem_seg` (K, H, W), the score of each class.
+        """
+        ...
+
+    def evaluator(self, split: Split, cfg: CfgNode, folder: Path) -> OwnEvaluator | None:
+        """Return the engine's own evaluator of a split; None: this project measures it."""
+        ...
+
+    def step_scope(
+        self, iteration: int
+    ) -> AbstractContextManager[Mapping[str, tuple[float, bool]]]:
+        """Open what the model logs to during an iteration, and give what it has logged at the end.
+
+        That is name → value, and whether metrics.json is smoothed over several of them.
+        """
+        ...
+
+    def mapper(
+        self, cfg: CfgNode, *, training: bool
+    ) -> tuple[Sequence[Record], Callable[[Record], Sample]] | None:
+        """Return records and a mapper for a configuration that `detection.data` cannot map.
+
+        The mapper may sample from the random streams of its process. None: `detection.data` can.
+        """
+        ...
+
+    def augmented(self, cfg: CfgNode, model: nn.Module) -> nn.Module | None:
+        """Return the model under TEST.AUG; None where that is off."""
         ...
 
 

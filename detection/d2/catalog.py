@@ -1,16 +1,16 @@
-"""Datasets of the user's own code: names in Detectron2's DatasetCatalog that this project has not.
+"""Detectron2's catalogs: the user's datasets in them, and this project's.
 
-Their records and their metric are Detectron2's own. What registers them is imported first, by
-`--import` of train_net.py.
+A name in DatasetCatalog that this project does not have is one of the user's own code, which
+registers it and is imported first, by `--import` of train_net.py. Its metric is Detectron2's own.
 """
 
 import hashlib
-import importlib
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,18 @@ from detectron2.evaluation import (
     PascalVOCDetectionEvaluator,
     SemSegEvaluator,
 )
+from detectron2.structures import BoxMode
+from detectron2.utils.file_io import PathManager
 
-from detection.datasets import provide
-from detection.datasets.base import Split
+from detection.d2 import densepose
+from detection.datasets import provide, read_split
+from detection.datasets.base import Record, Split
 from detection.datasets.coco_repair import annotation_file, read_annotations
+from detection.datasets.layout import image_size
 from detection.evaluation.evaluators import metric_kinds
 from moco.common.errors import DataError, UserError
+
+_OURS = "registered_by_moco_transfer"  # in MetadataCatalog
 
 
 @dataclass(frozen=True)
@@ -42,10 +48,14 @@ class CatalogSource:
         return self.name in DatasetCatalog
 
     def read(self) -> Split:
-        """Call the registered function; the records are taken as they are.
+        """Call the registered function, and complete its records.
+
+        A missing size is read from the header of the image, and boxes in another mode than XYXY_ABS
+        and XYWH_ABS are converted, as Detectron2's mapper does.
 
         Raises:
-            DataError: it fails, or gives no records. UserError: no class names.
+            DataError: it fails, or gives no records, or boxes that cannot be converted, or an image
+                cannot be read. UserError: no class names.
         """
         try:
             records = DatasetCatalog.get(self.name)
@@ -70,10 +80,10 @@ class CatalogSource:
             name=self.name,
             evaluator_type=kind,
             classes=tuple(classes),
-            records=tuple(records),
+            records=tuple(_complete(record) for record in records),
             annotations_sha256=hashlib.sha256(content.encode()).hexdigest(),
             notes=(
-                "read and measured by Detectron2's own code, as DatasetCatalog has it",
+                "its records are those of DatasetCatalog, its metric is Detectron2's own",
                 *(f"its file, for the metric: {note}" for note in repaired),
             ),
             metadata=metadata.as_dict(),
@@ -83,30 +93,34 @@ class CatalogSource:
         )
 
 
-def import_modules(names: Iterable[str]) -> list[str]:
-    """Import the user's modules; returns a line about each.
-
-    Raises:
-        UserError: one cannot be imported.
-    """
-    lines = []
-    for name in names:
-        try:
-            module = importlib.import_module(name)
-        except Exception as error:  # of the user's code
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise UserError(
-                f"--import {name}: {reason}; its folder has to be in PYTHONPATH"
-            ) from error
-        lines.append(f"import: {name} ({getattr(module, '__file__', None) or 'built in'})")
-    return lines
-
-
 def offer(cfg: CfgNode) -> None:
-    """Let the names in DATASETS.TRAIN and TEST be those of DatasetCatalog, where they are in it."""
+    """Let names in DATASETS.TRAIN and TEST be those that the user has put into DatasetCatalog."""
     for name in (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST):
-        if name in DatasetCatalog:
+        if name in DatasetCatalog and not MetadataCatalog.get(name).get(_OURS):
             provide(CatalogSource(name))
+
+
+def register(cfg: CfgNode, names: Iterable[str]) -> None:
+    """Let Detectron2 read `names` through this project's readers.
+
+    For Detectron2's own names that replaces its readers, whose records are the same where they
+    work (tests/detection), and which for LVIS and Cityscapes do not work on today's stack.
+    """
+    for name in dict.fromkeys(names):
+        split = read_split(name, cfg)
+        if split.from_catalog:
+            continue
+        if split.evaluator_type == "densepose":
+            densepose.register(split)  # its records hold objects of that project
+            continue
+        if name in DatasetCatalog:
+            DatasetCatalog.remove(name)
+        if name in MetadataCatalog.list():
+            MetadataCatalog.remove(name)
+        DatasetCatalog.register(name, lambda name=name: list(read_split(name, cfg).records))
+        # What Detectron2 itself would call the dataset's metadata.
+        facts = {**split.metadata, "evaluator_type": split.evaluator_type, _OURS: True}
+        MetadataCatalog.get(name).set(**facts)
 
 
 def check_evaluator(split: Split) -> None:
@@ -158,6 +172,35 @@ def _coco(split: Split, cfg: CfgNode, folder: str) -> DatasetEvaluator:
 def _lvis(split: Split, cfg: CfgNode, folder: str) -> DatasetEvaluator:
     with _repaired(split.name, cfg) as its:
         return LVISEvaluator(its, output_dir=folder)
+
+
+def _complete(record: Record) -> Record:
+    """Return a record with its size, and with boxes in a mode that `detection.data` knows."""
+    record = dict(record)
+    if not {"height", "width"} <= record.keys():
+        size = image_size(record["file_name"], open_url=partial(PathManager.open, mode="rb"))
+        record["width"], record["height"] = size
+    if "annotations" in record:
+        name = record["file_name"]
+        record["annotations"] = [{**item, **_box(item, name)} for item in record["annotations"]]
+    return record
+
+
+def _box(item: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return `bbox`, of Python's numbers, and `bbox_mode`."""
+    try:
+        mode = BoxMode(item["bbox_mode"])
+        box = [value.item() if hasattr(value, "item") else value for value in item["bbox"]]
+        if mode not in (BoxMode.XYXY_ABS, BoxMode.XYWH_ABS):
+            box, mode = BoxMode.convert(box, mode, BoxMode.XYXY_ABS), BoxMode.XYXY_ABS
+        if len(box) != 4:
+            raise ValueError(f"{len(box)} numbers")
+    except (AssertionError, KeyError, NotImplementedError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{name}: a box of its record is {item.get('bbox')} in bbox_mode "
+            f"{item.get('bbox_mode')}, which cannot be converted to XYXY_ABS ({error!r})"
+        ) from error
+    return {"bbox": box, "bbox_mode": int(mode)}
 
 
 @contextmanager

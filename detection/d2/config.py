@@ -19,7 +19,7 @@ from detection.config.task import add_transfer_config
 from detection.config.trained import apply_trained, trained_file
 from detection.config.weights import apply_contract, apply_random, check_weights, read_weights
 from detection.d2 import densepose
-from detection.d2.data import register
+from detection.d2.catalog import register
 from detection.d2.resnet import builder_name, detectron2_has
 from detection.d2.vit import require_timm
 from detection.datasets import known, read_split
@@ -135,8 +135,6 @@ def check_transfer_config(cfg: CfgNode) -> None:
     for key in norm_keys(cfg):
         if values[key] not in _NORMS:
             raise UserError(f"{key}: got {values[key]!r}, choices are {', '.join(_NORMS)}")
-    if cfg.TEST.EXPECTED_RESULTS:
-        raise UserError("TEST.EXPECTED_RESULTS: this train_net.py has no such thing; remove it")
     _check_test_aug(cfg)
     if cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor":
         if cfg.INPUT.CROP.ENABLED:

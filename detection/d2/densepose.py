@@ -3,17 +3,17 @@
 import contextlib
 import io
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from detectron2.config import CfgNode
-from detectron2.data import DatasetCatalog, MetadataCatalog
+from detectron2.data import DatasetCatalog, MapDataset, MetadataCatalog
 from detectron2.evaluation import DatasetEvaluator
 from detectron2.utils.file_io import PathManager
 from iopath.common.file_io import get_cache_dir
 
-from detection.datasets.base import Split
+from detection.datasets.base import Record, Split
 from moco.common.errors import UserError
 
 INSTALL = (
@@ -86,17 +86,28 @@ def register(split: Split) -> None:
     register_dataset(CocoDatasetInfo(split.name, files["image_root"], files["json_file"]))
 
 
-def data_package() -> Any:
-    """Its mapper and loaders, under the names that they have in detectron2.data."""
-    import densepose.data
+def records_and_mapper(cfg: CfgNode) -> tuple[list[Record], Callable[[Record], Any]]:
+    """Return the records that DensePose's own loader trains on, and its mapper."""
+    from densepose.data import DatasetMapper, build_detection_train_loader
 
-    return densepose.data
+    # The loader alone chooses the records; it hands each to a mapper, here one that keeps it.
+    loader: Any = build_detection_train_loader(cfg, mapper=_kept)
+    while not isinstance(loader, MapDataset):
+        loader = loader.dataset
+    return [loader[index] for index in range(len(loader))], DatasetMapper(cfg, True)
+
+
+def _kept(record: Record) -> Record:
+    return record
 
 
 def build_evaluator(cfg: CfgNode, dataset_name: str) -> DatasetEvaluator:
-    """Box AP and DensePose AP (GPS), by DensePose's own evaluators."""
+    """Return DensePose's own evaluators of box AP and DensePose AP (GPS)."""
+    from densepose.data import build_detection_test_loader
     from densepose.engine import Trainer
 
+    # The loader, which is not used, writes the categories into the metadata.
+    build_detection_test_loader(cfg, dataset_name, mapper=_kept)
     return Trainer.build_evaluator(cfg, dataset_name)
 
 

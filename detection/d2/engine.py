@@ -1,33 +1,47 @@
-"""Detectron2 as the commands see it; see `detection.config.engines.Engine`."""
+"""The engine on Detectron2; see `detection.config.engines.Engine`."""
 
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from detectron2.config import CfgNode
-from torch import nn
+from detectron2.data import DatasetMapper, load_proposals_into_dataset
+from detectron2.evaluation import DatasetEvaluator
+from detectron2.evaluation.testing import flatten_results_dict
+from detectron2.modeling import GeneralizedRCNNWithTTA
+from detectron2.modeling import build_model as build_detectron2s
+from detectron2.structures import BitMasks, Boxes, Instances, Keypoints, PolygonMasks
+from detectron2.utils import comm
+from detectron2.utils.events import EventStorage
+from detectron2.utils.file_io import PathManager
+from torch import Tensor, nn
 
+from convert.files import read_file
 from detection.d2 import catalog, densepose
+from detection.d2.bf16 import replace_roi_align, widen_sync_bn
 from detection.d2.config import check_transfer_config as check_config
 from detection.d2.config import transfer_defaults as default_config
 from detection.d2.config import with_builder
-from detection.d2.trainer import Trainer, run
-from detection.datasets.base import Split
+from detection.data.pipeline import to_learn_from, training_records
+from detection.data.sample import Sample
+from detection.datasets import find_source, known, read_split
+from detection.datasets.base import Record, Split
+from detection.datasets.parts import base_name
 from detection.evaluation.evaluators import build_evaluator
-from detection.modeling.norms import with_process_norms
+from detection.modeling.focal_loss import compile_focal_loss
+from detection.modeling.memory_format import set_memory_format
+from moco.common import distributed
+from moco.common.errors import DataError, UserError, plural
 
-__all__ = [
-    "build_model",
-    "check_config",
-    "check_evaluator",
-    "default_config",
-    "provide_datasets",
-    "run",
-]
+__all__ = ["check_config", "default_config"]
 
+loggers = ("detectron2", "densepose")
+open_url = partial(PathManager.open, mode="rb")
 provide_datasets = catalog.offer
-
-
-def build_model(cfg: CfgNode) -> nn.Module:
-    return Trainer.build_model(with_builder(with_process_norms(cfg, 1)))
 
 
 def check_evaluator(split: Split, cfg: CfgNode) -> None:
@@ -37,3 +51,150 @@ def check_evaluator(split: Split, cfg: CfgNode) -> None:
         catalog.check_evaluator(split)
     else:
         build_evaluator(split, cfg, Path(cfg.OUTPUT_DIR))
+
+
+@contextmanager
+def session() -> Iterator[None]:
+    """Let Detectron2 know the processes of this machine, and forget all of them at the end.
+
+    It keeps its groups for ever, and with them the connection.
+    """
+    if distributed.world_size() > 1:
+        comm.create_local_process_group(distributed.local_processes())
+    try:
+        yield
+    finally:
+        comm._LOCAL_PROCESS_GROUP = None
+        comm._get_global_gloo_group.cache_clear()
+
+
+def build_model(cfg: CfgNode) -> nn.Module:
+    """Build the network; its datasets are registered before, since heads look up their metadata."""
+    sources = known(cfg)
+    names = [n for n in (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST) if base_name(n) in sources]
+    catalog.register(cfg, [name for name in names if find_source(name, cfg).present()])
+    model: nn.Module = build_detectron2s(with_builder(cfg))
+    set_memory_format(model, cfg)
+    if cfg.MODEL.META_ARCHITECTURE == "RetinaNet":
+        compile_focal_loss(cfg.MODEL.DEVICE)
+    if cfg.SOLVER.PRECISION == "bf16":
+        replace_roi_align(model)
+        widen_sync_bn(model)
+    return model
+
+
+def to_model(samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    """Return the dicts that Detectron2's mapper makes; those of `mapper` pass as they are."""
+    return [_with_instances(sample) if "boxes" in sample else {**sample} for sample in samples]
+
+
+def _with_instances(sample: Sample) -> dict[str, Any]:
+    learned = {key: sample.get(key) for key in ("boxes", "classes", "masks", "keypoints")}
+    instances = Instances(tuple(sample["image"].shape[-2:]))
+    instances.gt_boxes, instances.gt_classes = Boxes(learned["boxes"]), learned["classes"]
+    if len(instances):  # what no object has is no field
+        if (masks := learned["masks"]) is not None:
+            kind = BitMasks if isinstance(masks, Tensor) else PolygonMasks
+            instances.gt_masks = kind(masks)
+        if learned["keypoints"] is not None:
+            instances.gt_keypoints = Keypoints(learned["keypoints"])
+    return {**{k: v for k, v in sample.items() if k not in learned}, "instances": instances}
+
+
+def to_predictions(outputs: Sequence[dict[str, Any]]) -> list[dict[str, Tensor]]:
+    return [_tensors(output) for output in outputs]
+
+
+def _tensors(output: dict[str, Any]) -> dict[str, Tensor]:
+    if "instances" not in output:
+        return {"sem_seg": output["sem_seg"]}
+    found: Instances = output["instances"]
+    tensors = {"boxes": found.pred_boxes.tensor}
+    for name in ("scores", "pred_classes", "pred_masks", "pred_keypoints"):
+        if found.has(name):
+            tensors[name.removeprefix("pred_")] = found.get(name)
+    return tensors
+
+
+def evaluator(split: Split, cfg: CfgNode, folder: Path) -> "_OwnEvaluator | None":
+    if split.evaluator_type == "densepose":
+        return _OwnEvaluator(densepose.build_evaluator(cfg, split.name))
+    if split.from_catalog:
+        return _OwnEvaluator(catalog.build_evaluator(split, cfg, folder))
+    return None
+
+
+class _OwnEvaluator:
+    """An evaluator of Detectron2's, whose results are one dict."""
+
+    def __init__(self, evaluator: DatasetEvaluator) -> None:
+        self._evaluator = evaluator
+        evaluator.reset()
+
+    def process(self, records: Sequence[Record], outputs: Any) -> None:
+        self._evaluator.process(records, outputs)
+
+    def evaluate(self) -> dict[str, float]:
+        results = flatten_results_dict(self._evaluator.evaluate() or {})
+        return {name: float(value) for name, value in results.items()}
+
+
+@contextmanager
+def step_scope(iteration: int) -> Iterator[Mapping[str, tuple[float, bool]]]:
+    """Open an `EventStorage`; images and histograms in it are dropped."""
+    scalars: dict[str, tuple[float, bool]] = {}
+    with EventStorage(iteration) as storage:
+        yield scalars
+    hints = storage.smoothing_hints()
+    scalars |= {name: (value, hints[name]) for name, (value, _) in storage.latest().items()}
+
+
+def mapper(
+    cfg: CfgNode, *, training: bool
+) -> tuple[Sequence[Record], Callable[[Record], Any]] | None:
+    """Return the records and Detectron2's own mapper for what they alone can tell.
+
+    That are DensePose's annotations, crops, proposals from files, and instances together with
+    labels of every pixel.
+    """
+    model, names = cfg.MODEL, cfg.DATASETS.TRAIN if training else cfg.DATASETS.TEST
+    if training and model.get("DENSEPOSE_ON", False):
+        return densepose.records_and_mapper(cfg)
+    if model.LOAD_PROPOSALS:
+        datasets = cfg.DATASETS
+        files = datasets.PROPOSAL_FILES_TRAIN if training else datasets.PROPOSAL_FILES_TEST
+        records = _records_with_proposals(cfg, names, files)
+        kept = to_learn_from(cfg, records) if training else records
+        return kept, DatasetMapper(cfg, training)
+    if training and (cfg.INPUT.CROP.ENABLED or model.META_ARCHITECTURE == "PanopticFPN"):
+        return training_records(cfg), DatasetMapper(cfg, True)
+    return None
+
+
+def _records_with_proposals(
+    cfg: CfgNode, names: Sequence[str], files: Sequence[str]
+) -> list[Record]:
+    """Read DATASETS.PROPOSAL_FILES_*, of which nothing is executed.
+
+    Detectron2 unpickles such files, so it gets copies of what is in them.
+    """
+    if len(files) != len(names):
+        raise UserError(
+            f"MODEL.LOAD_PROPOSALS True: {plural(len(files), 'file')} of proposals for "
+            f"{', '.join(names)}; name one for each in DATASETS.PROPOSAL_FILES_TRAIN and _TEST"
+        )
+    found: list[Record] = []
+    with TemporaryDirectory() as scratch:
+        copy = Path(scratch, "proposals")
+        for name, file in zip(names, files, strict=True):
+            copy.write_bytes(pickle.dumps(read_file(file)))
+            records = [dict(record) for record in read_split(name, cfg).records]
+            try:
+                found += load_proposals_into_dataset(records, str(copy))
+            except (KeyError, TypeError, IndexError) as error:
+                raise DataError(f"{file}: not the proposals of {name} ({error!r})") from error
+    return found
+
+
+def augmented(cfg: CfgNode, model: nn.Module) -> nn.Module | None:
+    return GeneralizedRCNNWithTTA(with_builder(cfg), model) if cfg.TEST.AUG.ENABLED else None

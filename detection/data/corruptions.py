@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from detection.datasets.base import Record, require_package
-from detection.datasets.images import read_image
+from detection.datasets.images import OpenURL, read_image
 from moco.common.errors import DataError, UserError
 
 GROUPS = {
@@ -78,16 +78,17 @@ def failing() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Corrupted:
-    """A mapper of either engine that reads the corrupted image in place of a record's own."""
+    """A mapper that reads the corrupted image in place of a record's own."""
 
-    mapper: Callable[..., dict[str, Any]]
+    mapper: Callable[..., Any]
     name: str
     severity: int
+    open_url: OpenURL | None = None
 
-    def __call__(self, record: Record, *draw: Any) -> dict[str, Any]:
+    def __call__(self, record: Record, draw: Any) -> dict[str, Any]:
         """As the mapper's; raises DataError: an image that cannot be read or corrupted."""
         path = record["file_name"]
-        pixels = np.asarray(read_image(path))
+        pixels = np.asarray(read_image(path, self.open_url))
         seed = zlib.crc32(str(record.get("image_id", Path(path).stem)).encode())
         try:
             pixels = corrupt(pixels, self.name, self.severity, seed)
@@ -96,14 +97,16 @@ class Corrupted:
         with NamedTemporaryFile(suffix=".png") as file:  # lossless
             Image.fromarray(pixels).save(file, "PNG", compress_level=1)
             file.flush()
-            sample = self.mapper({**record, "file_name": file.name}, *draw)
+            sample = self.mapper({**record, "file_name": file.name}, draw)
         return {**sample, "file_name": path}
 
 
-def with_corruption(mapper: Callable[..., Any], cfg: CfgNode) -> Callable[..., Any]:
-    """A mapper of test images under INPUT.CORRUPTION."""
+def with_corruption(
+    mapper: Callable[..., Any], cfg: CfgNode, open_url: OpenURL | None = None
+) -> Callable[..., Any]:
+    """Return a mapper of test images under INPUT.CORRUPTION."""
     text = cfg.INPUT.CORRUPTION
-    return Corrupted(mapper, *parse(text)) if text else mapper
+    return Corrupted(mapper, *parse(text), open_url) if text else mapper
 
 
 @functools.cache

@@ -94,6 +94,9 @@ class JitterDraw:
 class LargeScaleJitter:
     """INPUT.LSJ.
 
+    Deviation: bitmaps are filled up with background. Detectron2's default, meant for labels of
+    semantic segmentation, makes what is beyond the image part of every object.
+
     Attributes:
         size_px: side of the square.
         scale_range: lowest and highest ratio of it that the image is made to fit.

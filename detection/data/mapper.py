@@ -6,7 +6,7 @@ random numbers, which are sampled in batches.py.
 Shapes: R objects; boxes (x1, y1, x2, y2) in pixels of the resized image; sizes (height, width).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,10 +26,12 @@ from detection.data.objects import (
     draw_polygons,
     nonempty,
 )
+from detection.data.random_state import private_random, seed_all
 from detection.data.sample import Sample
 from detection.datasets.base import Record
-from detection.datasets.images import check_size, read_image
+from detection.datasets.images import OpenURL, check_size, read_image
 from detection.datasets.labels import read_labels
+from detection.datasets.layout import image_size
 from moco.common.errors import DataError
 
 _FLIPPED: dict[str, tuple[int, ...]] = {"none": (), "horizontal": (2,), "vertical": (1,)}
@@ -64,7 +66,8 @@ class Augmentation:
             low, high = self.short_edges_px
             short_edge = rng.randint(low, high + 1)
         else:
-            short_edge = rng.choice(self.short_edges_px)
+            # The number that `rng.choice` takes, in a third of its time.
+            short_edge = self.short_edges_px[rng.randint(len(self.short_edges_px))]
         flipped = self.flip != "none" and rng.uniform() < 0.5
         return Draw(int(short_edge), self.flip if flipped else "none")
 
@@ -99,6 +102,7 @@ class Mapper:
         learning: read the annotations at all.
         jitter: what a draw does instead of resizing and flipping; boxes are then those of what is
             left of the masks, where there are masks.
+        open_url: opens images whose path contains `://`.
     """
 
     max_size_px: int
@@ -107,6 +111,7 @@ class Mapper:
     flip_indices: tuple[int, ...] | None = None
     learning: bool = True
     jitter: LargeScaleJitter | None = None
+    open_url: OpenURL | None = None
 
     def __call__(self, record: Record, draw: Any) -> Sample:
         """Read one image and change it and its objects.
@@ -115,7 +120,7 @@ class Mapper:
             DataError: the image cannot be read or is not of the size its annotation says, or a
                 mask is of the wrong kind.
         """
-        image = read_image(record["file_name"])
+        image = read_image(record["file_name"], self.open_url)
         check_size(record, image.size[::-1])
         planes, moved = self._changed(image, draw)
         sample = _sample(record, planes)
@@ -179,6 +184,7 @@ class LabelMapper:
 
     augmentation: sem_seg.Augmentation
     channel_order: str
+    open_url: OpenURL | None = None
 
     def __call__(self, record: Record, draw: sem_seg.Draw | None) -> Sample:
         """Read one image, and its labels if it is to be changed.
@@ -187,16 +193,49 @@ class LabelMapper:
             DataError: one cannot be read, or is not of the size that the record says.
         """
         # With its colors in the model's order, because the crop's padding is.
-        pixels = np.asarray(read_image(record["file_name"]))
+        pixels = np.asarray(read_image(record["file_name"], self.open_url))
         check_size(record, pixels.shape[:2])
         if draw is None:
             return _sample(record, _planes(pixels, self.channel_order))
         if self.channel_order == "BGR":
             pixels = pixels[..., ::-1]
-        labels = read_labels(record["sem_seg_file_name"])
+        labels = read_labels(record["sem_seg_file_name"], self.open_url)
         pixels, labels = self.augmentation.apply(np.ascontiguousarray(pixels), labels, draw)
         sample = _sample(record, _planes(pixels, "RGB"))  # as it is
         return sample | {"sem_seg": torch.as_tensor(labels.astype("int64"))}
+
+
+@dataclass(frozen=True)
+class SeededMapper:
+    """A mapper that samples from the random streams of its process, made a function of a seed.
+
+    Deviation: a sample depends neither on the worker that makes it nor on those that were made
+    before, as in Detectron2, whose mappers these are.
+    """
+
+    mapper: Callable[[Record], Sample]
+    open_url: OpenURL | None = None
+
+    def __call__(self, record: Record, seed: int) -> Sample:
+        """Map one record, in training with what it samples from `seed`.
+
+        Raises:
+            DataError: the image cannot be read or is not of the size that the record says.
+        """
+        path = record["file_name"]
+        check_size(record, image_size(path, open_url=self.open_url)[::-1])
+        with private_random():
+            seed_all(seed)
+            try:
+                return self.mapper(record)
+            except Exception:  # Pillow raises many kinds
+                read_image(path, self.open_url)  # says what is wrong, if it is the image
+                raise
+
+
+def draw_seed(rng: np.random.RandomState) -> int:
+    """Sample the seed of a `SeededMapper`."""
+    return int(rng.randint(2**32, dtype=np.uint32))
 
 
 def flip_indices(names: Sequence[str], pairs: Sequence[tuple[str, str]]) -> tuple[int, ...]:

@@ -18,11 +18,20 @@ from detection.data.batches import (
 )
 from detection.data.corruptions import with_corruption
 from detection.data.jitter import LargeScaleJitter
-from detection.data.mapper import Augmentation, Draw, LabelMapper, Mapper, flip_indices
+from detection.data.mapper import (
+    Augmentation,
+    Draw,
+    LabelMapper,
+    Mapper,
+    SeededMapper,
+    draw_seed,
+    flip_indices,
+)
 from detection.data.records import PackedRecords
 from detection.data.sample import Sample
 from detection.datasets import read_split
-from detection.datasets.base import Record, with_objects
+from detection.datasets.base import Record, image_key, with_objects
+from detection.datasets.images import OpenURL
 from moco.common import distributed
 from moco.common.errors import UserError
 
@@ -32,12 +41,17 @@ def is_semantic(cfg: CfgNode) -> bool:
 
 
 def training_records(cfg: CfgNode) -> list[Record]:
-    """The images of DATASETS.TRAIN that there is something to learn from.
+    """Read the images of DATASETS.TRAIN that there is something to learn from.
 
     Raises:
         UserError: none is left.
     """
     records = [record for name in cfg.DATASETS.TRAIN for record in read_split(name, cfg).records]
+    return to_learn_from(cfg, records)
+
+
+def to_learn_from(cfg: CfgNode, records: list[Record]) -> list[Record]:
+    """Keep the images that a task learns from; raises UserError: none is left."""
     if is_semantic(cfg):
         return records
     if cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS:
@@ -50,16 +64,32 @@ def training_records(cfg: CfgNode) -> list[Record]:
     return records
 
 
+# Records and a mapper of an engine's own (`detection.config.engines.Engine.mapper`).
+Mapped = tuple[Sequence[Record], Callable[[Record], Sample]]
+
+
 class TrainingData:
     """What this process trains on: packed records, their order, and what happens to them.
+
+    Args:
+        cfg: the task.
+        own: what the engine maps by itself; None: nothing.
+        open_url: opens images whose path contains `://`.
 
     Raises:
         UserError: no image has an object.
     """
 
-    def __init__(self, cfg: CfgNode) -> None:
-        records, self._cfg = training_records(cfg), cfg
-        self._draw, self._mapper = _training_mapper(cfg)
+    def __init__(
+        self, cfg: CfgNode, own: Mapped | None = None, open_url: OpenURL | None = None
+    ) -> None:
+        self._cfg = cfg
+        if own is None:
+            records: Sequence[Record] = training_records(cfg)
+            self._draw, self._mapper = _training_mapper(cfg, open_url)
+        else:
+            records, self._draw = own[0], draw_seed
+            self._mapper = SeededMapper(own[1], open_url)
         self._order = _order(cfg, records)
         grouped = cfg.DATALOADER.ASPECT_RATIO_GROUPING
         self._is_wide = [grouped and record["width"] > record["height"] for record in records]
@@ -98,24 +128,37 @@ def _order(cfg: CfgNode, records: Sequence[Record]) -> Callable[[], Iterator[int
     return partial(repeated_forever, factors, cfg.SEED)
 
 
-def build_evaluation(cfg: CfgNode, records: Sequence[Record]) -> Generator[list[Sample]]:
-    """Every image once, one at a time."""
-    num_workers = cfg.DATALOADER.NUM_WORKERS
-    if is_semantic(cfg):
-        _, mapper = _training_mapper(cfg)
-        mapper = with_corruption(mapper, cfg)
-        return evaluation_batches(records, None, mapper, num_workers=num_workers)
+def build_evaluation(
+    cfg: CfgNode,
+    records: Sequence[Record],
+    own: Mapped | None = None,
+    open_url: OpenURL | None = None,
+) -> Generator[list[Sample]]:
+    """Yield every image once, one at a time; for `own` and `open_url` see `TrainingData`."""
     given = cfg.INPUT
-    mapper = with_corruption(Mapper(given.MAX_SIZE_TEST, given.FORMAT, learning=False), cfg)
-    return evaluation_batches(records, Draw(given.MIN_SIZE_TEST), mapper, num_workers=num_workers)
+    draw: Any = None
+    mapper: Callable[..., Sample]
+    if own is not None:
+        theirs = {image_key(record): record for record in own[0]}
+        records = [theirs[image_key(record)] for record in records]
+        mapper, draw = SeededMapper(own[1], open_url), 0
+    elif is_semantic(cfg):
+        _, mapper = _training_mapper(cfg, open_url)
+    else:
+        mapper = Mapper(given.MAX_SIZE_TEST, given.FORMAT, learning=False, open_url=open_url)
+        draw = Draw(given.MIN_SIZE_TEST)
+    mapper = with_corruption(mapper, cfg, open_url)
+    return evaluation_batches(records, draw, mapper, num_workers=cfg.DATALOADER.NUM_WORKERS)
 
 
-def _training_mapper(cfg: CfgNode) -> tuple[Callable[..., Any], Callable[..., Sample]]:
-    """What draws, and what maps a record and a draw to a sample."""
+def _training_mapper(
+    cfg: CfgNode, open_url: OpenURL | None
+) -> tuple[Callable[..., Any], Callable[..., Sample]]:
+    """Return what draws, and what maps a record and a draw to a sample."""
     given = cfg.INPUT
     if is_semantic(cfg):
         labels = sem_seg.Augmentation.from_config(cfg)
-        return labels.draw, LabelMapper(labels, given.FORMAT)
+        return labels.draw, LabelMapper(labels, given.FORMAT, open_url)
     sizes, sampling = tuple(given.MIN_SIZE_TRAIN), given.MIN_SIZE_TRAIN_SAMPLING
     flips = None
     if cfg.MODEL.KEYPOINT_ON:
@@ -123,7 +166,9 @@ def _training_mapper(cfg: CfgNode) -> tuple[Callable[..., Any], Callable[..., Sa
         flips = flip_indices(metadata["keypoint_names"], metadata["keypoint_flip_map"])
     masks = given.MASK_FORMAT if cfg.MODEL.MASK_ON else ""
     jitter = LargeScaleJitter.from_config(cfg) if given.LSJ.ENABLED else None
-    mapper = Mapper(given.MAX_SIZE_TRAIN, given.FORMAT, masks, flips, jitter=jitter)
+    mapper = Mapper(
+        given.MAX_SIZE_TRAIN, given.FORMAT, masks, flips, jitter=jitter, open_url=open_url
+    )
     if jitter is not None:
         return jitter.draw, mapper
     return Augmentation(sizes, sampling, given.RANDOM_FLIP).draw, mapper

@@ -11,33 +11,34 @@ import torch
 State = Mapping[str, Any]
 
 
-def augmentation_state() -> State:
-    """The streams that augmentation samples from: NumPy's and Python's."""
+def seed_all(seed: int) -> None:
+    """Seed all streams of this process, as Detectron2's `seed_all_rng`."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def random_state() -> State:
+    """Return the state of all streams; of the GPUs' the one that this process uses."""
+    cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
     kind, keys, *rest = np.random.get_state(legacy=True)
     return {
+        "torch": torch.get_rng_state(),
+        "cuda": cuda,
         "numpy": (kind, torch.from_numpy(np.asarray(keys, dtype=np.int64)), *rest),
         "python": random.getstate(),
     }
 
 
-def restore_augmentation(state: State) -> None:
+def restore_random(state: State) -> None:
+    """Set all streams to what `random_state` returned."""
+    torch.set_rng_state(state["torch"].cpu())
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"].cpu())
     kind, keys, *rest = state["numpy"]
     np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
-
-
-def random_state() -> State:
-    """All streams; of the GPUs the one that this process uses."""
-    cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
-    return {"torch": torch.get_rng_state(), "cuda": cuda, **augmentation_state()}
-
-
-def restore_random(state: State) -> None:
-    torch.set_rng_state(state["torch"].cpu())
-    if state["cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"].cpu())
-    restore_augmentation(state)
 
 
 @contextmanager

@@ -36,7 +36,7 @@ class Split:
         metadata: what Detectron2's MetadataCatalog holds about the split.
         truth: what the metric compares with, where that is not in `metadata` or the records:
             of VOC `GroundTruth` by image id, of Cityscapes' instances a file by `file_name`.
-        from_catalog: read and measured by Detectron2 itself, from its DatasetCatalog.
+        from_catalog: from Detectron2's DatasetCatalog, and measured by Detectron2 itself.
         images: ids of the images of a part (detection/datasets/parts.py); None: it is whole.
         has_masks: every annotation has a segmentation, but for those that `with_masks` leaves out.
         has_keypoints: every person has keypoints.

@@ -1,7 +1,8 @@
-"""Images of a detector: reading, and the errors of both engines for one that cannot be used."""
+"""Images of a detector: reading, and the errors for one that cannot be used."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, BinaryIO
 
 from PIL import Image
 
@@ -21,14 +22,17 @@ _TRANSPOSE = {
 }
 
 
-def read_image(path: str) -> Image.Image:
-    """An RGB image, turned as its EXIF says.
+OpenURL = Callable[[str], BinaryIO]  # opens a path that contains `://`
+
+
+def read_image(path: str, open_url: OpenURL | None = None) -> Image.Image:
+    """Read an RGB image, turned as its EXIF says.
 
     Raises:
         DataError: missing, truncated, not an image, or of more than 8 bits.
     """
     try:
-        with Image.open(path, formats=FORMATS) as image:
+        with opened(path, open_url) as file, Image.open(file, formats=FORMATS) as image:
             check_bits(image, path)
             image.load()
             method = _TRANSPOSE.get(image.getexif().get(_EXIF_ORIENTATION, 1))
@@ -38,6 +42,20 @@ def read_image(path: str) -> Image.Image:
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise DataError(f"{path}: cannot be read as an image ({reason}); replace it") from error
+
+
+@contextmanager
+def opened(path: str, open_url: OpenURL | None) -> Iterator[str | BinaryIO]:
+    """Open a path that contains `://`; any other is left to whoever reads the file."""
+    if open_url is None or "://" not in path:
+        yield path
+        return
+    try:
+        file = open_url(path)
+    except Exception as error:  # of a handler of the user's, or of the network
+        raise DataError(f"{path}: cannot be opened ({error})") from error
+    with file:
+        yield file
 
 
 def check_bits(image: Image.Image, path: object) -> None:
@@ -60,25 +78,6 @@ def check_size(record: Mapping[str, Any], size: tuple[int, ...]) -> None:
             f"{record['file_name']}: the image is {size[1]}x{size[0]}, its annotation says "
             f"{record['width']}x{record['height']}; correct the annotation's size"
         )
-
-
-def explained(record: Mapping[str, Any], error: Exception) -> Exception:
-    """This project's error for a record's file where Detectron2's reader raised `error`.
-
-    `error` itself where the image can be used.
-    """
-    path = record["file_name"]
-    if isinstance(error, DataError):
-        return error
-    if "://" in path:  # one of Detectron2's handlers of paths reads it
-        return DataError(f"{path}: cannot be read ({error})")
-    try:
-        image = read_image(path)
-        if "height" in record:
-            check_size(record, image.size[::-1])
-    except DataError as found:
-        return found
-    return error
 
 
 def first_error(batch: Iterable[Any]) -> DataError | None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from detection.datasets.base import Record, Split
+from detection.datasets.images import OpenURL, opened
 from detection.datasets.layout import image_size
 from moco.common.errors import DataError
 from moco.data.decode import FORMATS
@@ -18,14 +19,14 @@ from moco.data.decode import FORMATS
 _SAMPLE = 32  # label maps whose values are checked before training
 
 
-def read_labels(path: Path | str) -> NDArray[np.uint8]:
-    """Class ids (H, W) as stored: gray value, or index into the palette and never its color.
+def read_labels(path: Path | str, open_url: OpenURL | None = None) -> NDArray[np.uint8]:
+    """Read class ids (H, W) as stored: gray value, or index into the palette and never its color.
 
     Raises:
         DataError: the file is missing, damaged, or has neither 8-bit gray nor palette pixels.
     """
     try:
-        with Image.open(path, formats=FORMATS) as image:
+        with opened(str(path), open_url) as file, Image.open(file, formats=FORMATS) as image:
             mode = image.mode
             labels = np.array(image)  # never convert("L"): of a palette it would keep the colors
     except Exception as error:  # Pillow raises many kinds, all mean the same to the user

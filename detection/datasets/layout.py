@@ -13,7 +13,7 @@ from typing import Any
 from PIL import Image
 
 from detection.datasets.archives import fetch_command
-from detection.datasets.images import check_bits
+from detection.datasets.images import OpenURL, check_bits, opened
 from moco.common.command import program
 from moco.common.errors import DataError
 from moco.data.decode import FORMATS
@@ -143,14 +143,16 @@ def is_turned(path: str | Path) -> bool:
     return False
 
 
-def image_size(path: str | Path, *, decode: bool = False) -> tuple[int, int]:
-    """(width, height) in pixels of an image as it is shown (EXIF orientation), from its header.
+def image_size(
+    path: str | Path, *, decode: bool = False, open_url: OpenURL | None = None
+) -> tuple[int, int]:
+    """Read the (width, height) of an image as it is shown (EXIF orientation), px, from its header.
 
     Raises:
         DataError: not an image, of more than 8 bits, or, to `decode`, damaged.
     """
     try:
-        with Image.open(path, formats=FORMATS) as image:
+        with opened(str(path), open_url) as file, Image.open(file, formats=FORMATS) as image:
             width, height = image.size
             check_bits(image, path)
             turned = image.getexif().get(_ORIENTATION, 1) in _TURNED

@@ -1,34 +1,33 @@
-"""The embedded engine as the commands see it; see `detection.config.engines.Engine`.
+"""The embedded engine; see `detection.config.engines.Engine`.
 
 A task is checked without torchvision, which takes longer to import than torch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fvcore.common.config import CfgNode
 
 from detection.config.task import default_task
-from detection.datasets.base import Split
+from detection.datasets.base import Record, Split
 from detection.embedded.supported import check_supported as check_config
 from detection.evaluation.evaluators import build_evaluator
 from moco.common.errors import UserError
 
 if TYPE_CHECKING:
-    from detection.embedded.model import Model
-    from detection.engine.job import Job
-    from detection.engine.weights import EngineResult
+    from torch import Tensor, nn
 
-__all__ = [
-    "build_model",
-    "check_config",
-    "check_evaluator",
-    "default_config",
-    "provide_datasets",
-    "run",
-]
+    from detection.data.sample import Sample
+    from detection.embedded.model import Model
+
+__all__ = ["check_config"]
+
+loggers = ()
+open_url = None
 
 
 def default_config(*, dense_pose: bool) -> CfgNode:
@@ -42,11 +41,15 @@ def default_config(*, dense_pose: bool) -> CfgNode:
 
 
 def provide_datasets(cfg: CfgNode) -> None:
-    """None: detection/datasets has all that this engine can read."""
+    """Do nothing: detection/datasets has all that this engine can read."""
 
 
 def check_evaluator(split: Split, cfg: CfgNode) -> None:
     build_evaluator(split, cfg, Path(cfg.OUTPUT_DIR))
+
+
+def session() -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 def build_model(cfg: CfgNode) -> Model:
@@ -55,7 +58,27 @@ def build_model(cfg: CfgNode) -> Model:
     return build_model(cfg)
 
 
-def run(job: Job) -> EngineResult:
-    from detection.engine.launch import run
+def to_model(samples: Sequence[Sample]) -> Sequence[Sample]:
+    return samples
 
-    return run(job)
+
+def to_predictions(outputs: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+    return outputs
+
+
+def evaluator(split: Split, cfg: CfgNode, folder: Path) -> None:
+    return None
+
+
+def step_scope(iteration: int) -> AbstractContextManager[Mapping[str, tuple[float, bool]]]:
+    return nullcontext({})
+
+
+def mapper(
+    cfg: CfgNode, *, training: bool
+) -> tuple[Sequence[Record], Callable[[Record], Any]] | None:
+    return None
+
+
+def augmented(cfg: CfgNode, model: nn.Module) -> nn.Module | None:
+    return None

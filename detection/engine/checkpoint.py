@@ -2,12 +2,12 @@
 
 Files and names are Detectron2's (fvcore's PeriodicCheckpointer): `model_0000499.pth` after
 iteration 499, `model_final.pth` at the end, and `last_checkpoint` naming the newest. The weights
-are under "model" with Detectron2's names, so that either engine reads the other's model.
+are under "model" with Detectron2's names, so that either engine and plain Detectron2 read it.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,19 +16,20 @@ from detection.data.random_state import State, random_state
 from detection.engine.weights import load_trained
 from detection.modeling.focal_loss import moving_averages, restore_moving_averages
 from moco.common import distributed
-from moco.common.errors import UserError
+from moco.common.errors import DataError, UserError
 from moco.common.files import load_torch
 from moco.engine import checkpoint
 
 logger = logging.getLogger(__name__)
 
-Recent = Mapping[str, Sequence[float]]  # what the next line of metrics.json is smoothed over
-
 
 def save_checkpoint(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, iteration: int, recent: Recent
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, iteration: int, **more: Any
 ) -> None:
-    """Write the state after `iteration`, then `last_checkpoint`; all processes wait for it."""
+    """Write the state after `iteration`, then `last_checkpoint`; all processes wait for it.
+
+    `more`: what `load_checkpoint` hands back.
+    """
     ranks = distributed.gather_objects({**random_state(), **moving_averages(model)})
     if distributed.is_main():
         content = {
@@ -36,32 +37,43 @@ def save_checkpoint(
             "optimizer": optimizer.state_dict(),
             "iteration": iteration,
             "random": ranks,
-            "recent": recent,
+            **more,
         }
         checkpoint.save_checkpoint(path, content)
     distributed.barrier()
 
 
 def load_checkpoint(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer
-) -> tuple[int, State | None, Recent]:
-    """Load a checkpoint of this engine into model and optimizer.
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, engine: str
+) -> tuple[int, State | None, dict[str, Any]]:
+    """Load a checkpoint into model and optimizer.
+
+    Args:
+        path: the file.
+        model: whose tensors it has.
+        optimizer: of the model.
+        engine: name of the engine that resumes.
 
     Returns:
         The next iteration; this process's random state, None where another number of processes
-        wrote it; `recent`.
+        wrote it; what was saved with it.
 
     Raises:
-        DataError: missing, damaged or unsafe file.
+        DataError: missing, damaged or unsafe file, or no checkpoint of a run.
         UserError: of another model, or written by the other engine.
     """
     content = load_torch(path)
-    wanted = ("model", "optimizer", "iteration", "random", "recent")
+    wanted = ("model", "optimizer", "iteration", "random", "engine")
     missing = [key for key in wanted if not isinstance(content, dict) or key not in content]
     if missing:
+        raise DataError(
+            f"{path}: has no {', '.join(missing)}, so it is not a checkpoint of this project's "
+            "runs; correct last_checkpoint, or start from scratch with --overwrite"
+        )
+    if content["engine"] != engine:
         raise UserError(
-            f"{path}: cannot be resumed by the embedded engine (no {', '.join(missing)}); "
-            "resume with the engine that wrote it"
+            f"{path}: was written by the {content['engine']} engine; resume with --engine "
+            f"{content['engine']}"
         )
     load_trained(model, content["model"], path)
     model.load_state_dict(content["model"])  # with the counters of batch norm as well
@@ -83,4 +95,4 @@ def load_checkpoint(
             processes,
         )
     restore_moving_averages(model, random or {})
-    return content["iteration"] + 1, random, content["recent"]
+    return content["iteration"] + 1, random, content

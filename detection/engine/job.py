@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import re
+from collections.abc import Iterable
 
 import torch
 from fvcore.common.config import CfgNode
@@ -65,7 +67,7 @@ class Job:
         resume: continue from the last checkpoint in OUTPUT_DIR, if there is one.
         eval_only: evaluate the trained model that MODEL.WEIGHTS names.
         visualize: number of test images to draw the predictions on.
-        imports: the user's modules, which every process imports; Detectron2's engine only.
+        imports: the user's modules, which every process imports.
     """
 
     engine: str
@@ -76,6 +78,25 @@ class Job:
     visualize: int = 0
     processes: Processes = ONE_PROCESS
     imports: tuple[str, ...] = ()
+
+
+def import_modules(names: Iterable[str]) -> list[str]:
+    """Import the user's modules; returns a line about each.
+
+    Raises:
+        UserError: one cannot be imported.
+    """
+    lines = []
+    for name in names:
+        try:
+            module = importlib.import_module(name)
+        except Exception as error:  # of the user's code
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise UserError(
+                f"--import {name}: {reason}; its folder has to be in PYTHONPATH"
+            ) from error
+        lines.append(f"import: {name} ({getattr(module, '__file__', None) or 'built in'})")
+    return lines
 
 
 def torchrun_processes() -> Processes | None:

@@ -19,15 +19,15 @@ import os
 import signal
 import socket
 import traceback
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
 
 import torch
 
+from detection.config.engines import find_engine
 from detection.engine.job import Job, Processes
 from detection.engine.resuming import iterations_before, set_iterations
 from detection.engine.trainer import work
@@ -42,70 +42,17 @@ logger = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 1800  # how long processes wait for one that evaluates, as Detectron2's
 _STOP_MARK = "stop"  # beside the outcome; the signal that the first process has got
 
-# Opens the connection between them; a signal ends a process that still waits for the others.
-Connect = Callable[[], AbstractContextManager[None]]
-
-
 # One process's share of a job; its result is complete on the main process.
 Work = Callable[[Job, StopRequest], EngineResult]
 
 
 def run(job: Job) -> EngineResult:
-    """Train and evaluate, or only evaluate; see `run_job`."""
-    return run_job(job, work, _launch, partial(_connected, job.cfg.MODEL.DEVICE))
-
-
-def _launch(job: Job, outcome: Path) -> None:
-    address = _address(job.processes)
-    torch.multiprocessing.start_processes(
-        _in_process, (job, address, outcome), job.processes.num_gpus, start_method="spawn"
-    )
-
-
-def _in_process(local_rank: int, job: Job, address: tuple[str, str], outcome: Path) -> None:
-    """A process that `run` starts, with the environment that torchrun gives."""
-    processes, connect = job.processes, partial(_connected, job.cfg.MODEL.DEVICE)
-    rank = processes.machine_rank * processes.num_gpus + local_rank
-    os.environ |= {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(processes.world_size),
-        "LOCAL_RANK": str(local_rank),
-        "LOCAL_WORLD_SIZE": str(processes.num_gpus),
-        "GROUP_RANK": str(processes.machine_rank),
-        "MASTER_ADDR": address[0],
-        "MASTER_PORT": address[1],
-    }
-    # Python's handler would wait with torch for the other processes.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    report(job, work, outcome, connect, rank=rank, local_rank=local_rank)
-
-
-def _address(processes: Processes) -> tuple[str, str]:
-    """Host and port at which the processes meet."""
-    if processes.dist_url != "auto":
-        host, _, port = processes.dist_url.removeprefix("tcp://").rpartition(":")
-        return host, port
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return "127.0.0.1", str(server.getsockname()[1])
-
-
-def _connected(device: str) -> AbstractContextManager[None]:
-    own = f"cuda:{distributed.local_rank()}" if device == "cuda" else device
-    return distributed.session(torch.device(own), TIMEOUT_SECONDS, setting=None)
-
-
-def run_job(
-    job: Job, work: Work, launch: Callable[[Job, Path], None], connect: Connect = nullcontext
-) -> EngineResult:
-    """Do a job in this process, or in others of this machine, which `launch` starts.
+    """Do a job in this process, or in others of this machine.
 
     A stop signal (moco/engine/stop.py) is answered after the iteration at hand by all processes
     together; one that comes during an evaluation, after its end and one more iteration. An
     evaluation that was due at a stop is done by `resume`. Before the processes are up, and in a
     job that only evaluates, there is nothing to save, and the job just ends.
-
-    Args:
-        launch: start processes that `report` to the given file, and wait for their end.
 
     Raises:
         UserError: what does not fit; DataError: an image that cannot be read; NumericError: a loss
@@ -113,7 +60,7 @@ def run_job(
         Preempted, KeyboardInterrupt: a signal requested a stop, and the state is saved.
     """
     if job.processes.world_size == 1 or job.processes.started:
-        with connect(), _stop_signals(StopRequest(), job) as stop:
+        with _connected(job), _stop_signals(StopRequest(), job) as stop:
             return work(job, stop)
     with TemporaryDirectory(prefix="detection-") as scratch:
         outcome = Path(scratch) / "outcome.json"
@@ -125,7 +72,7 @@ def run_job(
         with _stop_signals(_ParentStop(outcome), job) as stop:
             failure = None
             try:
-                launch(job, outcome)
+                _launch(job, outcome)
             except KeyboardInterrupt:  # the second one: at once
                 kill_children()
                 raise
@@ -148,15 +95,51 @@ def run_job(
     return EngineResult({}, 0 if job.eval_only else job.cfg.SOLVER.MAX_ITER, 0.0, None)
 
 
-def report(
-    job: Job,
-    work: Work,
-    outcome: Path,
-    connect: Connect = nullcontext,
-    *,
-    rank: int,
-    local_rank: int,
-) -> None:
+def _launch(job: Job, outcome: Path) -> None:
+    address = _address(job.processes)
+    torch.multiprocessing.start_processes(
+        _in_process, (job, address, outcome), job.processes.num_gpus, start_method="spawn"
+    )
+
+
+def _in_process(local_rank: int, job: Job, address: tuple[str, str], outcome: Path) -> None:
+    """A process that `run` starts, with the environment that torchrun gives."""
+    processes = job.processes
+    rank = processes.machine_rank * processes.num_gpus + local_rank
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(processes.world_size),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(processes.num_gpus),
+        "GROUP_RANK": str(processes.machine_rank),
+        "MASTER_ADDR": address[0],
+        "MASTER_PORT": address[1],
+    }
+    # Python's handler would wait with torch for the other processes.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    report(job, work, outcome, rank=rank, local_rank=local_rank)
+
+
+def _address(processes: Processes) -> tuple[str, str]:
+    """Host and port at which the processes meet."""
+    if processes.dist_url != "auto":
+        host, _, port = processes.dist_url.removeprefix("tcp://").rpartition(":")
+        return host, port
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return "127.0.0.1", str(server.getsockname()[1])
+
+
+@contextmanager
+def _connected(job: Job) -> Iterator[None]:
+    """Open the connection of this process; a signal ends one that still waits for the others."""
+    device = job.cfg.MODEL.DEVICE
+    own = f"cuda:{distributed.local_rank()}" if device == "cuda" else device
+    session = distributed.session(torch.device(own), TIMEOUT_SECONDS, setting=None)
+    with session, find_engine(job.engine).session():
+        yield
+
+
+def report(job: Job, work: Work, outcome: Path, *, rank: int, local_rank: int) -> None:
     """Do one process's share; the main one leaves its result or error in `outcome`.
 
     Raises:
@@ -164,7 +147,7 @@ def report(
     """
     hold(job.cfg.OUTPUT_DIR)
     try:
-        with connect(), _stop_signals(_WorkerStop(outcome), job) as stop:
+        with _connected(job), _stop_signals(_WorkerStop(outcome), job) as stop:
             result = work(job, stop)
     except Preempted as error:
         if local_rank == 0:  # on every machine; it has no message of its own to wait for

@@ -7,22 +7,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from detection.engine.resuming import WINDOW_ITERS, WRITE_EVERY_ITERS
+from detection.engine.resuming import WINDOW_ITERS, WRITE_EVERY_ITERS, last_written
 from moco.common import distributed
 from moco.common.run import RunFolder
 from moco.engine.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-_TIMES = ("time", "data_time")
+# Name → value, and whether lines of metrics.json are smoothed over it.
+Scalars = Mapping[str, tuple[float, bool]]
 
 
 @contextmanager
-def log_file(path: Path) -> Iterator[None]:
-    """Send what `detection` and fvcore log to a file; warnings reach stderr as well.
-
-    Of the main process only.
-    """
+def log_file(path: Path, loggers: Sequence[str]) -> Iterator[None]:
+    """Send what `loggers` log on the main process to a file; warnings reach stderr as well."""
     handlers: list[logging.Handler] = [logging.NullHandler()]  # else Python prints the warnings
     if distributed.is_main():
         to_file, to_terminal = logging.FileHandler(path, encoding="utf-8"), logging.StreamHandler()
@@ -32,7 +30,7 @@ def log_file(path: Path) -> Iterator[None]:
         handlers = [to_file, to_terminal]
     with ExitStack() as stack:
         stack.callback(handlers[0].close)
-        for one in map(logging.getLogger, ("detection", "fvcore")):
+        for one in map(logging.getLogger, loggers):
             stack.callback(one.setLevel, one.level)
             one.setLevel(logging.INFO)
             for handler in handlers:
@@ -41,11 +39,17 @@ def log_file(path: Path) -> Iterator[None]:
         yield
 
 
-class StepLog(Metrics):
-    """Collects values per iteration; writes a line every 20 iterations and at the end.
+Point = tuple[int, float]  # an iteration and a value
+Recent = Mapping[str, Sequence[Point]]  # what the next line of metrics.json is smoothed over
 
-    Names are Detectron2's: total_loss, the losses, lr, time, data_time, eta_seconds (all in
-    seconds), so that its tools read the file.
+
+class StepLog(Metrics):
+    """Collects values per iteration; writes lines every 20 iterations and at the end.
+
+    A value is the median over the last 20 iterations in which there may have been one, and belongs
+    to the last of them: what is logged now and then has a line of its own, as in Detectron2. Names
+    are Detectron2's: total_loss, the losses, lr, time, data_time, eta_seconds (all in seconds), so
+    that its tools read the file.
 
     Args:
         folder: None on all processes but the main one, where nothing is written.
@@ -54,25 +58,49 @@ class StepLog(Metrics):
     def __init__(self, folder: Path | None, max_iter: int) -> None:
         super().__init__(None if folder is None else RunFolder(folder, owner=False))
         self._max_iter = max_iter
-        self._windows: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW_ITERS))
+        self._windows: dict[str, deque[Point]] = defaultdict(lambda: deque(maxlen=WINDOW_ITERS))
+        self._written = -1  # the newest iteration that has a line
 
-    def step(self, iteration: int, values: Mapping[str, float], lr: float) -> None:
-        """Note the values of one iteration; `lr` is the rate it was done with."""
+    def step(
+        self, iteration: int, values: Mapping[str, float], scalars: Scalars, *, lr: float
+    ) -> None:
+        """Note the values of one iteration.
+
+        Args:
+            iteration: its number.
+            values: name → value.
+            scalars: what the model itself logged: name → value, and whether it is smoothed.
+            lr: the learning rate of the iteration.
+        """
         for name, value in values.items():
-            self._windows[name].append(value)
+            self._windows[name].append((iteration, value))
+        for name, (value, is_smoothed) in scalars.items():
+            if not is_smoothed:
+                self._windows[name].clear()
+            self._windows[name].append((iteration, value))
         left = self._max_iter - iteration - 1
-        if left == 0 or (iteration + 1) % WRITE_EVERY_ITERS == 0:
-            medians = {name: statistics.median(w) for name, w in self._windows.items()}
-            self.write(iteration, {**medians, "lr": lr, "eta_seconds": medians["time"] * left})
+        if left and (iteration + 1) % WRITE_EVERY_ITERS:
+            return
+        lines: dict[int, dict[str, float]] = defaultdict(dict)
+        for name, window in self._windows.items():
+            last = window[-1][0]
+            if last > self._written:
+                recent = [value for at, value in window if at > last - WINDOW_ITERS]
+                lines[last][name] = statistics.median(recent)
+        lines[iteration] |= {"lr": lr, "eta_seconds": lines[iteration]["time"] * left}
+        for at in sorted(lines):
+            self.write(at, lines[at])
+        self._written = iteration
 
-    def recent(self) -> dict[str, list[float]]:
-        """The values that the next line is smoothed over, for a checkpoint; without the times."""
-        return {name: list(w) for name, w in self._windows.items() if name not in _TIMES}
+    def recent(self) -> dict[str, list[Point]]:
+        """Return what the next lines are smoothed over, for a checkpoint; without the times."""
+        return {name: list(w) for name, w in self._windows.items() if not name.endswith("time")}
 
-    def resume(self, recent: Mapping[str, Sequence[float]]) -> None:
-        """Take up what `recent` returned."""
-        for name, values in recent.items():
-            self._windows[name].extend(values)
+    def resume(self, recent: Recent, done: int) -> None:
+        """Continue after `done` iterations with what `recent` returned."""
+        self._written = last_written(done)
+        for name, points in recent.items():
+            self._windows[name].extend((at, value) for at, value in points)
 
     def write(self, iteration: int, values: Mapping[str, float], **beside: float) -> None:
         """Write values at once, such as the metrics of an evaluation."""

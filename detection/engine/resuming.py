@@ -15,8 +15,8 @@ from moco.common.errors import NumericError, UserError
 from moco.common.run import RECORD_NAME, drop_metrics, metrics_lines
 from moco.engine.checkpoint import POINTER_NAME, set_aside
 
-WRITE_EVERY_ITERS = 20  # a line of metrics.json, in both engines as in Detectron2
-WINDOW_ITERS = 20  # its values are medians over this many
+WRITE_EVERY_ITERS = 20  # lines of metrics.json, as in Detectron2
+WINDOW_ITERS = 20  # their values are medians over this many
 _FINAL = "model_final.pth"  # fvcore's names
 _CHECKPOINT = re.compile(r"model_(\d{7,})\.pth")
 _DONE = "iterations_done"
@@ -26,7 +26,7 @@ def resume_from(folder: Path, resumed: Path | None, done: int, max_iter: int) ->
     """Prepare a folder for a run that resumes; on the main process, once all have read the file.
 
     Checkpoints of later iterations, and with them the record of the earlier end, move into a
-    subfolder. metrics.json loses their lines, and the one that Detectron2 writes at a stop.
+    subfolder. metrics.json loses the lines that the resumed run writes again.
 
     Args:
         resumed: the checkpoint, None for a run that starts from scratch.
@@ -40,12 +40,17 @@ def resume_from(folder: Path, resumed: Path | None, done: int, max_iter: int) ->
     if later or (resumed and resumed.name == _FINAL and done < max_iter):
         later.append(folder / RECORD_NAME)
     set_aside(folder, later, resumed)
-    whole = done % WRITE_EVERY_ITERS == 0 or done == max_iter
+    last = done - 1 if done == max_iter else last_written(done)
 
-    def is_line(line: Mapping[str, Any]) -> bool:
-        return whole or line["iteration"] < done - 1 or "total_loss" not in line
+    def is_kept(line: Mapping[str, Any]) -> bool:
+        return line["iteration"] <= last or _is_evaluation(line)
 
-    drop_metrics(folder, done - 1, is_line)
+    drop_metrics(folder, done - 1, is_kept)
+
+
+def last_written(done: int) -> int:
+    """Return the iteration of the last lines of metrics.json after `done` iterations; -1: none."""
+    return done - 1 - done % WRITE_EVERY_ITERS
 
 
 def due(done: int, period: int) -> bool:
@@ -76,9 +81,13 @@ def evaluation_is_missing(folder: Path, done: int, period: int) -> bool:
     if done == 0 or not due(done, period):
         return False
     return not any(
-        line["iteration"] == done - 1 and any(name.split("/")[0] in HEADLINE for name in line)
+        line["iteration"] == done - 1 and _is_evaluation(line)
         for line in metrics_lines(folder) or ()
     )
+
+
+def _is_evaluation(line: Mapping[str, Any]) -> bool:
+    return any(name.split("/")[0] in HEADLINE for name in line)
 
 
 @contextmanager

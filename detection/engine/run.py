@@ -10,17 +10,16 @@ from typing import Any
 
 from convert.families.base import DEFAULT_FAMILY
 from detection.config.checks import highest_rate
-from detection.config.engines import find_engine
 from detection.config.keys import protocol_sha256
 from detection.config.task import Task, resolved_config
 from detection.config.trained import CONFIG_NAME, read_start
 from detection.config.weights import weights_sha256
 from detection.datasets.doctor import command as doctor_command
 from detection.datasets.layout import doctor_command as doctor_program
+from detection.engine import launch
 from detection.engine.job import Job
 from detection.engine.resuming import iterations_before
 from detection.engine.start import check_frozen
-from detection.engine.weights import EngineResult
 from detection.evaluation.evaluators import metric_kinds, metric_package
 from detection.evaluation.metrics import (
     CORRUPTED,
@@ -114,12 +113,6 @@ def _weights_and_schedule(task: Task) -> list[str]:
     ]
 
 
-def run_engine(job: Job) -> EngineResult:
-    """Hand a job to an engine."""
-    result: EngineResult = find_engine(job.engine).run(job)
-    return result
-
-
 def run_in_folder(
     task: Task,
     job: Job,
@@ -155,7 +148,7 @@ def run_in_folder(
             log.write(f"{description}\n")
         start = time.monotonic()
         try:
-            result = run_engine(job)
+            result = launch.run(job)
             begun = None if job.eval_only else read_start(folder.path)
             check_frozen(begun, result.frozen)
         except Preempted:

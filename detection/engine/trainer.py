@@ -1,9 +1,12 @@
-"""Fine-tuning and evaluation of a detector: the one loop.
+"""Fine-tuning and evaluation of a detector: the one loop, for both engines.
 
-Under the same SEED and without workers a run is bitwise identical to Detectron2's DefaultTrainer
-on the CPU, on one process or several: initial weights, batches, sampled regions and learning rates
-come from the same random streams. Evaluation and PreciseBN leave these as they were, so they do not
-change the training.
+Under the same SEED a run is bitwise identical to Detectron2's DefaultTrainer without data-loader
+workers on the CPU, on one process or several: initial weights, batches, sampled regions and
+learning rates come from the same random streams. Evaluation and PreciseBN leave these as they
+were, so they do not change the training.
+
+Deviation: with workers Detectron2 samples each image's augmentation from a stream of the process
+that happens to read it. Here the batches are those without workers, whatever their number.
 """
 
 import logging
@@ -12,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import torch
 from fvcore.common.config import CfgNode
@@ -20,14 +24,14 @@ from torch import Tensor, nn
 
 from detection.config.engines import find_engine
 from detection.data.pipeline import TrainingData
-from detection.data.random_state import State, private_random, restore_random
+from detection.data.random_state import State, private_random, restore_random, seed_all
 from detection.data.records import records_forgotten
 from detection.data.sample import Sample
 from detection.datasets.doctor import command as doctor_command
 from detection.datasets.images import resumable
 from detection.engine.checkpoint import load_checkpoint, save_checkpoint
 from detection.engine.evaluate import draw_predictions, evaluate
-from detection.engine.job import Job
+from detection.engine.job import Job, import_modules
 from detection.engine.log import StepLog, log_file
 from detection.engine.precise_bn import combine_statistics, count_values
 from detection.engine.resuming import (
@@ -48,53 +52,77 @@ from detection.engine.weights import (
     load_trained,
     read_trained,
 )
+from detection.evaluation.metrics import canonical
 from detection.modeling.backbones import backbone_type
 from detection.modeling.norms import with_process_norms
 from detection.modeling.optimizer import build_optimizer
 from moco.common import distributed
-from moco.common.errors import DataError
+from moco.common.errors import DataError, NumericError
 from moco.common.progress import Progress
 from moco.engine.device import autocast
 from moco.engine.stop import StopRequest, leave
 
 logger = logging.getLogger(__name__)
 
+FP16_ADJUSTED_ITERS = 100  # from here on fp16 has found its scale
+
 
 def work(job: Job, stop: StopRequest) -> EngineResult:
-    """One process's share; the metrics are complete on the main process only."""
-    start = time.perf_counter()
-    with log_file(Path(job.cfg.OUTPUT_DIR) / "log.txt"):
+    """Do one process's share; the metrics are complete on the main process only."""
+    start, engine = time.perf_counter(), find_engine(job.engine)
+    loggers = ("detection", "fvcore", *engine.loggers)
+    with log_file(Path(job.cfg.OUTPUT_DIR) / "log.txt", loggers):
         logger.info("config:\n%s", job.cfg.dump())
-        cfg = with_process_norms(job.cfg, job.processes.world_size)
+        import_modules(job.imports)
+        engine.provide_datasets(job.cfg)
+        cfg = with_process_norms(job.cfg, distributed.world_size())
         torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK
-        torch.manual_seed(cfg.SEED + distributed.rank())
-        model = find_engine(job.engine).build_model(cfg)
+        seed_all(cfg.SEED + distributed.rank())
+        model = engine.build_model(cfg)
         distributed.copy_from_main(model)
         iterations, coverage = 0, None
         if job.eval_only:
             load_trained(model, read_trained(cfg.MODEL.WEIGHTS), cfg.MODEL.WEIGHTS)
-            metrics = evaluate(model, cfg)
+            metrics = evaluate(model, cfg, engine)
         else:
             kind = backbone_type(cfg.MODEL.BACKBONE.NAME)
             coverage = load_converted(model, job.weights.model, kind) if job.weights else None
             iterations = cfg.SOLVER.MAX_ITER
-            trainer = Trainer(cfg, model, stop, coverage)
+            trainer = Trainer(cfg, job.engine, model, stop, coverage)
             with closing(trainer.log), counting(lambda: trainer.done):
                 metrics = trainer.train(trainer.resume() if job.resume else None)
+        metrics = canonical(metrics)
+        if (augmented := engine.augmented(cfg, model)) is not None:
+            found = canonical(evaluate(augmented, cfg, engine, "inference_TTA"))
+            metrics |= {name.replace("/", "_TTA/", 1): value for name, value in found.items()}
         if job.visualize and distributed.is_main():
-            images = draw_predictions(model, cfg, job.visualize)
+            images = draw_predictions(model, cfg, engine, job.visualize)
             logger.info("wrote predictions on images into %s", images)
         frozen = None if job.eval_only else frozen_digest(model)
         return EngineResult(metrics, iterations, time.perf_counter() - start, coverage, frozen)
 
 
 class Trainer:
-    """Owns what a run needs from iteration to iteration: model, optimizer, schedule, log."""
+    """Owns what a run needs from iteration to iteration: model, optimizer, schedule, log.
+
+    Args:
+        cfg: of the task, with the norms that this number of processes has.
+        engine: name of the engine that built the model.
+        model: with its initial weights.
+        stop: the signals of this process.
+        coverage: what came from MODEL.WEIGHTS; None: nothing.
+    """
 
     def __init__(
-        self, cfg: CfgNode, model: nn.Module, stop: StopRequest, coverage: Coverage | None = None
+        self,
+        cfg: CfgNode,
+        engine: str,
+        model: nn.Module,
+        stop: StopRequest,
+        coverage: Coverage | None = None,
     ) -> None:
         self.cfg, self.model, self.stop = cfg, model, stop
+        self.engine, self.engine_name = find_engine(engine), engine
         self.head, self.frozen = head_digests(model, coverage), frozen_digest(model)
         self.parallel = distributed.data_parallel(model)
         self.device = torch.device(cfg.MODEL.DEVICE)
@@ -104,6 +132,9 @@ class Trainer:
         self.saved = -1  # the iteration after which the newest checkpoint was written
         self.optimizer = build_optimizer(cfg, model)
         self.schedule = build_schedule(cfg.SOLVER)
+        is_fp16 = cfg.SOLVER.PRECISION == "fp16"
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=is_fp16)
+        self.skipped = 0  # iterations without a step, because a gradient of fp16 overflowed
         self.log = StepLog(self.folder if distributed.is_main() else None, self.max_iter)
         self.first = StartFile(None, self.head)  # `train` has one that writes
 
@@ -117,9 +148,12 @@ class Trainer:
         if path is None:
             logger.warning("%s has no checkpoint; starting at iteration 0", self.folder)
         else:
-            self.done, random, recent = load_checkpoint(path, self.model, self.optimizer)
+            loaded = load_checkpoint(path, self.model, self.optimizer, self.engine_name)
+            self.done, random, state = loaded
             self.saved = self.done - 1
-            self.log.resume(recent)
+            self.scaler.load_state_dict(state["scaler"])
+            self.skipped = state["skipped"]
+            self.log.resume(state["recent"], self.done)
             logger.info("continuing at iteration %d, after %s", self.done, path)
         distributed.barrier()  # all have read it
         if distributed.is_main():
@@ -129,10 +163,10 @@ class Trainer:
     def train(self, random: State | None = None) -> dict[str, float]:
         """Train to the end and return the last evaluation's metrics, {} but on the main process.
 
-        Asked to stop, all processes do so together, after the iteration at hand. `random` is what
+        Told to stop, all processes do so together, after the iteration at hand. `random` is what
         `resume` returned.
         """
-        cfg, metrics = self.cfg, None
+        cfg, engine, metrics = self.cfg, self.engine, None
         self.log.open(cfg)
         self.model.train()
         start, period = self.done, cfg.TEST.EVAL_PERIOD
@@ -141,7 +175,7 @@ class Trainer:
         missing = distributed.is_main() and evaluation_is_missing(self.folder, start, period)
         if start < self.max_iter and distributed.highest(missing):
             self.evaluate(start - 1)
-        self.data = TrainingData(cfg)
+        self.data = TrainingData(cfg, engine.mapper(cfg, training=True), engine.open_url)
         silent = not distributed.is_main()
         with (
             records_forgotten(),
@@ -170,32 +204,47 @@ class Trainer:
         return self.evaluate(self.max_iter - 1) if metrics is None else metrics
 
     def step(self, iteration: int, batches: Iterator[list[Sample]]) -> float:
-        """One iteration: fetch, forward, loss, backward, step, log. Returns the total loss."""
+        """Do one iteration: fetch, forward, loss, backward, step, log. Returns the total loss."""
         start, solver = time.perf_counter(), self.cfg.SOLVER
+        batch = self.fetch(iteration, batches)
+        data_time = time.perf_counter() - start
+        factor = self.schedule(iteration / self.max_iter)
+        set_learning_rate(self.optimizer, factor)
+        with self.engine.step_scope(iteration) as scalars:
+            losses = self.forward(iteration, batch)
+            values = self.finite(iteration, losses)
+            self.optimizer.zero_grad()
+            loss: Any = sum(losses.values())
+            self.scaler.scale(loss).backward()
+            self.scaler.unscale_(self.optimizer)
+            clip_gradients(solver, self.optimizer)
+            self.update()
+        slowest = distributed.highest(round(data_time * 1e6)) / 1e6
+        values |= {"data_time": slowest, "rank_data_time": data_time}
+        values["time"] = time.perf_counter() - start
+        self.log.step(iteration, values, scalars, lr=solver.BASE_LR * factor)
+        return values["total_loss"]
+
+    def fetch(self, iteration: int, batches: Iterator[list[Sample]]) -> Any:
+        """Return the next batch as the model takes it."""
         try:
             samples = next(batches)
         except DataError as error:
             raise self.unreadable(iteration - 1, error) from error
         self.first.add(samples)
-        data_time = time.perf_counter() - start
-        factor = self.schedule(iteration / self.max_iter)
-        set_learning_rate(self.optimizer, factor)
+        return self.engine.to_model(samples)
+
+    def forward(self, iteration: int, batch: Any) -> dict[str, Tensor]:
+        """Return the model's losses."""
         try:
-            with autocast(self.device, solver.PRECISION):
-                losses = self.parallel(samples)
+            with autocast(self.device, self.cfg.SOLVER.PRECISION):
+                losses = self.parallel(batch)
         except FloatingPointError as error:
             raise diverged(self.cfg, iteration, str(error)) from error
-        values = self.finite(iteration, losses)
-        self.optimizer.zero_grad()
-        sum(losses.values()).backward()
-        clip_gradients(solver, self.optimizer)
-        self.optimizer.step()
-        values |= {"time": time.perf_counter() - start, "data_time": data_time}
-        self.log.step(iteration, values, lr=solver.BASE_LR * factor)
-        return values["total_loss"]
+        return losses if isinstance(losses, dict) else {"total_loss": losses}
 
     def finite(self, iteration: int, losses: dict[str, Tensor]) -> dict[str, float]:
-        """The losses and their sum, means over the processes; NumericError if one is not finite."""
+        """Return the losses and their sum, means over the ranks; raises NumericError."""
         own = torch.stack(list(losses.values())).detach().double().cpu()
         numbers = distributed.mean_over_ranks(own).tolist()
         values = dict(zip(losses, numbers, strict=True))
@@ -203,6 +252,13 @@ class Trainer:
         if bad:
             raise diverged(self.cfg, iteration, ", ".join(bad))
         return {"total_loss": sum(numbers), **values}
+
+    def update(self) -> None:
+        """Take the optimizer's step; that of fp16 is skipped where a gradient is not finite."""
+        scale = self.scaler.get_scale()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.skipped += self.scaler.get_scale() < scale
 
     def unreadable(self, iteration: int, error: DataError) -> DataError:
         """Save the state after `iteration`, the last one that was done, and say so.
@@ -214,39 +270,67 @@ class Trainer:
         return DataError(resumable(error, last_checkpoint(self.folder), doctor_command(self.cfg)))
 
     def precise_bn(self, iteration: int, num_iters: int) -> None:
-        """As Detectron2's PreciseBN hook, over the first images of the training's order."""
-        silent = not distributed.is_main()
-        with private_random(), count_values(self.model) as counts:
+        """Estimate the statistics of batch norm again, as Detectron2's PreciseBN hook.
+
+        Deviation: over the first images of the training's order each time, where Detectron2
+        continues with those after the time before, which a resumed run would not know; and the
+        ranks end with the statistics of all images together, where Detectron2's keep those of their
+        own (facebookresearch/detectron2#5398) and evaluate different networks.
+        """
+        silent, engine = not distributed.is_main(), self.engine
+        with private_random(), count_values(self.model) as counts, engine.step_scope(iteration):
             batches = self.data.batches(num_workers=0, trained=self.done)
             with Progress(num_iters, "precise BN", unit="batch", silent=silent) as progress:
                 try:
-                    update_bn_stats(self.model, _counted(batches, progress), num_iters)
+                    update_bn_stats(self.model, self._counted(batches, progress), num_iters)
                 except FloatingPointError as error:
                     raise diverged(self.cfg, iteration, str(error)) from error
         combine_statistics(counts)
 
+    def _counted(self, batches: Iterator[list[Sample]], progress: Progress) -> Iterator[Any]:
+        for batch in batches:
+            yield self.engine.to_model(batch)
+            progress.update(1)
+
     def save(self, iteration: int) -> Path:
-        """Write the state after `iteration`, unless a weight is not finite; returns the path."""
+        """Write the state after `iteration` and return its path.
+
+        Raises:
+            NumericError: a weight is not finite, or fp16 skipped most steps.
+        """
         check_finite(self.cfg, self.model, iteration)
-        which = "final" if iteration + 1 == self.max_iter else f"{iteration:07d}"
-        path = self.folder / f"model_{which}.pth"
-        save_checkpoint(path, self.model, self.optimizer, iteration, self.log.recent())
+        done = iteration + 1
+        is_last = done == self.max_iter
+        if self.skipped > done / 2 and (is_last or done >= FP16_ADJUSTED_ITERS):
+            raise NumericError(
+                f"SOLVER.PRECISION fp16: {self.skipped} of {done} steps were skipped, because a "
+                "gradient overflowed; set bf16 or fp32"
+            )
+        path = self.folder / f"model_{'final' if is_last else f'{iteration:07d}'}.pth"
+        save_checkpoint(
+            path,
+            self.model,
+            self.optimizer,
+            iteration,
+            engine=self.engine_name,
+            scaler=self.scaler.state_dict(),
+            skipped=self.skipped,
+            recent=self.log.recent(),
+        )
         logger.info("saved %s", path)
         self.saved = iteration
         return path
 
     def evaluate(self, iteration: int) -> dict[str, float]:
-        """Metrics of DATASETS.TEST in canonical names; also written to metrics.json."""
+        """Return the metrics of DATASETS.TEST, which metrics.json gets, too.
+
+        Deviation: at once, under the last iteration done. Detectron2 writes the newest ones every
+        20 iterations, and the last ones under one iteration more.
+        """
         try:
             with private_random():
-                metrics = evaluate(self.model, self.cfg)
+                metrics = evaluate(self.model, self.cfg, self.engine)
         except DataError as error:
             raise self.unreadable(iteration, error) from error
         self.log.write(iteration, metrics)
         return metrics
-
-
-def _counted(batches: Iterator[list[Sample]], progress: Progress) -> Iterator[list[Sample]]:
-    for batch in batches:
-        yield batch
-        progress.update(1)

@@ -75,6 +75,20 @@ def titles(names: Sequence[str]) -> tuple[str, ...]:
     )
 
 
+def canonical(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Keep the metrics of the kinds in `HEADLINE`, under their names.
+
+    DensePose's own evaluators call the AP of the geodesic point similarity (the paper's AP^dp)
+    densepose_gps, and write -1 times 100 where there was nothing to measure.
+    """
+    named = {name.replace("densepose_gps/", "densepose/"): v for name, v in metrics.items()}
+    return {
+        name: math.nan if value == -100 else value
+        for name, value in named.items()
+        if name.split("/")[0] in HEADLINE
+    }
+
+
 def for_record(
     metrics: Mapping[str, float], kinds: Sequence[str] = ("bbox",)
 ) -> tuple[dict[str, float | None], list[str]]:

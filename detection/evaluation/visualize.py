@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from detection.datasets.base import Record, Split, image_key
-from detection.datasets.images import read_image
+from detection.datasets.images import OpenURL, read_image
 from detection.evaluation.base import Prediction
 from moco.common.files import atomic_write
 
@@ -42,7 +42,9 @@ class Visualizer:
         records: the chosen images.
     """
 
-    def __init__(self, folder: Path, number: int, split: Split) -> None:
+    def __init__(
+        self, folder: Path, number: int, split: Split, open_url: OpenURL | None = None
+    ) -> None:
         count = min(number, len(split.records))
         self.records = [split.records[i * len(split.records) // count] for i in range(count)]
         stems = [Path(record["file_name"]).stem for record in self.records]
@@ -51,6 +53,7 @@ class Visualizer:
         paths = [folder / f"{stem}.jpg" for stem in stems]
         self._paths = dict(zip(map(image_key, self.records), paths, strict=True))
         self._names, self._colors = split.classes, split.metadata.get("stuff_colors")
+        self._open_url = open_url
 
     def add(self, record: Record, prediction: Prediction) -> None:
         """Render the image if it is one of the chosen.
@@ -60,7 +63,7 @@ class Visualizer:
         """
         path = self._paths.get(image_key(record))
         if path is not None:
-            image = render(record, prediction, self._names, self._colors)
+            image = render(record, prediction, self._names, self._colors, self._open_url)
             atomic_write(path, lambda file: image.save(file, "JPEG", quality=92))
 
 
@@ -69,13 +72,15 @@ def render(
     prediction: Prediction,
     class_names: Sequence[str],
     colors: Sequence[Sequence[int]] | None = None,
+    open_url: OpenURL | None = None,
 ) -> Image.Image:
-    """The image `record["file_name"]`, as it is shown, with the prediction on it.
+    """Return the image `record["file_name"]`, as it is shown, with the prediction on it.
 
     Args:
         colors: of the semantic classes, RGB 0..255; default VOC's.
+        open_url: opens an image whose path contains `://`.
     """
-    image = read_image(record["file_name"])
+    image = read_image(record["file_name"], open_url)
     if "sem_seg" not in prediction:
         return _draw_instances(image, prediction, class_names)
     given = map(voc_color, range(len(class_names))) if colors is None else colors

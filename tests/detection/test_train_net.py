@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from detection.engine import run
+from detection.engine import launch
 from detection.engine.resuming import set_iterations
 from detection.train_net import build_parser, choose_engine, main
 from moco.common.command import parse_with_pairs
@@ -129,7 +129,7 @@ def test_overwriting_leaves_nothing_to_resume(argv, tmp_path, monkeypatch):
     def fails(*_: object) -> None:
         raise NumericError("at once")
 
-    monkeypatch.setattr(run, "run_engine", fails)
+    monkeypatch.setattr(launch, "run", fails)
     with pytest.raises(NumericError):
         main(argv(flags=("--overwrite",)))
     assert not (folder / "last_checkpoint").exists()
@@ -148,7 +148,7 @@ def test_a_resumed_run_keeps_its_weights(argv, r18_file, tmp_path, monkeypatch):
         with pytest.raises(Preempted):
             main(argv("MODEL.WEIGHTS", *opts, flags=flags))
 
-    monkeypatch.setattr(run, "run_engine", stopped)
+    monkeypatch.setattr(launch, "run", stopped)
     folder, copy, other = tmp_path / "run", tmp_path / "copy.pth", tmp_path / "other.pth"
     shutil.copy(r18_file, copy)
     begin("random", flags=())
@@ -225,7 +225,7 @@ def test_a_failed_run_is_recorded_as_failed(argv, tmp_path, monkeypatch):
         set_iterations(error, 5)
         raise error
 
-    monkeypatch.setattr(run, "run_engine", fails)
+    monkeypatch.setattr(launch, "run", fails)
     with pytest.raises(NumericError):
         main(argv())
     record = read_record(tmp_path / "run" / "run.json")
@@ -238,7 +238,7 @@ def test_a_failed_run_of_a_killed_process_counts_what_it_logged(argv, tmp_path, 
         (tmp_path / "run/metrics.json").write_text('{"iteration": 19}\n{"iteration": 39}\n{"it')
         raise RuntimeError("process 1 was killed")
 
-    monkeypatch.setattr(run, "run_engine", killed)
+    monkeypatch.setattr(launch, "run", killed)
     with pytest.raises(RuntimeError):
         main(argv())
     assert read_record(tmp_path / "run" / "run.json").iterations == 40

@@ -36,15 +36,14 @@ def _threads() -> list[str]:
 
 
 def detectron2s_gloo_threads() -> tuple[list[str], list[str]]:
-    """The same, of a process that Detectron2 has connected, for the plugin's way to end."""
+    """The same, of a process that Detectron2 has connected, for the plugin's `session`."""
     from detectron2.utils import comm
 
-    from detection.d2.trainer import _disconnect
+    from detection.d2.engine import session
 
     gc.disable()
-    comm.create_local_process_group(2)
-    comm.all_gather("its own group of all processes")
     within: list[str] = []
-    _train(within, fails=False)
-    _disconnect()
+    with distributed.session(torch.device("cpu"), timeout_seconds=60), session():
+        comm.all_gather("its own group of all processes")
+        _train(within, fails=False)
     return within, _threads()

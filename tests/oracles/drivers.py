@@ -141,7 +141,7 @@ EMBEDDED, DETECTRON2 = (
     Driver(
         engine,
         functools.partial(detection, engine),
-        (IMAGE, 12 + 3 * (engine != "embedded")),
+        (IMAGE, 12),
         (f"{IMAGE}08", 2),
         False,
         8,
@@ -156,7 +156,8 @@ TWO = [
     replace(FINETUNE, name="finetune, torchrun", launcher=TORCHRUN, train=("/train/", 15)),
     replace(EMBEDDED, name="embedded, torchrun", launcher=TORCHRUN, train=(IMAGE, 12)),
     replace(EMBEDDED, name="embedded, two", flags=("--num-gpus", "2"), train=(IMAGE, 9)),
-    replace(DETECTRON2, name="detectron2, two", flags=("--num-gpus", "2"), train=(IMAGE, 12)),
+    replace(DETECTRON2, name="detectron2, two", flags=("--num-gpus", "2"), train=(IMAGE, 9)),
+    replace(DETECTRON2, name="detectron2, torchrun", launcher=TORCHRUN, train=(IMAGE, 12)),
 ]
 V3 = {"MOCO__MECHANISM": "moco_v3", "MOCO__K": 8, "MOCO__BN_SPLITS": 1, "MOCO__SYMMETRIC": True}
 ADAMW = {"SOLVER__OPTIMIZER": "AdamW", "SOLVER__BASE_LR": 1e-3, "SOLVER__LR_DECAY": 0.8}

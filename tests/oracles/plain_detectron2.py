@@ -7,12 +7,14 @@ of tests/detection/parity/test_plain_detectron2.py.
 import argparse
 import importlib
 import json
+import random
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from detectron2.checkpoint import DetectionCheckpointer
 from detectron2.config import CfgNode, get_cfg
@@ -37,11 +39,11 @@ from torch import nn
 
 from detection.config.task import add_transfer_config
 from detection.d2.config import with_builder
-from detection.d2.semantic_seg import build_mapper as sem_seg_mapper
 from detection.datasets.voc import VOC_CLASSES
 from detection.modeling.focal_loss import compile_focal_loss
 from detection.modeling.layer_decay import layer_of
 from detection.modeling.norms import with_process_norms
+from tests.oracles.sem_seg_mapper import build_mapper as sem_seg_mapper
 
 
 class PlainTrainer(DefaultTrainer):
@@ -106,6 +108,55 @@ class Compiled(PlainTrainer):
     compiled = True
 
 
+class Seeded(PlainTrainer):
+    """Detectron2's own mapper for the training, each image from a seed of its own."""
+
+    @classmethod
+    def build_train_loader(cls, cfg: CfgNode) -> Any:
+        return build_detection_train_loader(cfg, mapper=seeded(DatasetMapper(cfg, True), cfg))
+
+
+class Stuff(Seeded):
+    compiled = True
+
+
+def densepose_trainer(cfg: CfgNode) -> DefaultTrainer:
+    """DensePose's trainer, likewise."""
+    from densepose.data import DatasetMapper, build_detection_train_loader
+    from densepose.engine import Trainer
+
+    class SeededTrainer(Trainer):
+        @classmethod
+        def build_train_loader(cls, cfg: CfgNode) -> Any:
+            return build_detection_train_loader(cfg, mapper=seeded(DatasetMapper(cfg, True), cfg))
+
+    return SeededTrainer(cfg)
+
+
+_SEEDS: list[np.random.RandomState] = []  # of the process, for PreciseBN after the training
+
+
+def seeded(mapper: Callable[[Any], Any], cfg: CfgNode) -> Callable[[Any], Any]:
+    """Let a mapper sample each image from the next seed of the process."""
+    if not _SEEDS:
+        _SEEDS.append(np.random.RandomState(cfg.SEED + comm.get_rank()))
+
+    def mapped(record: Any) -> Any:
+        seed = int(_SEEDS[0].randint(2**32, dtype=np.uint32))
+        with torch.random.fork_rng(devices=[]):
+            numpy_state, python_state = np.random.get_state(), random.getstate()
+            torch.manual_seed(seed)
+            np.random.seed(seed)
+            random.seed(seed)
+            try:
+                return mapper(record)
+            finally:
+                np.random.set_state(numpy_state)
+                random.setstate(python_state)
+
+    return mapped
+
+
 def train(config: Path, folder: Path, data: Path, num_processes: int, **options: Any) -> None:
     """Train what the config.yaml of a run says, into `folder`: as Detectron2, and metrics.hex.json.
 
@@ -158,8 +209,10 @@ def _decay(name: str, cfg: CfgNode) -> float:
 def _train(config: str, folder: str, data: str, options: tuple[tuple[str, Any], ...]) -> None:
     """One process.
 
-    Options: `register`, a function in place of `register_data`; `trainer`, "module:Class".
+    Options: `register`, a function in place of `register_data`; `trainer`, what makes a trainer of
+    a configuration.
     """
+    _SEEDS.clear()
     given = dict(options)
     cfg = load_config(config, comm.get_world_size()).clone()
     cfg.defrost()

@@ -21,7 +21,7 @@ def server() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     modules = ["pytest", "moco.pretraining.run", "torch.nn.parallel", "detection.engine.trainer"]
     if not os.environ.get("MOCO_HIDE_DETECTRON2"):
-        modules.append("detection.d2.trainer")
+        modules.append("detection.d2.engine")
     context.set_forkserver_preload(modules)
     return context
 

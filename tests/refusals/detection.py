@@ -160,12 +160,6 @@ TORCHRUN = [
         ("SEED -1", "SEED: several machines, or torchrun, need the same one"),
         env=RANK,
     ),
-    *rows(
-        f"{SMALL} detectron2 {ON_VOC}",
-        ("SEED 1", "--num-gpus 2 instead, or torchrun with --engine embed"),
-        env=RANK,
-        needs=("detectron2",),
-    ),
 ]
 
 

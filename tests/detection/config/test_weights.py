@@ -12,7 +12,7 @@ from convert import targets
 from convert.verify import read_converted
 from detection.config.trained import apply_trained
 from detection.config.weights import check_weights, read_weights
-from detection.engine import run
+from detection.engine import launch
 from detection.train_net import main as train
 from moco.common import pretrained
 from moco.common.errors import DataError, NumericError, UserError
@@ -130,7 +130,7 @@ def test_weights_by_name(
             patch.setenv("MOCO_TRANSFER_OFFLINE", "1")
             train(["--check-only", *argv])
         assert not served.asked
-        monkeypatch.setattr(run, "run_engine", stopped)
+        monkeypatch.setattr(launch, "run", stopped)
         with pytest.raises(NumericError):
             train(argv)
         assert len(served.asked) == 1

@@ -2,11 +2,17 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from detection.config.task import load_task
+from detection.data.mapper import Draw, Mapper, SeededMapper
+from detection.datasets.base import Split
+from detection.evaluation.visualize import render
 from detection.train_net import find_config
 from moco.common.cfgnode import flatten
+from moco.common.errors import DataError
 from tests.oracles.tiny_coco import write_coco
 
 pytestmark = [
@@ -94,3 +100,93 @@ def test_only_files_of_the_model_zoo_are_found(tmp_path):
         "COCO-Detection/none.yaml"
     )
     assert find_config("COCO-Detection/retinanet_R_50_FPN_1x.yaml", "embedded", tmp_path)
+
+
+@pytest.fixture
+def records(tmp_path):
+    """Read a name whose object has these keys, in an image that EXIF turns."""
+    from detectron2.data import DatasetCatalog, MetadataCatalog
+
+    from detection.d2.catalog import CatalogSource
+
+    exif = Image.Exif()
+    exif[274] = 6  # shown as 30 x 50
+    path = tmp_path / "turned.jpg"
+    Image.new("RGB", (50, 30)).save(path, exif=exif)
+
+    def read(file_name: str = str(path), **item: object) -> Split:
+        record = {
+            "file_name": file_name,
+            "image_id": 1,
+            "annotations": [{"category_id": 0, **item}],
+        }
+        name = f"completed_{len(DatasetCatalog)}"
+        DatasetCatalog.register(name, lambda: [record])
+        MetadataCatalog.get(name).set(thing_classes=["a"], evaluator_type="coco")
+        return CatalogSource(name).read()
+
+    return read
+
+
+@pytest.mark.parametrize(
+    ("mode", "box", "expected"),
+    [
+        ("XYXY_ABS", [1, 2, 3, 4], [1, 2, 3, 4]),
+        ("XYXY_ABS", np.array([1, 2, 3, 4]), [1, 2, 3, 4]),
+        ("XYWH_ABS", (1.5, 2, 3, 4), [1.5, 2, 3, 4]),
+        ("XYWHA_ABS", [10.0, 20.0, 8.0, 4.0, 90.0], [8.0, 16.0, 12.0, 24.0]),
+    ],
+)
+def test_records_are_completed(mode, box, expected, records):
+    """Sizes from the header, boxes in a mode that the pipeline knows, of Python's own numbers."""
+    from detectron2.structures import BoxMode
+
+    (record,) = records(bbox=box, bbox_mode=BoxMode[mode]).records
+    assert (record["width"], record["height"]) == (30, 50)
+    (item,) = record["annotations"]
+    kept = mode if mode != "XYWHA_ABS" else "XYXY_ABS"
+    assert item["bbox_mode"] == BoxMode[kept].value
+    assert item["bbox"] == pytest.approx(expected, abs=1e-4)
+    assert [type(value) for value in item["bbox"]] == [type(value) for value in expected]
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"bbox": [0.1, 0.1, 0.5, 0.5], "bbox_mode": 2},
+        {"bbox": [1, 2, 3, 4]},
+        {"bbox": [1, 2, 3], "bbox_mode": 0},
+        {"bbox": [1, 2, 3, 4], "bbox_mode": 9},
+    ],
+    ids=["relative", "no mode", "three numbers", "unknown mode"],
+)
+def test_boxes_that_cannot_be_converted_are_refused(item, records):
+    """And never read as XYWH."""
+    with pytest.raises(DataError, match=r"turned\.jpg: a box of its record is .* to XYXY_ABS"):
+        records(**item)
+
+
+def test_paths_of_the_users_handler(records, tmp_path):
+    """Sizes, samples and drawings through Detectron2's PathManager."""
+    from detectron2.utils.file_io import PathManager
+    from iopath.common.file_io import PathHandler
+
+    from detection.d2.engine import open_url
+
+    class Store(PathHandler):
+        def _get_supported_prefixes(self) -> list[str]:
+            return ["store://"]
+
+        def _open(self, path: str, mode: str = "r", buffering: int = -1, **kwargs: object):
+            return open(tmp_path / path.removeprefix("store://"), mode)  # type: ignore[call-overload]
+
+    PathManager.register_handler(Store(), allow_override=True)
+    (record,) = records("store://turned.jpg", bbox=[1, 2, 9, 9], bbox_mode=0).records
+    assert (record["width"], record["height"]) == (30, 50)
+    sample = Mapper(100, "RGB", open_url=open_url)(record, Draw(50))
+    assert sample["image"].shape == (3, 83, 50) and len(sample["boxes"]) == 1
+    assert SeededMapper(dict, open_url)(record, 0)["image_id"] == 1
+    nothing = {"boxes": np.zeros((0, 4)), "scores": np.zeros(0), "classes": np.zeros(0, dtype=int)}
+    assert render(record, nothing, ["a"], open_url=open_url).size == (30, 50)
+    with pytest.raises(DataError, match=r"store://missing\.jpg: cannot be opened"):
+        records("store://missing.jpg", bbox=[1, 2, 9, 9], bbox_mode=0)

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from convert.verify import read_converted
+from detection.config.engines import find_engine
 from detection.config.task import load_task
+from detection.engine.evaluate import Gathered
 from detection.engine.weights import load_converted
 from detection.modeling.backbones import backbone_type
 from tests.oracles.tiny_coco import write_coco
@@ -73,7 +75,7 @@ def test_nothing_is_frozen_and_every_parameter_learns(load):
     from detectron2.data import DatasetCatalog, build_detection_train_loader
     from detectron2.utils.events import EventStorage
 
-    from detection.d2.data import register
+    from detection.d2.catalog import register
 
     cfg = load("SOLVER.IMS_PER_BATCH", 4, "DATALOADER.NUM_WORKERS", 0)
     register(cfg, (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST))
@@ -104,10 +106,29 @@ def test_plain_detectron2_loads_a_converted_file_alike(load, r18_file, tmp_path)
         assert torch.equal(value, expected[name]), name
 
 
+def test_a_model_is_built_without_its_training_data(load):
+    """For its evaluation on another machine."""
+    cfg = load().clone()
+    cfg.defrost()
+    cfg.DATASETS.TRAIN = ("not_here",)
+    assert find_engine("detectron2").build_model(cfg)
+
+
+def test_what_this_project_registers_is_not_the_users(load):
+    """A second task in one process would read itself for ever."""
+    from detection.d2.catalog import offer, register
+    from detection.datasets import read_split
+
+    cfg = load()
+    register(cfg, cfg.DATASETS.TEST)
+    offer(cfg)
+    assert not read_split("shapes_test", cfg).from_catalog
+
+
 def test_registered_folders_carry_their_metadata(load, voc_folder):
     from detectron2.data import MetadataCatalog
 
-    from detection.d2.data import register
+    from detection.d2.catalog import register
 
     cfg = load()
     register(cfg, (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST))
@@ -122,7 +143,7 @@ def test_a_name_of_detectron2_is_read_by_us(load, tmp_path, monkeypatch):
     """One image, which Detectron2 lists with numpy.loadtxt, would be a scalar there."""
     from detectron2.data import DatasetCatalog, MetadataCatalog
 
-    from detection.d2.data import register
+    from detection.d2.catalog import register
 
     monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
     write_voc(tmp_path / "VOC2007", {"train": 2, "val": 1}, names=VOC_NAMES)
@@ -140,16 +161,16 @@ def test_our_evaluator_behind_detectron2s_interface(load, tmp_path):
     from detectron2.evaluation import PascalVOCDetectionEvaluator
     from detectron2.structures import Boxes, Instances
 
-    from detection.d2.data import build_evaluator, register
+    from detection.d2.catalog import register
     from detection.datasets import read_split
 
     cfg = load()
     register(cfg, (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST))
-    ours, theirs = build_evaluator(cfg, "shapes_test"), PascalVOCDetectionEvaluator("shapes_test")
-    rng = np.random.default_rng(0)
-    for evaluator in (ours, theirs):
-        evaluator.reset()
-    for record in read_split("shapes_test", cfg).records:
+    split = read_split("shapes_test", cfg)
+    ours = Gathered(split, cfg, tmp_path / "out" / "inference", find_engine("detectron2"))
+    theirs, rng = PascalVOCDetectionEvaluator("shapes_test"), np.random.default_rng(0)
+    theirs.reset()
+    for record in split.records:
         boxes = np.array([a["bbox"] for a in record["annotations"]] * 2)
         boxes += rng.normal(0, 2, boxes.shape)
         instances = Instances((record["height"], record["width"]))
@@ -159,10 +180,10 @@ def test_our_evaluator_behind_detectron2s_interface(load, tmp_path):
         instances.pred_classes = torch.tensor(labels)
         for evaluator in (ours, theirs):
             evaluator.process([record], [{"instances": instances}])
-    result, expected = ours.evaluate()["bbox"], theirs.evaluate()["bbox"]
+    result, expected = ours.evaluate(), theirs.evaluate()["bbox"]
     assert expected["AP50"] > 50
     for key, value in expected.items():
-        assert result[key] == pytest.approx(value, abs=1e-6)
+        assert result[f"bbox/{key}"] == pytest.approx(value, abs=1e-6)
     written = json.loads((tmp_path / "out" / "inference" / "shapes_test.json").read_text())
     assert written["classes"] == ["blue", "green", "red"]
     assert written["predictions"][0]["image_id"] == "000006"
@@ -172,7 +193,6 @@ def test_one_file_under_two_ids_is_two_images(load, tmp_path, monkeypatch):
     """The objects of a file are split over its ids, as where one class is exported at a time."""
     from detectron2.structures import Boxes, Instances
 
-    from detection.d2.data import SharedEvaluator
     from detection.datasets import read_split
 
     write_coco(tmp_path, {"val2017": 4}, crowd=False)
@@ -184,7 +204,7 @@ def test_one_file_under_two_ids_is_two_images(load, tmp_path, monkeypatch):
     monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
     cfg = load()
     split = read_split("coco_2017_val", cfg)
-    evaluator = SharedEvaluator(split, cfg, tmp_path / "out")
+    evaluator = Gathered(split, cfg, tmp_path / "out", find_engine("detectron2"))
     for record in split.records:
         objects = record["annotations"]
         boxes = torch.tensor([item["bbox"] for item in objects]).float().reshape(-1, 4)
@@ -193,4 +213,4 @@ def test_one_file_under_two_ids_is_two_images(load, tmp_path, monkeypatch):
         found.pred_boxes, found.scores = Boxes(boxes), torch.ones(len(boxes))
         found.pred_classes = torch.tensor([item["category_id"] for item in objects]).long()
         evaluator.process([{**record}], [{"instances": found}])
-    assert evaluator.evaluate()["bbox"]["AP"] == pytest.approx(100)
+    assert evaluator.evaluate()["bbox/AP"] == pytest.approx(100)

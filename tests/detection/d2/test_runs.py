@@ -6,18 +6,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fvcore.common.config import CfgNode
 from PIL import Image
+from torch import nn
 
 from detection.config.task import load_task
+from detection.engine import launch, trainer
+from detection.engine.job import Job
+from detection.engine.weights import EngineResult
 from detection.train_net import main
+from moco.common import distributed
 from moco.common.files import load_torch
 from moco.common.run import RunRecord, read_record
+from moco.engine.stop import StopRequest
 from tests.detection.conftest import ROOT
 from tests.oracles.small_tasks import options
 from tests.oracles.tiny_coco import KINDS, write_coco
 
 pytestmark = [pytest.mark.detectron2, pytest.mark.slow, pytest.mark.usefixtures("detectron2")]
 
+IN_PROCESS = launch._in_process
 MASKS, LABELS, POINTS = (
     "coco/mask_rcnn_R_50_FPN_1x",
     "voc/fcn16s_R_50_30k",
@@ -64,28 +72,32 @@ def lines(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
 
 
-def recording_process(job, outcome) -> None:
-    """A process, which also leaves the model that its rank ended with."""
-    from detectron2.utils import comm
+def leaving_its_state(job: Job, stop: StopRequest) -> EngineResult:
+    """Do a rank's share, and leave the model that it ended with."""
+    from detection.d2 import engine
 
-    from detection.d2 import trainer
+    models, build = [], engine.build_model
 
-    train = trainer._train
+    def built(cfg: CfgNode) -> nn.Module:
+        models.append(build(cfg))
+        return models[0]
 
-    def recording(*args):
-        result = train(*args)
-        torch.save(result[0].state_dict(), Path(job.cfg.OUTPUT_DIR) / f"rank{comm.get_rank()}.pth")
-        return result
+    engine.build_model = built
+    result = trainer.work(job, stop)
+    file = Path(job.cfg.OUTPUT_DIR) / f"rank{distributed.rank()}.pth"
+    torch.save(models[0].state_dict(), file)
+    return result
 
-    trainer._train = recording
-    trainer._in_process(job, outcome)
+
+def recording_process(*args) -> None:
+    """A process of `launch` whose rank does so."""
+    launch.work = leaving_its_state
+    IN_PROCESS(*args)
 
 
 @pytest.mark.parametrize("task", [MASKS, LABELS])
 def test_two_processes(task, arguments, tmp_path, monkeypatch, capsys):
-    from detection.d2 import trainer
-
-    monkeypatch.setattr(trainer, "_in_process", recording_process)
+    monkeypatch.setattr(launch, "_in_process", recording_process)
     folder = tmp_path / "run"
     scaling = ("SOLVER.REFERENCE_WORLD_SIZE", 1, "SOLVER.MAX_ITER", 4, "SOLVER.STEPS", "(2,)")
     # Images of several sizes: the ranks then weigh their statistics differently.
@@ -107,8 +119,6 @@ def test_two_processes(task, arguments, tmp_path, monkeypatch, capsys):
     ):
         assert f"note: {note}" in out
         assert sum(line.startswith(note) for line in record.notes) == 1
-    assert (folder / "log.txt.rank1").is_file()
-    assert "NaiveSyncBatchNorm" in (folder / "log.txt").read_text()
     # Both ranks ended with one model, BN statistics included, and that is the one in the file.
     final = load_torch(folder / "model_final.pth")["model"]
     start = load_torch(load_task(str(folder / "config.yaml"), [], "detectron2").cfg.MODEL.WEIGHTS)
@@ -221,27 +231,6 @@ def test_predictions_are_plotted(task, number, plotted, finished, tmp_path):
         with Image.open(out / f"{name}.jpg") as image:
             seen = np.asarray(image.convert("RGB"))[: original.height].astype(int)
         assert (np.abs(seen - np.asarray(original)) > 40).any()  # something is plotted
-
-
-@pytest.mark.parametrize(
-    ("precision", "trainer", "loop"),
-    [
-        ("fp32", "Trainer", "SimpleTrainer"),
-        ("bf16", "CustomTrainer", "Bf16Trainer"),
-        ("fp16", "Trainer", "AMPTrainer"),
-    ],
-)
-def test_the_inner_loop_of_a_precision(precision, trainer, loop, arguments, tmp_path):
-    """fp16 as on a GPU; a CPU is refused above."""
-    from detection.d2 import trainer as d2
-    from detection.modeling.norms import with_process_norms
-
-    argv = arguments(MASKS, tmp_path)
-    cfg = with_process_norms(load_task(argv[1], argv[2:], "detectron2").cfg, 1).clone()
-    cfg.defrost()
-    cfg.SOLVER.PRECISION, cfg.SOLVER.AMP.ENABLED = precision, precision != "fp32"
-    d2.register(cfg, cfg.DATASETS.TRAIN)
-    assert type(getattr(d2, trainer)(cfg)._trainer).__name__ == loop == d2.inner_loop(cfg).__name__
 
 
 @pytest.mark.parametrize(

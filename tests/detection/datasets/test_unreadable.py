@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import EpsImagePlugin, Image
 
+from detection.data.mapper import SeededMapper
 from detection.datasets import cache_clear
 from detection.datasets.images import read_image
 from detection.datasets.labels import read_labels
@@ -132,26 +133,23 @@ def test_on_two_processes(engine, arguments, images, tmp_path):
     assert_ended(error, tmp_path / "out", image)
 
 
-@pytest.mark.detectron2
 def test_gray_of_16_bits_under_another_name(images):
-    """What no check of the dataset opens is refused when it is read, by both engines alike."""
-    from detection.d2.loader import NamesImages
-
+    """What no check of the dataset opens is refused when it is read, by both mappers alike."""
     path = images / "JPEGImages" / "wide.jpg"
     Image.fromarray(np.full((4, 4), 999, dtype=np.uint16)).save(path, format="png")
     with pytest.raises(DataError) as error:
         read_image(str(path))
-    returned = NamesImages(lambda record: record)({"file_name": str(path)})
-    assert isinstance(returned, DataError) and str(returned) == str(error.value)
+    record = {"file_name": str(path), "height": 4, "width": 4}
+    with pytest.raises(DataError) as again:
+        SeededMapper(dict)(record, 0)
+    assert str(again.value) == str(error.value)
 
 
-@pytest.mark.detectron2
 def test_errors_that_are_not_the_images_stay_what_they_are(images):
-    from detection.d2.loader import NamesImages
-
     def mapper(record: object) -> dict[str, object]:
         raise KeyError("a fault of the program")
 
     path = images / "JPEGImages" / "000000.jpg"
+    width, height = Image.open(path).size
     with pytest.raises(KeyError):
-        NamesImages(mapper)({"file_name": str(path)})
+        SeededMapper(mapper)({"file_name": str(path), "height": height, "width": width}, 0)

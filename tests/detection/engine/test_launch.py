@@ -93,7 +93,7 @@ def test_every_batch_norm_can_be_frozen(kind):
     assert torch.equal(model(torch.full((1, 4, 2, 2), 2.0)), torch.zeros(1, 4, 2, 2))
 
 
-JOB = Job("embedded", default_task())
+JOB = Job("embedded", merge(default_task(), {"MODEL.DEVICE": "cpu"}))
 
 
 def raising(error: Exception):

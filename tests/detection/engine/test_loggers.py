@@ -8,6 +8,7 @@ import pytest
 
 from detection.config.keys import protocol_sha256
 from detection.config.task import default_task
+from detection.engine.trainer import Trainer
 from detection.train_net import main
 from moco.common.cfgnode import flatten
 from moco.common.errors import Preempted
@@ -48,17 +49,12 @@ def test_loggers_get_the_numbers_of_metrics_json(
     assert seen == merged and {"total_loss", "bbox/AP"} <= set().union(*merged.values())
     assert not list((tmp_path / "run").glob("events.out.tfevents.*"))  # it was not chosen
 
-    from importlib import import_module
-
     def stopped(*args):
         os.kill(os.getpid(), signal.SIGTERM)
         return step(*args)
 
-    module = {"embedded": "detection.engine.trainer", "detectron2": "detection.d2.trainer"}
-    owner = import_module(module[engine]).Trainer
-    name = "step" if engine == "embedded" else "run_step"
-    step = getattr(owner, name)
-    monkeypatch.setattr(owner, name, stopped)
+    step = Trainer.step
+    monkeypatch.setattr(Trainer, "step", stopped)
     with pytest.raises(Preempted):
         main([*argv, "OUTPUT_DIR", str(tmp_path / "stopped")])
     assert calls[-1] is False

@@ -1,11 +1,11 @@
 """PreciseBN over ranks: every rank ends with the statistics of all images together."""
 
-import pickle
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
+
+from moco.common import distributed
+from tests.oracles.processes import run_on
 
 SIZES = {0: [(8, 8), (16, 12), (8, 24)], 1: [(32, 8), (8, 8), (16, 16)]}
 
@@ -28,29 +28,19 @@ def statistics(model: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
     return model[1].running_mean.clone(), model[1].running_var.clone()
 
 
-def work(folder: str, upstream: bool) -> None:
-    """One rank: re-estimate, leave the statistics in a file."""
+def estimate(upstream: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Re-estimate the statistics of this rank."""
     from detectron2.engine.hooks import PreciseBN
-    from detectron2.utils import comm
 
-    from detection.d2.trainer import _disconnect
     from detection.engine.precise_bn import combine_statistics, count_values
 
-    model = network()
-    hook = PreciseBN(0, model, batches(comm.get_rank()), len(SIZES[0]))
+    model, rank = network(), distributed.rank()
+    hook = PreciseBN(0, model, batches(rank), len(SIZES[0]))
     with count_values(model) as counts:
         hook.update_stats()
     if not upstream:
         combine_statistics(counts)
-    Path(folder, f"{comm.get_rank()}.pkl").write_bytes(pickle.dumps(statistics(model)))
-    _disconnect()  # a process that ends with its threads of gloo may abort
-
-
-def two_ranks(folder: Path, upstream: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    from detectron2.engine import launch
-
-    launch(work, 2, dist_url="auto", args=(str(folder), upstream))
-    return [pickle.loads((folder / f"{rank}.pkl").read_bytes()) for rank in (0, 1)]
+    return statistics(model)
 
 
 def of_all_pixels() -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,8 +54,8 @@ def of_all_pixels() -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.detectron2
 @pytest.mark.slow
-def test_ranks_end_alike_and_right(tmp_path, detectron2):
-    first, second = two_ranks(tmp_path, upstream=False)
+def test_ranks_end_alike_and_right(detectron2):
+    first, second = run_on(2, estimate, False)
     for mine, theirs, true in zip(first, second, of_all_pixels(), strict=True):
         assert torch.equal(mine, theirs)
         torch.testing.assert_close(mine, true, rtol=1e-4, atol=1e-5)
@@ -73,9 +63,9 @@ def test_ranks_end_alike_and_right(tmp_path, detectron2):
 
 @pytest.mark.detectron2
 @pytest.mark.slow
-def test_upstream_ends_differently_on_every_rank(tmp_path, detectron2):
+def test_upstream_ends_differently_on_every_rank(detectron2):
     """facebookresearch/detectron2#5398; when this fails, the combination is not needed any more."""
-    (mean, _), (other, _) = two_ranks(tmp_path, upstream=True)
+    (mean, _), (other, _) = run_on(2, estimate, True)
     assert (mean - other).abs().max() > 0.5
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from detection.config.engines import find_engine
 from detection.config.task import load_task
 from detection.config.trained import read_start
+from detection.engine import launch
 from detection.engine.job import Job
 from detection.engine.start import (
     StartFile,
@@ -88,7 +88,7 @@ def test_equal_seeds_start_equally(tmp_path):
         every = {**KEYS, **more, "SOLVER.MAX_ITER": 2, "SOLVER.WARMUP_ITERS": 0, **keys}
         opts = [str(item) for pair in every.items() for item in pair]
         with RunFolder(tmp_path / name):
-            find_engine("embedded").run(Job("embedded", load_task(None, opts, "embedded").cfg))
+            launch.run(Job("embedded", load_task(None, opts, "embedded").cfg))
         starts[name] = read_start(tmp_path / name)
     assert starts["a"] == starts["b"] and len(starts["a"]["batches"]) == 2
     assert starts["a"]["batches"] != starts["c"]["batches"]

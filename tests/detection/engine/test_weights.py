@@ -1,5 +1,9 @@
 """Weights into a detector: every tensor is loaded, and what has no place is an error."""
 
+import io
+import pickle
+import tarfile
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,7 +20,7 @@ from detection.engine.weights import (
     target_names,
 )
 from detection.modeling.backbones import backbone_type
-from moco.common.errors import UserError
+from moco.common.errors import DataError, UserError
 
 C4 = backbone_type("build_resnet_backbone")
 
@@ -110,3 +114,34 @@ def test_trained_models_round_trip_and_must_fit(detector, tmp_path):
         load_trained(detector, change(tensors, extra=torch.ones(1)), path)
     with pytest.raises(UserError, match=rf"{name}: .*\[21\].*\[4\]"):
         load_trained(detector, change(tensors, **{name: torch.ones(21)}), path)
+
+
+def test_a_file_of_two_formats_runs_nothing(converted, tmp_path, monkeypatch):
+    """A tar to one reader; a pickle, from the first member's name on, to another."""
+    content = {
+        "model": {key: value.numpy() for key, value in converted.model.items()},
+        "__author__": "x",
+        "matching_heuristics": True,
+        "contract": converted.contract.to_dict(),
+    }
+    monkeypatch.chdir(tmp_path)
+    marker = tmp_path / "m"
+    name = f"cos\nsystem\n(S'touch {marker.name}'\ntR."
+    path = tmp_path / "w.pkl"
+    none = pickle.dumps(0, 2)
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for member, data in (
+            (name, b""),
+            ("storages", none + pickle.dumps([], 2)),
+            ("tensors", none),
+            ("pickle", pickle.dumps(content, 2)),
+        ):
+            info = tarfile.TarInfo(member)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    with pytest.raises(DataError, match=r"w\.pkl: damaged or made to mislead"):
+        read_trained(path)
+    assert not marker.exists()
+    with open(path, "rb") as file:
+        pickle.load(file)
+    assert marker.exists(), "to Python it is a program"

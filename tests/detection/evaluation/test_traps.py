@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from detection.config.engines import find_engine
 from detection.config.task import default_task
 from detection.datasets import read_split
 from detection.datasets.base import XYXY_ABS
+from detection.engine.evaluate import Gathered
 from detection.evaluation.evaluators import build_evaluator
 from tests.oracles import coco_dialects as coco
 from tests.oracles.tiny_instances import (
@@ -182,17 +184,13 @@ def scores(split: Any, cfg: Any, engine: str, predictions: Any, folder: Any) -> 
         for record, answer in zip(split.records, predictions, strict=True):
             evaluator.add(record, answer)
         return evaluator.evaluate()
-    from detection.d2.catalog import build_evaluator as build_detectron2s
-    from detection.d2.data import SharedEvaluator
-
-    build = build_detectron2s if engine == "catalog" else SharedEvaluator
-    evaluator = build(split, cfg, folder)
-    evaluator.reset()
+    room = find_engine("detectron2")
+    evaluator = room.evaluator(split, cfg, folder) or Gathered(split, cfg, folder, room)
+    assert isinstance(evaluator, Gathered) == (engine != "catalog")
     for record, answer in zip(split.records, predictions, strict=True):
         found = detectron2_instances(answer, record["height"], record["width"])
         evaluator.process([record], [{"instances": found}])
-    results = evaluator.evaluate().items()
-    return {f"{kind}/{name}": v for kind, values in results for name, v in values.items()}
+    return dict(evaluator.evaluate())
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -186,6 +186,21 @@ def test_masks_in_run_lengths(flip, images):
         assert_same_sample(theirs(record), ours(record, draw))
 
 
+def jittering(cfg, **pad):
+    """Detectron2's mapper with the augmentations of ViTDet's configs (configs/common)."""
+    from detectron2.data import DatasetMapper
+    from detectron2.data import transforms as T
+
+    keys, flip = cfg.INPUT.LSJ, cfg.INPUT.RANDOM_FLIP
+    changes = []
+    if flip != "none":
+        changes = [T.RandomFlip(horizontal=flip == "horizontal", vertical=flip == "vertical")]
+    changes.append(T.ResizeScale(*keys.SCALE_RANGE, keys.SIZE, keys.SIZE))
+    changes.append(T.FixedSizeCrop((keys.SIZE, keys.SIZE), pad=keys.PAD, **pad))
+    masks = cfg.MODEL.MASK_ON
+    return DatasetMapper(cfg, True, augmentations=changes, recompute_boxes=masks)
+
+
 @pytest.mark.parametrize(
     ("masks", "flip", "pad"),
     [
@@ -197,31 +212,20 @@ def test_masks_in_run_lengths(flip, images):
     ],
 )
 def test_large_scale_jitter(masks, flip, pad, images):
-    """Against the augmentations of ViTDet's configs, and what the plugin makes of INPUT.LSJ."""
-    from detectron2.data import DatasetMapper
-    from detectron2.data import transforms as T
-
     from detection.config.task import add_transfer_config
-    from detection.d2.data import build_mapper
 
     cfg = config("BGR", flip, "choice", (90,))
     add_transfer_config(cfg)
     cfg.INPUT.LSJ.update({"ENABLED": True, "SIZE": 100, "SCALE_RANGE": [0.2, 2.0], "PAD": pad})
-    flips, own = None, []
+    flips = None
     if masks:
         cfg.MODEL.MASK_ON = cfg.MODEL.KEYPOINT_ON = True
         cfg.INPUT.MASK_FORMAT = masks
         cfg.DATASETS.TRAIN = ("keypoints_coco_2017_train",)
         flips = flip_indices(PERSON_KEYPOINTS, PERSON_FLIP_MAP)
-    if flip != "none":
-        own = [T.RandomFlip(horizontal=flip == "horizontal", vertical=flip == "vertical")]
-    scale = T.ResizeScale(min_scale=0.2, max_scale=2.0, target_height=100, target_width=100)
-    own += [scale, T.FixedSizeCrop(crop_size=(100, 100), pad=pad)]
-    theirs = DatasetMapper(cfg, True, augmentations=own, recompute_boxes=bool(masks))
     jitter = LargeScaleJitter.from_config(cfg)
-    mappers = theirs, build_mapper(cfg, training=True)
     ours, lost = Mapper(1, "BGR", masks, flips, jitter=jitter), 0
-    for mapper in mappers:
+    for mapper in (jittering(cfg), jittering(cfg, seg_pad_value=0)):
         np.random.seed(5)
         rng = np.random.RandomState(5)
         for record in [image for image in images if image["annotations"]] * 4:
@@ -242,14 +246,13 @@ def test_large_scale_jitter_of_masks_in_run_lengths(images):
     import pycocotools.mask
 
     from detection.config.task import add_transfer_config
-    from detection.d2.data import build_mapper
 
     cfg = config("RGB", "horizontal", "choice", (90,))
     add_transfer_config(cfg)
     cfg.MODEL.MASK_ON, cfg.INPUT.MASK_FORMAT = True, "bitmask"
     cfg.INPUT.LSJ.update({"ENABLED": True, "SIZE": 90, "SCALE_RANGE": [0.5, 1.5]})
     jitter = LargeScaleJitter.from_config(cfg)
-    theirs, padded = build_mapper(cfg, training=True), 0
+    theirs, padded = jittering(cfg, seg_pad_value=0), 0
     ours = Mapper(1, "RGB", "bitmask", jitter=jitter)
     np.random.seed(5)
     rng = np.random.RandomState(5)
@@ -269,8 +272,8 @@ def test_large_scale_jitter_of_masks_in_run_lengths(images):
 
 @pytest.mark.parametrize("order", ["RGB", "BGR"])
 def test_label_mapper(order, tmp_path, images):
-    from detection.d2.semantic_seg import SemSegMapper
     from detection.data import sem_seg
+    from tests.oracles.sem_seg_mapper import SemSegMapper
 
     augmentation = sem_seg.Augmentation((0.5, 2.0), True, 90, (120.4, 99.7, 3.2), 255)
     np.random.seed(5)
@@ -304,15 +307,16 @@ def test_mapper_on_real_images(masks, shared_data):
 
 @pytest.mark.parametrize("masks", ["polygon", "bitmask"])
 def test_large_scale_jitter_of_real_images(masks, shared_data):
+
     from detection.config.task import add_transfer_config
-    from detection.d2.data import build_mapper
 
     cfg = config("RGB", "horizontal", "choice", (1,))
     add_transfer_config(cfg)
     cfg.MODEL.MASK_ON, cfg.INPUT.MASK_FORMAT = True, masks
     cfg.INPUT.LSJ.update({"ENABLED": True, "SIZE": 256})
     jitter = LargeScaleJitter.from_config(cfg)
-    theirs, ours = build_mapper(cfg, training=True), Mapper(1, "RGB", masks, jitter=jitter)
+    theirs = jittering(cfg, seg_pad_value=0)
+    ours = Mapper(1, "RGB", masks, jitter=jitter)
     np.random.seed(1)
     rng = np.random.RandomState(1)
     records = with_objects(real_coco(shared_data))

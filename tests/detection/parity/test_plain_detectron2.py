@@ -14,6 +14,8 @@ device_ids=None      DistributedDataParallel takes none on a CPU
 norms                SyncBatchNorm refuses a CPU: naiveSyncBN on two processes, BN on one
 focal loss           is compiled first: RetinaNet's first call has other bits until it is
 0 workers            with workers its augmentation depends on their number
+mappers              of DensePose, crops, proposals, instances with labels of every pixel: its own
+                     on both sides, and each image from a seed of its own
 EVAL_PERIOD 0        the iterator of a test loader takes a number from torch's stream
 PreciseBN            at the end of one process alone: on two, its ranks end with other statistics
 COCOeval in Python   the compiled one divides without pycocotools' epsilon: other last bits
@@ -22,6 +24,7 @@ metrics              no boundary IoU (with OpenCV) and no accuracy of one class,
 
 import json
 import math
+import pickle
 import re
 from functools import partial
 from pathlib import Path
@@ -162,6 +165,29 @@ for split in ("train", "val"):
     MetadataCatalog.get(f"users_{{split}}").set(json_file=json_file, evaluator_type="coco")
     DatasetCatalog.get(f"users_{{split}}")
 """
+# Labels of every pixel beside those instances, which DatasetMapper reads with `Image.convert`.
+PANOPTIC = """
+import numpy as np
+from pathlib import Path
+from PIL import Image
+
+def labeled(split):
+    found = records(split)
+    for number, record in enumerate(found):
+        path = Path(record["file_name"])
+        record["sem_seg_file_name"] = str(path.with_suffix(".labels.png"))
+        if not Path(record["sem_seg_file_name"]).exists():
+            width, height = Image.open(path).size
+            y, x = np.mgrid[:height, :width]
+            Image.fromarray(((x // 9 + y // 7 + number) % 4).astype(np.uint8)).save(
+                record["sem_seg_file_name"]
+            )
+    return found
+
+for split in ("train", "val"):
+    DatasetCatalog.remove(f"users_{{split}}")
+    DatasetCatalog.register(f"users_{{split}}", lambda split=split: labeled(split))
+"""
 TIMES = {"time", "data_time", "rank_data_time", "eta_seconds", "iteration"}
 ENGINES = ("detectron2", "embedded")
 METRICS = {"keypoints": "keypoints/AP", "fcn-16s": "sem_seg/mIoU"}
@@ -281,13 +307,18 @@ def module(tmp_path, monkeypatch):
     return write
 
 
-def test_the_number_of_workers_changes_no_batch(data, narrow_r50_file, tmp_path, monkeypatch):
+@pytest.mark.parametrize("engine", ["embedded", "detectron2", "detectron2, its own mapper"])
+def test_the_number_of_workers_changes_no_batch(
+    engine, data, narrow_r50_file, tmp_path, monkeypatch
+):
     monkeypatch.setenv("DETECTRON2_DATASETS", str(data / "polygons"))
     task, keys, _ = ROWS["fpn-mask"]
     keys = {**keys, "MODEL.WEIGHTS": narrow_r50_file, "SOLVER.MAX_ITER": 10, "SOLVER.STEPS": (8,)}
+    if "mapper" in engine:
+        keys["INPUT.CROP.ENABLED"] = True
     for workers in (0, 2, 4):
         folder = tmp_path / str(workers)
-        ours(task, {**keys, "DATALOADER.NUM_WORKERS": workers}, folder, "embedded", 1)
+        ours(task, {**keys, "DATALOADER.NUM_WORKERS": workers}, folder, engine.split(",")[0], 1)
     seen = [lines(tmp_path / str(workers) / "seen") for workers in (0, 2, 4)]
     assert seen[0] == seen[1] == seen[2]
     assert len(seen[0]["rank0.jsonl"]) == 10 + 3  # those of PreciseBN, too
@@ -311,10 +342,61 @@ def test_a_users_dataset_of_the_catalog(data, narrow_r50_file, tmp_path, module)
     assert record.config["MODEL.ROI_HEADS.NUM_CLASSES"] == 80
 
 
+def write_proposals(root: Path, split: str, folder: Path) -> Path:
+    """Write boxes for every image of a split, as Detectron2's files of proposals have them."""
+    name = root / "coco" / "annotations" / f"instances_{split}2017.json"
+    rng, images = np.random.RandomState(4), json.loads(name.read_text())["images"]
+    boxes = []
+    for image in images:
+        corners = rng.uniform(0, [image["width"], image["height"]], (24, 2, 2))
+        low, high = corners.min(axis=1), corners.max(axis=1)
+        boxes.append(np.concatenate([low, high], axis=1).astype(np.float32))
+    content = {
+        "ids": [image["id"] for image in images],
+        "boxes": boxes,
+        "objectness_logits": [rng.randn(24).astype(np.float32) for _ in images],
+        "bbox_mode": 0,
+    }
+    (folder / f"{split}.pkl").write_bytes(pickle.dumps(content))
+    return folder / f"{split}.pkl"
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+@pytest.mark.parametrize("kind", ["crop", "proposals", "panoptic"])
+def test_what_detectron2_alone_maps(
+    kind, num_processes, data, narrow_r50_file, tmp_path, monkeypatch, module
+):
+    from tests.oracles import plain_detectron2 as oracle
+
+    root = data / "polygons"
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(root))
+    task, keys, _ = ROWS["fpn-mask"]
+    keys = {**keys, "MODEL.WEIGHTS": narrow_r50_file, "TEST.PRECISE_BN.ENABLED": num_processes == 1}
+    given, flags = {"trainer": oracle.Seeded}, []
+    if kind == "crop":
+        keys |= {"INPUT.CROP.ENABLED": True, "INPUT.CROP.SIZE": [0.6, 0.8]}
+    elif kind == "proposals":
+        files = {split: str(write_proposals(root, split, tmp_path)) for split in ("train", "val")}
+        keys |= {"MODEL.LOAD_PROPOSALS": True}
+        keys |= {"MODEL.PROPOSAL_GENERATOR.NAME": "PrecomputedProposals"}
+        keys |= {"DATASETS.PROPOSAL_FILES_TRAIN": (files["train"],)}
+        keys |= {"DATASETS.PROPOSAL_FILES_TEST": (files["val"],)}
+    else:
+        keys |= {"DATASETS.TRAIN": ("users_train",), "DATASETS.TEST": ("users_val",)}
+        keys |= {"MODEL.META_ARCHITECTURE": "PanopticFPN", "MODEL.SEM_SEG_HEAD.CONVS_DIM": 32}
+        keys |= {"MODEL.SEM_SEG_HEAD.NORM": "BN", "MODEL.SEM_SEG_HEAD.NUM_CLASSES": 4}
+        keys["SOLVER.BASE_LR"] = 0.002  # else nothing is found on two processes
+        name = module("users_panoptic", CATALOG.format(root=root) + PANOPTIC.format(root=root))
+        given = {"register": partial(oracle.register_imported, name), "trainer": oracle.Stuff}
+        flags = ["--import", name]
+    ours(task, keys, tmp_path / "detectron2", "detectron2", num_processes, *flags)
+    config = tmp_path / "detectron2" / "run" / "config.yaml"
+    plain(config, tmp_path / "plain", root, num_processes, **given)
+    assert_equal(tmp_path / "plain", tmp_path / "detectron2", num_processes)
+
+
 def test_densepose(narrow_r50_file, tmp_path, monkeypatch):
     pytest.importorskip("densepose", reason="Detectron2's DensePose project is not installed")
-    from densepose.engine import Trainer
-
     from tests.oracles import plain_detectron2 as oracle
     from tests.oracles.tiny_body import write_body
 
@@ -326,7 +408,7 @@ def test_densepose(narrow_r50_file, tmp_path, monkeypatch):
     keys |= {"MODEL.WEIGHTS": narrow_r50_file, "SOLVER.IMS_PER_BATCH": 2}
     ours("coco/densepose_rcnn_R_50_FPN_s1x", keys, tmp_path / "detectron2", "detectron2", 1)
     config = tmp_path / "detectron2" / "run" / "config.yaml"
-    given = {"register": oracle.register_densepose, "trainer": Trainer}
+    given = {"register": oracle.register_densepose, "trainer": oracle.densepose_trainer}
     plain(config, tmp_path / "plain", root, 1, **given)
     assert_equal(tmp_path / "plain", tmp_path / "detectron2", 1)
     found = json.loads((tmp_path / "plain" / "run" / "metrics.hex.json").read_text("utf-8"))

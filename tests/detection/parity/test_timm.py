@@ -10,8 +10,8 @@ import torch
 
 from convert.convert_to_d2 import convert_file
 from convert.verify import read_converted
-from detection.config.engines import find_engine
 from detection.config.task import load_task
+from detection.engine import launch
 from detection.engine.job import Job
 from moco.common.errors import DataError, UserError
 from moco.common.files import load_torch
@@ -64,7 +64,7 @@ def test_from_timms_file_to_a_trained_detector(config: str, name: str, tmp_path:
         opts = [str(item) for pair in {**keys, "OUTPUT_DIR": out}.items() for item in pair]
         task = load_task(CONFIGS / f"{config}.yaml", opts, engine)
         with RunFolder(out):
-            results.append(find_engine(engine).run(Job(engine, task.cfg, task.weights)))
+            results.append(launch.run(Job(engine, task.cfg, task.weights)))
         models.append(load_torch(out / "model_final.pth")["model"])
     assert results[0].metrics == results[1].metrics
     assert results[0].coverage == results[1].coverage

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from detection.config.engines import find_engine
 from detection.config.task import load_task
 from detection.config.trained import read_start
+from detection.engine import launch
 from detection.engine.job import Job
 from moco.common.files import load_torch
 from moco.common.run import RunFolder
@@ -80,7 +80,7 @@ def run_engine(engine, voc, out, keys, eval_only=False):
     opts = [str(item) for pair in every.items() for item in pair]
     task = load_task(None, opts, engine, eval_only=eval_only)
     with RunFolder(out):
-        return find_engine(engine).run(Job(engine, task.cfg, eval_only=eval_only))
+        return launch.run(Job(engine, task.cfg, eval_only=eval_only))
 
 
 def logged(folder):

@@ -1,7 +1,6 @@
 """Faults of runs in one process, and files from strangers, by the rows of RELIABILITY."""
 
 import contextlib
-import importlib.util
 import os
 import re
 import shutil
@@ -23,7 +22,6 @@ from tests.moco.classification.classify_runs import words as classify_words
 from tests.oracles.payloads import corpus, harmless
 
 ROOT = Path(__file__).resolve().parents[3]
-DETECTRON2 = importlib.util.find_spec("detectron2") is not None
 
 
 def python(*arguments, **options):
@@ -81,7 +79,7 @@ class TestPayloads:
         def detection_resume(path):
             from detection.engine.checkpoint import load_checkpoint as load
 
-            load(path, torch.nn.Linear(1, 1), None)
+            load(path, torch.nn.Linear(1, 1), None, "embedded")
 
         def cifar(path):
             folder = path.parent / "cifar"
@@ -96,13 +94,7 @@ class TestPayloads:
             finally:
                 shutil.rmtree(folder)
 
-        def detection_resume_d2(path):
-            from detection.d2.checkpoint import check_checkpoint
-
-            check_checkpoint(str(path))
-
         return {
-            **({"detection --resume, Detectron2": detection_resume_d2} if DETECTRON2 else {}),
             "convert --inspect": lambda path: print(inspect_file(path)),
             "cifar": cifar,
             "pretrain --resume": lambda path: main([*opts(), "--resume"]),

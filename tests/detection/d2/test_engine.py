@@ -1,18 +1,13 @@
-"""Runs on Detectron2: files, records, checkpoints, errors."""
+"""Runs on Detectron2: files, records, errors."""
 
-import io
 import json
 import pickle
-import tarfile
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
-import torch
 
-from convert.verify import build_backbone
 from detection.train_net import main
-from moco.common.errors import DataError, NumericError
+from moco.common.errors import NumericError, UserError
 from moco.common.run import RunRecord, read_record
 from tests.oracles.connection import detectron2s_gloo_threads
 from tests.oracles.processes import run_on
@@ -55,7 +50,6 @@ def test_a_run_leaves_what_a_detectron2_user_expects(finished):
     log = (folder / "log.txt").read_text()
     assert "recipe: not a task of the paper" in log
     assert "MODEL.RESNETS.NORM naiveSyncBN: one process, so this is plain BN" in log
-    assert "Running precise-BN for 2 iterations" in log
 
 
 def test_the_record_says_what_was_run(finished):
@@ -71,40 +65,6 @@ def test_the_record_says_what_was_run(finished):
     assert set(record.metrics) >= {"bbox/AP", "bbox/AP50", "bbox/AP75", "bbox/AP50-blue"}
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [(b"", "0 bytes"), (b"rubbish", "text file"), (None, "has no iteration, trainer")],
-)
-def test_a_damaged_checkpoint_is_named(content, message, tmp_path):
-    from detection.d2.checkpoint import check_checkpoint
-
-    path = tmp_path / "model_0000001.pth"
-    if content is None:
-        torch.save({"model": {}}, path)
-    else:
-        path.write_bytes(content)
-    with pytest.raises(DataError, match=f"model_0000001.*{message}"):
-        check_checkpoint(path)
-
-
-@pytest.mark.parametrize(
-    ("state", "reason"),
-    [
-        (None, "Detectron2 itself wrote it"),
-        ({"ranks": [{"data": {}}] * 2}, "2 processes wrote it, now there are 1"),
-        ({"ranks": [{"data": {}}]}, "NUM_WORKERS was 0 and is not"),
-    ],
-)
-def test_a_checkpoint_that_does_not_fit_any_longer_is_said(state, reason, monkeypatch):
-    """Resumed as Detectron2 does, with a warning."""
-    from detection.d2 import state as d2
-
-    said = []
-    monkeypatch.setattr(d2.logger, "warning", lambda text, *args: said.append(text % args))
-    assert d2.usable_state(state, "x.pth", Mock(fits=lambda data: False)) is None
-    assert said[0].startswith("x.pth: resumed with other images") and reason in said[0]
-
-
 def test_a_loss_that_is_not_finite_stops_the_run(train, tmp_path):
     folder = tmp_path / "run"
     with pytest.raises(NumericError, match=r"iteration \d: .*SOLVER\.BASE_LR") as caught:
@@ -115,40 +75,30 @@ def test_a_loss_that_is_not_finite_stops_the_run(train, tmp_path):
     assert record.status == "failed" and "NumericError" in record.notes[-1]
 
 
-def test_a_file_of_two_formats_runs_nothing(converted, tmp_path, monkeypatch):
-    """A tar to one reader; a pickle, from the first member's name on, to another."""
-    from detection.d2.checkpoint import SafeCheckpointer
-
-    content = {
-        "model": {key: value.numpy() for key, value in converted.model.items()},
-        "__author__": "x",
-        "matching_heuristics": True,
-        "contract": converted.contract.to_dict(),
-    }
-    monkeypatch.chdir(tmp_path)
-    marker = tmp_path / "m"
-    name = f"cos\nsystem\n(S'touch {marker.name}'\ntR."
-    path = tmp_path / "w.pkl"
-    none = pickle.dumps(0, 2)
-    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
-        for member, data in (
-            (name, b""),
-            ("storages", none + pickle.dumps([], 2)),
-            ("tensors", none),
-            ("pickle", pickle.dumps(content, 2)),
-        ):
-            info = tarfile.TarInfo(member)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    with pytest.raises(DataError, match=r"w\.pkl: damaged or made to mislead"):
-        SafeCheckpointer(build_backbone(converted.contract)).load(str(path))
-    assert not marker.exists()
-    with open(path, "rb") as file:
-        pickle.load(file)
-    assert marker.exists(), "to Python it is a program"
-
-
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux's list of threads")
 def test_no_thread_of_a_connection_outlives_the_training():
-    for connected, afterwards in run_on(2, detectron2s_gloo_threads, fresh=True):
+    for connected, afterwards in run_on(2, detectron2s_gloo_threads, connect=False, fresh=True):
         assert connected and not afterwards
+
+
+@pytest.mark.parametrize(
+    ("content", "files", "error"),
+    [
+        ({"ids": [1]}, 1, r"proposals\.pkl: not the proposals of shapes_trainval"),
+        ([1, 2], 1, r"proposals\.pkl: not the proposals of shapes_trainval"),
+        (b"\x80\x02cos\nsystem\nX\x04\x00\x00\x00exit\x85R.", 1, r"proposals\.pkl"),
+        ({}, 2, "2 files of proposals for shapes_trainval"),
+    ],
+    ids=["other images", "no dict", "a program", "two files"],
+)
+def test_files_of_proposals_that_do_not_fit(content, files, error, task_cfg, tmp_path):
+    """And nothing of them is executed."""
+    from detection.d2 import engine
+
+    path = tmp_path / "proposals.pkl"
+    path.write_bytes(content if isinstance(content, bytes) else pickle.dumps(content))
+    cfg = task_cfg.clone()
+    cfg.defrost()
+    cfg.MODEL.LOAD_PROPOSALS, cfg.DATASETS.PROPOSAL_FILES_TRAIN = True, (str(path),) * files
+    with pytest.raises(UserError, match=error):
+        engine.mapper(cfg, training=True)

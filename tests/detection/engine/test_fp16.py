@@ -1,0 +1,79 @@
+"""fp16: losses are scaled; steps whose gradients overflow are skipped, counted and resumed.
+
+A detector in fp16 takes minutes on a CPU, so a network of one matrix stands in; a task in fp16 is
+refused there.
+"""
+
+from itertools import repeat
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from detection.engine.trainer import Trainer
+from moco.common.errors import NumericError
+from moco.common.files import load_torch
+from moco.engine.stop import StopRequest
+
+SIZE, FACTOR = 8, 100.0
+
+
+class Matrix(nn.Module):
+    """Every entry's gradient is 800, which is at most 65504 in fp16, after it is scaled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = nn.Linear(SIZE, SIZE, bias=False)
+
+    def forward(self, samples: Any) -> dict[str, Tensor]:
+        return {"loss": self.matrix(torch.full((SIZE, SIZE), FACTOR)).sum()}
+
+
+def trainer(task_cfg: Any, precision: str = "fp16") -> Trainer:
+    cfg = task_cfg.clone()
+    cfg.defrost()
+    cfg.SOLVER.PRECISION, cfg.SOLVER.MAX_ITER, cfg.SOLVER.BASE_LR = precision, 200, 1e-5
+    cfg.freeze()
+    torch.manual_seed(0)
+    return Trainer(cfg, "embedded", Matrix(), StopRequest())
+
+
+def test_steps_that_overflow_are_skipped_and_counted(task_cfg, tmp_path):
+    """From a scale of 65536 it takes ten halvings to 64, with which 800 is finite."""
+    one = trainer(task_cfg)
+    one.folder = tmp_path
+    moved = []
+    for iteration in range(13):
+        before = one.model.matrix.weight.detach().clone()
+        one.step(iteration, repeat([]))
+        moved.append(not torch.equal(before, one.model.matrix.weight))
+    assert moved == [False] * 10 + [True] * 3
+    assert (one.skipped, one.scaler.get_scale()) == (10, 64.0)
+    # The gradient is that of the loss, and not of the scaled one.
+    assert torch.allclose(one.model.matrix.weight.grad, torch.full((SIZE, SIZE), SIZE * FACTOR))
+
+    path = one.save(12)
+    assert load_torch(path)["skipped"] == 10
+    again = trainer(task_cfg)
+    again.folder = tmp_path
+    again.resume()
+    assert (again.done, again.skipped, again.scaler.get_scale()) == (13, 10, 64.0)
+    one.step(13, repeat([]))
+    again.step(13, repeat([]))
+    assert torch.equal(one.model.matrix.weight, again.model.matrix.weight)
+
+
+def test_a_training_that_skips_most_steps_is_refused(task_cfg, tmp_path):
+    one = trainer(task_cfg)
+    one.folder, one.skipped = tmp_path, 51
+    with pytest.raises(NumericError, match=r"fp16: 51 of 101 steps were skipped.*set bf16 or fp32"):
+        one.save(100)
+    one.skipped = 50
+    one.save(100)
+
+
+def test_in_fp32_nothing_is_scaled(task_cfg):
+    one = trainer(task_cfg, "fp32")
+    one.step(0, repeat([]))
+    assert not one.scaler.is_enabled() and one.skipped == 0

@@ -1,0 +1,72 @@
+"""Lines of metrics.json are those of Detectron2's own storage and writer."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from detection.engine.log import StepLog
+from detection.engine.resuming import resume_from
+
+MAX_ITER = 47
+NAMES = ("loss", "now_and_then", "rare", "latest")
+
+
+def logged(iteration: int) -> dict[str, tuple[float, bool]]:
+    """What a model logs in an iteration, and whether lines are smoothed over it."""
+    rng = np.random.RandomState(iteration)
+    values = {"loss": (float(rng.rand()), True), "latest": (float(rng.rand()), False)}
+    if iteration % 6 == 2:
+        values["now_and_then"] = (float(rng.rand()), True)
+    if iteration in (3, 30):
+        values["rare"] = (float(rng.rand()), True)
+    return values
+
+
+def lines(folder: Path) -> list[dict[str, float]]:
+    found = [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
+    kept = [{key: line[key] for key in ("iteration", *NAMES) if key in line} for line in found]
+    return [line for line in kept if len(line) > 1]
+
+
+def train(log: StepLog, start: int, stop: int) -> None:
+    for iteration in range(start, stop):
+        log.step(iteration, {"time": 1.0}, logged(iteration), lr=0.1)
+
+
+@pytest.mark.detectron2
+def test_lines_are_detectron2s(tmp_path, detectron2):
+    from detectron2.utils.events import EventStorage, JSONWriter
+
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "ours").mkdir()
+    writer = JSONWriter(str(tmp_path / "theirs" / "metrics.json"))
+    with EventStorage(0) as storage:
+        for iteration in range(MAX_ITER):
+            storage.iter = iteration
+            for name, (value, is_smoothed) in logged(iteration).items():
+                storage.put_scalar(name, value, smoothing_hint=is_smoothed)
+            if (iteration + 1) % 20 == 0 or iteration == MAX_ITER - 1:
+                writer.write()
+    train(StepLog(tmp_path / "ours", MAX_ITER), 0, MAX_ITER)
+    theirs = sorted(lines(tmp_path / "theirs"), key=lambda line: line["iteration"])
+    assert lines(tmp_path / "ours") == theirs  # Detectron2's are in the order of the names
+    assert {"now_and_then", "rare"} <= set().union(*lines(tmp_path / "ours"))
+
+
+@pytest.mark.parametrize(("stop", "killed"), [(25, 43), (20, 41), (31, 31), (39, 40)])
+def test_a_resumed_run_writes_each_line_once(stop, killed, tmp_path):
+    """Stopped after some iterations, and killed later, so that lines are written again."""
+    for name in ("straight", "resumed"):
+        (tmp_path / name).mkdir()
+    train(StepLog(tmp_path / "straight", MAX_ITER), 0, MAX_ITER)
+    log = StepLog(tmp_path / "resumed", MAX_ITER)
+    train(log, 0, stop)
+    saved = log.recent()
+    train(log, stop, killed)
+    resume_from(tmp_path / "resumed", None, stop, MAX_ITER)
+    log = StepLog(tmp_path / "resumed", MAX_ITER)
+    log.resume(saved, stop)
+    train(log, stop, MAX_ITER)
+    assert lines(tmp_path / "resumed") == lines(tmp_path / "straight")
