@@ -35,6 +35,7 @@ from detection.datasets.layout import image_size
 from moco.common.errors import DataError
 
 _FLIPPED: dict[str, tuple[int, ...]] = {"none": (), "horizontal": (2,), "vertical": (1,)}
+_LEARNED = ("annotations", "sem_seg_file_name")
 _XYXY = 0  # BoxMode.XYXY_ABS; the readers' other mode is 1, XYWH_ABS
 
 
@@ -245,9 +246,9 @@ def flip_indices(names: Sequence[str], pairs: Sequence[tuple[str, str]]) -> tupl
 
 
 def _sample(record: Record, image: Tensor) -> Sample:
-    sample: Any = {"image": image}
-    names = ("file_name", "image_id", "height", "width")
-    return sample | {name: record[name] for name in names if name in record}
+    """Return the image with what its record has, but for what is learned."""
+    sample: Any = {key: value for key, value in record.items() if key not in _LEARNED}
+    return sample | {"image": image}
 
 
 def _planes(pixels: NDArray[np.uint8], channel_order: str) -> Tensor:

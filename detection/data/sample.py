@@ -8,6 +8,8 @@ from torch import Tensor
 class Sample(TypedDict, total=False):
     """An image and, in training, what is to be learned from it; R objects.
 
+    A user's records may have more, which a model of the user's gets, too.
+
     Attributes:
         image: (3, H, W) uint8, in the channels' order of INPUT.FORMAT.
         file_name: of the image as it is stored.

@@ -270,6 +270,9 @@ def test_checkpoints_that_do_not_fit_are_refused(voc, finished):
     with pytest.raises(UserError, match=r"model_final\.pth"):
         run(voc, finished, wider, resume=True)
     content = final(finished)
+    torch.save(content | {"engine": "detectron2"}, finished / "model_final.pth")
+    with pytest.raises(UserError, match="written by the detectron2 engine; resume with --engine"):
+        run(voc, finished, resume=True)
     torch.save({"model": content["model"], "trainer": {}}, finished / "model_final.pth")
     with pytest.raises(DataError, match="no optimizer, iteration, random"):
         run(voc, finished, resume=True)
