@@ -35,6 +35,7 @@ from detectron2.modeling import GeneralizedRCNNWithTTA, build_model
 from detectron2.modeling.backbone.vit import get_vit_lr_decay_rate
 from detectron2.solver.build import get_default_optimizer_params, maybe_add_gradient_clipping
 from detectron2.utils import comm
+from detectron2.utils.file_io import PathManager
 from torch import nn
 
 from detection.config.task import add_transfer_config
@@ -270,6 +271,8 @@ def register_imported(name: str, cfg: CfgNode, data: Path) -> None:
 
 def register_densepose(cfg: CfgNode, data: Path) -> None:
     """As its project registers them, from `data`."""
+    # Its evaluator passes a time limit that not every handler of paths knows.
+    PathManager.set_strict_kwargs_checking(False)
     from densepose.data.datasets.coco import CocoDatasetInfo, register_dataset
 
     for name in (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST):

@@ -395,7 +395,8 @@ def test_what_detectron2_alone_maps(
     assert_equal(tmp_path / "plain", tmp_path / "detectron2", num_processes)
 
 
-def test_densepose(narrow_r50_file, tmp_path, monkeypatch):
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_densepose(num_processes, narrow_r50_file, tmp_path, monkeypatch):
     pytest.importorskip("densepose", reason="Detectron2's DensePose project is not installed")
     from tests.oracles import plain_detectron2 as oracle
     from tests.oracles.tiny_body import write_body
@@ -406,11 +407,12 @@ def test_densepose(narrow_r50_file, tmp_path, monkeypatch):
     monkeypatch.setenv("DETECTRON2_DATASETS", str(root))
     keys = {key: value for key, value in BOXES.items() if key not in COCO}
     keys |= {"MODEL.WEIGHTS": narrow_r50_file, "SOLVER.IMS_PER_BATCH": 2}
-    ours("coco/densepose_rcnn_R_50_FPN_s1x", keys, tmp_path / "detectron2", "detectron2", 1)
-    config = tmp_path / "detectron2" / "run" / "config.yaml"
+    keys |= {"TEST.PRECISE_BN.ENABLED": num_processes == 1}
+    own = tmp_path / "detectron2"
+    ours("coco/densepose_rcnn_R_50_FPN_s1x", keys, own, "detectron2", num_processes)
     given = {"register": oracle.register_densepose, "trainer": oracle.densepose_trainer}
-    plain(config, tmp_path / "plain", root, 1, **given)
-    assert_equal(tmp_path / "plain", tmp_path / "detectron2", 1)
+    plain(own / "run" / "config.yaml", tmp_path / "plain", root, num_processes, **given)
+    assert_equal(tmp_path / "plain", own, num_processes)
     found = json.loads((tmp_path / "plain" / "run" / "metrics.hex.json").read_text("utf-8"))
     assert "densepose_gps/AP" in found
 
