@@ -228,8 +228,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--timm-model",
         metavar="NAME",
         help="take the file for this network of timm, which may be any with maps of strides 4 to "
-        "32, e.g. regnety_004 or regnety_004.tag; its mean and std are timm's of that tag "
-        "(extra: timm)",
+        "32, e.g. regnety_004 or regnety_004.tag; its mean and std are timm's of that tag",
     )
     parser.add_argument(
         "--overwrite", action="store_true", help="replace any file of OUTPUT's name"

@@ -2,12 +2,11 @@
 
 Networks that pool, normalize or place their tokens in other ways can have exactly the tensors of a
 plain one. Nothing in these tells them apart, but a name does. A name is text of unknown origin:
-compared, and looked up among timm's where that is installed.
+compared, and looked up among timm's.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -117,10 +116,9 @@ def check_names(names: Mapping[str, str], family: Family, where: str) -> dict[st
         if _in_timm(name):
             unclear[place] = name
         elif any(word in name for word in family.words):
-            timm = "" if importlib.util.find_spec("timm") else ", and timm is not installed to ask"
             raise DataError(
                 f"{where}: {place} names {shown(name)}, which is not known to be a plain "
-                f"{family.name}{timm}; give its state dict alone if you know it computes the same"
+                f"{family.name}; give its state dict alone if you know it computes the same"
             )
     return unclear
 
@@ -230,8 +228,6 @@ def _outputs(net: nn.Module, modules: Mapping[str, str], image: Tensor) -> dict[
 
 
 def _in_timm(name: str) -> bool:
-    if importlib.util.find_spec("timm") is None:
-        return False
     import timm
 
     return bool(timm.is_model(name))

@@ -12,7 +12,6 @@ from convert.files import is_array, names, to_tensor, unwrapped
 from convert.recorded import to_255
 from convert.sources import Given, Recognized
 from moco.common.errors import DataError, UserError
-from moco.common.pretrained import optional_package
 
 # Where timm/models/_helpers.py, load_state_dict, looks for a network, in its order.
 _CONTAINERS = {
@@ -28,8 +27,10 @@ def recognize(raw: Any, where: str, given: Given, sha256: str) -> Recognized:
 
     Raises:
         DataError: the file holds no such network, or more than it.
-        UserError: timm is not installed, has no such network, or none with a pyramid.
+        UserError: timm has no such network, or none with a pyramid.
     """
+    from timm.models import get_pretrained_cfg
+
     from convert.families.timm_network import own_names, usual_names
 
     model = given.timm_model or ""
@@ -43,10 +44,7 @@ def recognize(raw: Any, where: str, given: Given, sha256: str) -> Recognized:
             raise DataError(
                 f"{where}: not a {architecture} in timm's names; {what}: {names(sorted(keys))}"
             )
-    timm = optional_package("timm", "timm")
-    every = timm.models.get_pretrained_cfg(model) or timm.models.get_pretrained_cfg(
-        architecture.name
-    )
+    every: Any = get_pretrained_cfg(model) or get_pretrained_cfg(architecture.name)
     pixels = Pixels(to_255(every.mean), to_255(every.std), "RGB")
     state = {own[key]: to_tensor(key, found[key], where) for key in own if key in found}
     counters = [key for key in state if first_rule(key, LEFT_AT_INIT)]

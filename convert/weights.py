@@ -26,8 +26,8 @@ Wherever weights are given (MODEL.WEIGHTS, --init, --checkpoint, INPUT of conver
   my/checkpoint.pth.tar                   your own file; a path that exists comes before a name
   moco_v2_r50_800ep                       a name of the list
   https://host/r50.pth#sha256=0676ba61    an address with the file's hash, or #md5=...
-  hf://user/repo/file.safetensors[@rev]   a file of the Hugging Face Hub (extra: hub)
-  timm://resnet50.tv_in1k                 a model of timm, from the Hub (extra: timm)
+  hf://user/repo/file.safetensors[@rev]   a file of the Hugging Face Hub
+  timm://resnet50.tv_in1k                 a model of timm, from the Hub
   detectron2://ImageNetPretrained/...     a backbone of Detectron2's model zoo
 
 {CACHE}=DIR is where they are kept. With {OFFLINE}=1 nothing is downloaded.

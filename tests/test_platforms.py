@@ -30,7 +30,7 @@ for name in ("sched_getaffinity", "killpg", "getpgid", "setsid", "fork", "pwrite
 for name in ("SIGUSR1", "SIGUSR2", "SIGHUP", "SIGKILL", "SIGCHLD", "SIGALRM"):
     delattr(signal, name)
 """
-OPTIONAL = ("detectron2", "densepose", "lightly", "webdataset", "hotcoco", "timm")
+OPTIONAL = ("detectron2", "densepose", "lightly", "webdataset", "hotcoco")
 
 
 def run_python(*arguments: object, path: object = ROOT) -> str:

@@ -1,7 +1,5 @@
 """timm's `features_only` networks as backbones of four stages, and what their tensors are called.
 
-timm is an extra (`timm`), imported when a network of it is built.
-
 Shapes: N images, C channels, H W pixels.
 """
 
@@ -16,7 +14,6 @@ from torch import Tensor, nn
 
 from convert.families.convnext_architecture import FEATURES
 from moco.common.errors import UserError, first_few
-from moco.common.pretrained import optional_package
 
 STRIDES = (4, 8, 16, 32)
 _PROBE_PX = (128, 160)  # height and width, whole multiples of the largest stride
@@ -32,7 +29,7 @@ class TimmFeatures(nn.Module):
     Attributes: `strides` and `stage_channels` of the features, by name.
 
     Raises:
-        UserError: timm is not installed, has no such network, or that has no such maps.
+        UserError: timm has no such network, or that has no such maps.
     """
 
     size_divisibility = 32
@@ -115,8 +112,10 @@ def own_names(name: str) -> dict[str, str]:
 @functools.cache
 def usual_names(name: str) -> dict[str, Tensor]:
     """Tensors without memory of timm's whole network, by timm's usual names."""
+    import timm  # here: it takes longer to import than torch
+
     with torch.device("meta"):
-        state: dict[str, Tensor] = optional_package("timm", "timm").create_model(name).state_dict()
+        state: dict[str, Tensor] = timm.create_model(name).state_dict()
     return state
 
 
@@ -153,7 +152,8 @@ def _create(
 
     Without one its tensors are random: nothing is ever downloaded.
     """
-    timm = optional_package("timm", "timm")
+    import timm
+
     if not timm.is_model(name):
         near = first_few(timm.list_models(f"{name.partition('_')[0]}*"), 3) or "timm.list_models()"
         raise UserError(f"timm {name}: the installed timm has no such network; e.g. {near}")

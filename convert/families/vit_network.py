@@ -2,15 +2,13 @@
 
 Parameter names, the order of creation and the arithmetic of `ViT` follow
 detectron2/modeling/backbone/vit.py; the embedded detection engine trains this very class. The
-reference is timm's own class, or where timm is not installed `Transcription`; they share nothing
-with `ViT`.
+reference is timm's own class, which shares nothing with `ViT`.
 
 Shapes: N images, C channels, H W pixels, h w patches.
 """
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
@@ -290,13 +288,11 @@ class Transcription(nn.Module):
 
 
 def reference(architecture: ViTArchitecture) -> nn.Module:
-    """timm's own class where it is installed, else `Transcription`; without class token.
+    """Build timm's own class, without class token.
 
     The output of its `norm` is the map after the last block, before any final norm.
     """
     a = architecture
-    if importlib.util.find_spec("timm") is None:
-        return Transcription(a)
     from timm.models.vision_transformer import VisionTransformer
 
     net: Any = VisionTransformer(

@@ -21,10 +21,9 @@ from detection.config.weights import apply_contract, apply_random, check_weights
 from detection.d2 import densepose
 from detection.d2.catalog import register
 from detection.d2.resnet import builder_name, detectron2_has
-from detection.d2.vit import require_timm
 from detection.datasets import known, read_split
 from detection.datasets.parts import base_name
-from detection.modeling.backbones import backbone_type, check_backbone
+from detection.modeling.backbones import check_backbone
 from detection.modeling.norms import norm_keys
 from moco.common.cfgnode import explicit_keys, flatten, merge_cfg
 from moco.common.command import RANDOM, converter
@@ -124,8 +123,6 @@ def check_transfer_config(cfg: CfgNode) -> None:
             choices = ", ".join(known for known, _ in registry)
             raise UserError(f"{key}: got {values[key]!r}, choices are {choices}")
     check_backbone(cfg)
-    if backbone_type(cfg.MODEL.BACKBONE.NAME).family == "vit":
-        require_timm()
     builder_name(cfg)
     if not detectron2_has(cfg) and any(resnets.DEFORM_ON_PER_STAGE):
         raise UserError(

@@ -5,7 +5,6 @@ activation checkpointing is torch's, not fairscale's; LayerScale; the maps of se
 batch is padded to what the pyramid needs, which a misspelled key there prevents.
 """
 
-import importlib.util
 from collections.abc import Collection, Sequence
 from fractions import Fraction
 from functools import partial
@@ -31,7 +30,6 @@ from detection.modeling.backbones.vit import (
     use,
 )
 from detection.modeling.vit_maps import FourMaps
-from moco.common.errors import UserError
 
 
 class TransferViT(ViT):
@@ -138,22 +136,12 @@ class ViTFPN(Backbone):
         return maps
 
 
-def require_timm() -> None:
-    """Raise UserError where timm, of which Detectron2's ViT has its MLP, is not installed."""
-    if importlib.util.find_spec("timm") is None:
-        raise UserError(
-            "MODEL.BACKBONE.NAME: Detectron2's ViT needs timm, which is not installed; "
-            "pip install 'moco-transfer[vit]', or use --engine embedded"
-        )
-
-
 def build_vit(model: CfgNode, *, four_maps: bool = False) -> TransferViT:
-    """The transformer of MODEL.VIT, with the last map or with those of four blocks.
+    """Build the transformer of MODEL.VIT, with the last map or with those of four blocks.
 
     Raises:
-        UserError: timm is not installed, or no such network.
+        UserError: no such network.
     """
-    require_timm()
     out_blocks = ends_of_quarters(model.VIT.DEPTH) if four_maps else ()
     net = TransferViT(architecture(model), **use(model), out_blocks=out_blocks)
     freeze(net, model.BACKBONE.FREEZE_AT)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import difflib
 import functools
 import hashlib
-import importlib
 import os
 import re
 from contextlib import suppress
@@ -142,13 +141,15 @@ class Hub:
 
     def cached(self) -> Path | None:
         """The file if it has been downloaded."""
-        find = optional_package("huggingface_hub", "hub").try_to_load_from_cache
+        from huggingface_hub import try_to_load_from_cache as find
+
         found = (find(filename=file, **self._where()) for file in self.files)
         return next((Path(path) for path in found if isinstance(path, str)), None)
 
     def fetch(self) -> tuple[Path, str]:
         """The file, downloaded if need be, and where it is from, with the commit."""
-        hub = optional_package("huggingface_hub", "hub")
+        import huggingface_hub as hub
+
         get = functools.partial(hub.hf_hub_download, local_files_only=is_offline())
         for file in self.files:
             try:
@@ -304,28 +305,21 @@ def _hub(text: str) -> Hub:
 
 
 def _timm(model: str) -> Hub:
-    package, reason = optional_package("timm", "timm"), "timm has no such model on the Hub"
+    import timm
+
+    found: Any = None
+    reason = "timm has no such model on the Hub"
     try:
-        found = package.models.get_pretrained_cfg(model)
+        found = timm.models.get_pretrained_cfg(model)
     except RuntimeError as error:  # it has the model, and no such tag
         found, reason = None, str(error).rstrip(".")
     if found is None or not found.hf_hub_id:
-        near = difflib.get_close_matches(model, package.list_pretrained(), n=3)
+        near = difflib.get_close_matches(model, timm.list_pretrained(), n=3)
         hint = f"; models like it are {first_few(near)}" if near else ""
         raise UserError(f"timm://{model}: {reason}{hint}")
     repo, _, revision = found.hf_hub_id.partition("@")
     files = ("model.safetensors", found.hf_hub_filename or "pytorch_model.bin")
     return Hub(f"{found.architecture}.{found.tag}", repo, files, revision or None)
-
-
-def optional_package(name: str, extra: str) -> Any:
-    """An optional package; raises UserError: it is not installed."""
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"{name} is not installed; python -m pip install 'moco-transfer[{extra}]'"
-        ) from error
 
 
 def _origin_beside(path: Path) -> str:

@@ -70,7 +70,6 @@ def in_torchvision() -> tuple[tv.ConvNeXt, dict[str, Tensor]]:
 def test_timms_class_gives_the_same(
     architecture: ConvNeXtArchitecture, convolutions: bool, tmp_path: Path
 ) -> None:
-    pytest.importorskip("timm", reason="timm is not installed")
     from timm.models.convnext import ConvNeXt as TimmConvNeXt
 
     net = TimmConvNeXt(

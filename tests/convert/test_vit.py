@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,26 +54,12 @@ def make_state(prefix: str = "", tokens: int = 1, **changes: Any) -> dict[str, T
     return {prefix + k: 0.3 * torch.randn(s, generator=generator) for k, s in shapes.items()}
 
 
-def without_timm(monkeypatch: pytest.MonkeyPatch) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *a: None if name == "timm" else find(name, *a)
-    )
-
-
-@pytest.mark.parametrize("timm", [True, False])
 @pytest.mark.parametrize(
     "changes",
     [{}, {"layer_scale": True}, {"class_position": False}, {"qkv_bias": False}, {"num_heads": 12}],
     ids=str,
 )
-def test_the_converted_network_is_the_source(
-    changes: dict[str, Any], timm: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if timm:
-        pytest.importorskip("timm", reason="timm is not installed")
-    else:
-        without_timm(monkeypatch)
+def test_the_converted_network_is_the_source(changes: dict[str, Any], tmp_path: Path) -> None:
     state = make_state(**changes)
     torch.save({"model": state}, tmp_path / "a.file")
     heads = changes.get("num_heads", 3)
@@ -100,7 +85,8 @@ def test_other_heads_are_other_features() -> None:
 
 
 def test_the_effect_of_tokens_is_that_of_timms_class() -> None:
-    timm = pytest.importorskip("timm", reason="timm is not installed")
+    import timm
+
     state = make_state()
     net = timm.models.vision_transformer.VisionTransformer(
         img_size=16,

@@ -39,7 +39,8 @@ def test_larger_patches_respond_as_the_old_ones() -> None:
 
 @pytest.mark.parametrize("size", [7, 12, 16, 20])
 def test_patches_are_resized_as_by_timm(size: int) -> None:
-    timm = pytest.importorskip("timm", reason="timm is not installed")
+    import timm
+
     theirs = timm.layers.resample_patch_embed(KERNEL, [size, size], "bilinear", antialias=False)
     torch.testing.assert_close(resize_patches(KERNEL, size), theirs, rtol=1e-4, atol=1e-4)
 

@@ -229,7 +229,6 @@ def test_blocks_in_chunks_and_other_names_of_layer_scale() -> None:
     ],
 )
 def test_projects(kind: str, width: int, source: str, heads: int, dropped: set[str]) -> None:
-    pytest.importorskip("timm", reason="timm is not installed")
     raw = {
         "ibot": layouts_vit.ibot,
         "msn": layouts_vit.msn,
@@ -253,7 +252,6 @@ def test_projects(kind: str, width: int, source: str, heads: int, dropped: set[s
 
 
 def test_solo_learns_small_networks_have_heads_that_differ() -> None:
-    pytest.importorskip("timm", reason="timm is not installed")
     with pytest.raises(UserError, match="--num-heads"):
         recognize(layouts_vit.solo_mae(384, 6), "a.file")
 
@@ -270,7 +268,6 @@ def test_solo_learns_small_networks_have_heads_that_differ() -> None:
 )
 def test_lightlys_own_modules(kind: str, encoder: str, other: str | None, tmp_path: Path) -> None:
     pytest.importorskip("lightly", reason="the test extra has it")
-    pytest.importorskip("timm", reason="the test extra has it")
     layouts_vit.lightly(kind, 384, 6, tmp_path / "last.ckpt")
     raw = read_file(tmp_path / "last.ckpt")
     found = recognize(raw, "a.file", sha256="0" * 64)
@@ -323,7 +320,8 @@ def test_transformers_networks_that_are_refused(name: str, words: str, tmp_path:
 
 
 def test_timms_dinov3_is_refused_for_its_positions() -> None:
-    timm = pytest.importorskip("timm", reason="timm is not installed")
+    import timm
+
     net = timm.create_model("vit_small_patch16_dinov3", img_size=32)
     with pytest.raises(DataError, match=r"pos_embed.*rotary"):
         recognize(net.state_dict(), "a.file", Given.of(num_heads=6))

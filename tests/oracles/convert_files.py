@@ -316,7 +316,7 @@ def by_packages() -> dict[str, File]:
     }
     files |= {
         f"lightly, ViT by {kind}": File(
-            lambda kind=kind: functools.partial(vits, kind, 384, 6), needs=("lightly", "timm")
+            lambda kind=kind: functools.partial(vits, kind, 384, 6), needs=("lightly",)
         )
         for kind in ("dino", "ibot", "mae", "msn example")
     }
@@ -327,7 +327,6 @@ def by_packages() -> dict[str, File]:
         files[f"timm's saver, ema {ema}"] = File(
             lambda ema=ema: lambda path: layouts_lightning.timm_saver(path.parent, ema=ema),
             name="last.pth.tar",
-            needs=("timm",),
         )
     return files
 

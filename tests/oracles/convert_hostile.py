@@ -79,7 +79,7 @@ def unclear() -> dict[str, File]:
         "I-JEPA": File(
             lambda: {"encoder": vit("module."), "target_encoder": vit("module.", seed=1)}
         ),
-        "solo-learn's small ViT": File(lambda: layouts_vit.solo_mae(384, 6), needs=("timm",)),
+        "solo-learn's small ViT": File(lambda: layouts_vit.solo_mae(384, 6)),
         "transformers' names without heads": File(transformers_vit),
     }
     for name in ("mean", "std", "channel_order"):
@@ -177,7 +177,6 @@ def other_files() -> dict[str, File]:
 
 def networks_of_timm() -> dict[str, File]:
     """Networks that are not what their tensors or names say; some are refused by name alone."""
-    needs = ("timm",)
     files: dict[str, File] = {}
     for name in (
         "resnet50d",
@@ -187,7 +186,7 @@ def networks_of_timm() -> dict[str, File]:
         "beit_base_patch16_224",
         "convnext_atto_ols",
     ):
-        files[name] = File(functools.partial(_shapes_of_timm, name), needs=needs)
+        files[name] = File(functools.partial(_shapes_of_timm, name))
     for name in ("resnetblur18", "resnet18"):
         files[f"{name} by arch"] = File(
             lambda name=name: {
@@ -196,15 +195,13 @@ def networks_of_timm() -> dict[str, File]:
                 "version": 2,
                 "epoch": 1,
             },
-            needs=needs,
         )
         files[f"{name} by its arguments"] = File(
-            lambda name=name: {"state_dict": resnet(base=64), "args": {"model": name}}, needs=needs
+            lambda name=name: {"state_dict": resnet(base=64), "args": {"model": name}}
         )
         files[f"{name} by its configuration"] = File(
             lambda: resnet(base=64),
             beside={"config.json": json.dumps({"architecture": name})},
-            needs=needs,
         )
     return files
 

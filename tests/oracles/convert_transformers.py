@@ -44,7 +44,6 @@ def transformers() -> dict[str, File]:
         ),
         "timm": File(
             lambda: {"state_dict": small(), "version": 2, "arch": "vit_small_patch16_224"},
-            needs=("timm",),
         ),
         "plain": File(vit, heads),
         "converted": File(lambda: converted(vit, heads)),
@@ -84,7 +83,7 @@ def transformers() -> dict[str, File]:
         ("dinov2 in chunks", functools.partial(layouts_vit.dinov2, in_chunks=True), 384, 6),
         ("solo-learn", layouts_vit.solo_mae, 768, 12),
     ):
-        files[name] = File(functools.partial(make, width, number), needs=("timm",))
+        files[name] = File(functools.partial(make, width, number))
     return files
 
 
@@ -109,7 +108,6 @@ def convnexts() -> dict[str, File]:
             f"{version}, official": File(lambda theirs=theirs: {"model": theirs()}),
             f"{version}, timm": File(
                 lambda ours=ours: {"state_dict": ours(), "arch": "convnext_atto", "version": 2},
-                needs=("timm",),
             ),
             f"{version}, of nobody": File(lambda ours=ours: ours("net.")),
             f"{version}, SparK": File(

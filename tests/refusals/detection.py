@@ -277,23 +277,10 @@ WEIGHTS = [
         ("", "MOCO_TRANSFER_OFFLINE"),
         env={"MOCO_TRANSFER_OFFLINE": "1"},
     ),
-    *(
-        row
-        for package, extra, name in (
-            ("huggingface_hub", "hub", "hf://user/repo/r50.pth"),
-            ("timm", "timm", "timm://resnet50"),
-        )
-        for row in rows(
-            f"{SMALL} embedded DATASETS.VOC_DIR {{tmp}}/voc MODEL.WEIGHTS {name}",
-            ("", rf"moco-transfer\[{extra}\]"),
-            without=(package,),
-        )
-    ),
     *rows(
         f"{SMALL} embedded DATASETS.VOC_DIR {{tmp}}/voc MODEL.WEIGHTS",
         ("timm://resnet50.tv_in1", "timm://resnet50.tv_in1: .*resnet5"),
         ("timm://resnet51", "timm://resnet51: .*resnet5"),
-        needs=("timm",),
     ),
     # Trained models.
     *rows(

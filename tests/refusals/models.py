@@ -121,13 +121,10 @@ def of_network(keys: dict[str, object], said: str, **fields: object) -> Row:
 
 for base, key, value, said in REFUSED:
     whole = key if key.startswith(("INPUT", "SOLVER", "TEST")) else f"MODEL.{key}"
-    needs = ("timm",) if base is TIMM else ()
-    row = of_network({**base, whole: value}, said, needs=needs, files="VOC2012")
+    row = of_network({**base, whole: value}, said, files="VOC2012")
     MODELS.append(replace(row, what=f"{whole} {value}"))
 FCN = {**tiny.FCN, "MODEL.RESNETS.RES5_DILATION": 1}  # found when it is built
 MODELS.append(of_network(FCN, "IN_FEATURES", files="VOC2012", leaves=("run/.*",)))
-OTHER = {**TIMM, "MODEL.TIMM.NAME": "regnety_004"}  # one that no other row has looked up
-MODELS.append(of_network(OTHER, r"pip install 'moco-transfer\[timm\]'", without=("timm",)))
 
 TASK = "train --config-file voc/faster_rcnn_R_18_C4_small MODEL.DEVICE cpu OUTPUT_DIR run"
 TASK += " DATASETS.VOC_DIR {tmp}/voc MODEL.WEIGHTS random"
@@ -168,12 +165,6 @@ for engine in ("embedded", "detectron2"):
         ("FLOAT32_PRECISION high", "only '' on both engines"),
         needs=("detectron2",) if engine == "detectron2" else (),
     )
-MODELS += rows(
-    f"train --engine detectron2 {DATA} MODEL.WEIGHTS random OUTPUT_DIR run {words(tiny.VIT_SFP)}",
-    ("", r"moco-transfer\[vit\]"),
-    needs=("detectron2",),
-    without=("timm",),
-)
 MASKS = "train --config-file coco/mask_rcnn_R_50_FPN_1x MODEL.DEVICE cpu OUTPUT_DIR run"
 for flags in ("", "--check-only"):
     MODELS += rows(

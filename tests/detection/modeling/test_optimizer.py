@@ -91,7 +91,6 @@ def test_adamw_with_layer_decay():
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # where its ViT imports timm from
 def test_a_vits_parameters_are_those_of_vitdet(detectron2):
     """Detectron2's own network and function, as projects/ViTDet/configs calls it."""
-    pytest.importorskip("timm")
     from detectron2.modeling.backbone.fpn import LastLevelMaxPool
     from detectron2.modeling.backbone.vit import SimpleFeaturePyramid, ViT, get_vit_lr_decay_rate
     from detectron2.solver.build import get_default_optimizer_params

@@ -31,13 +31,13 @@ def resnet_state(depth: int, **kind: Any) -> dict[str, Tensor]:
 
 
 def vit_state(**changes: Any) -> dict[str, Tensor]:
-    pytest.importorskip("timm", reason="Detectron2's ViT imports it")
     network = {"embed_dim": 32, "num_heads": 4, "depth": 4, "patch_size": 16, "image_size": 96}
     return test_vit.make_state(**network, **changes)
 
 
 def timm_state() -> dict[str, Tensor]:
-    timm = pytest.importorskip("timm", reason="timm is not installed")
+    import timm
+
     return tiny.fill(timm.create_model("regnety_002").state_dict(), seed=1)
 
 

@@ -55,8 +55,6 @@ def arguments(narrow_r50_file, data_of, tmp_path):
 )
 def test_two_processes_equal_detectron2s(task, precision, arguments, tmp_path, detectron2):
     """Synchronized BN, DDP, shares of the data, random streams, PreciseBN, evaluation."""
-    if "ViT" in task:
-        pytest.importorskip("timm")
     for name in ("detectron2", "embedded"):
         keys = {"SOLVER.PRECISION": precision}
         assert main(arguments(task, name, "--num-gpus", "2", **keys)) == 0

@@ -6,6 +6,7 @@ Every quantity of their detectors is compared in test_model.py.
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 
 from convert.convert_to_d2 import convert_file
@@ -19,8 +20,6 @@ from moco.common.run import RunFolder
 from moco.modeling.soundness import fixed_image
 from tests.oracles import tiny_detector as tiny
 from tests.oracles.tiny_voc import write_voc
-
-timm = pytest.importorskip("timm", reason="timm is not installed")
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs" / "voc"
 TINY = {

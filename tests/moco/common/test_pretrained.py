@@ -195,7 +195,6 @@ def test_the_hub_offline(hub: Served, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_model_of_timm(
     hub: Served, state: dict[str, torch.Tensor], content: bytes, file: str
 ) -> None:
-    pytest.importorskip("timm")
     repo = "/timm/resnet18.tv_in1k/resolve/main"
     body = content if file.endswith(".bin") else hub.files[HUB_FILE]
     hub.files = {f"{repo}/{file}": body}
@@ -207,5 +206,4 @@ def test_a_model_of_timm(
 
 
 def test_the_default_weights_of_a_timm_model(no_lookups: None) -> None:
-    pytest.importorskip("timm")
     assert find_remote("timm://resnet18").init == "resnet18.a1_in1k"  # timm's default

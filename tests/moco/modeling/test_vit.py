@@ -13,7 +13,8 @@ MICRO = ViTSpec("vit_micro", 32)
 
 
 def test_is_timms_network_tensor_by_tensor():
-    timm = pytest.importorskip("timm", reason="timm is not installed")
+    import timm
+
     arch = VITS["vit_micro"]
     theirs = timm.models.vision_transformer.VisionTransformer(
         img_size=32,
