@@ -47,6 +47,15 @@ def add_keys(cfg: CfgNode) -> None:
     add_densepose_config(cfg)
 
 
+def check_processes(cfg: CfgNode, number: int) -> None:
+    """Raise UserError where the metric would be that of the first process's images alone."""
+    if number > 1 and not cfg.DENSEPOSE_EVALUATION.DISTRIBUTED_INFERENCE:
+        raise UserError(
+            f"DENSEPOSE_EVALUATION.DISTRIBUTED_INFERENCE False: each of {number} processes tests "
+            "its share of the images; set it True"
+        )
+
+
 def fetch_surface() -> None:
     """Have the files of the body's surface at hand before training, and not at its end.
 

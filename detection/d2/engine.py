@@ -70,6 +70,8 @@ def session() -> Iterator[None]:
 
 def build_model(cfg: CfgNode) -> nn.Module:
     """Build the network; its datasets are registered before, since heads look up their metadata."""
+    if cfg.MODEL.get("DENSEPOSE_ON", False):
+        densepose.check_processes(cfg, distributed.world_size())
     sources = known(cfg)
     names = [n for n in (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST) if base_name(n) in sources]
     catalog.register(cfg, [name for name in names if find_source(name, cfg).present()])

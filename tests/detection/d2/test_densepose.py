@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from detection.config.task import load_task
 from detection.train_net import main
 from moco.common.errors import UserError
 from tests.detection.conftest import ROOT
@@ -49,3 +50,16 @@ def test_densepose_without_its_surface_and_without_a_network(arguments, tmp_path
     assert str(tmp_path / "cache" / "densepose" / "data") in message
     assert "Name or service not known" in message and "\n" not in message
     assert not (tmp_path / "run").exists()
+
+
+def test_a_metric_of_one_process_alone_is_refused(arguments, tmp_path, monkeypatch):
+    """Before the training; its own trainer lets the first process test everything then."""
+    pytest.importorskip("densepose", reason="Detectron2's DensePose project is not installed")
+    from detection.d2 import densepose, engine
+
+    monkeypatch.setattr(densepose, "fetch_surface", lambda: None)
+    argv = arguments(tmp_path, "DENSEPOSE_EVALUATION.DISTRIBUTED_INFERENCE", "False")
+    task = load_task(argv[1], argv[2:], "detectron2")
+    monkeypatch.setattr("moco.common.distributed.world_size", lambda: 2)
+    with pytest.raises(UserError, match="DISTRIBUTED_INFERENCE False: each of 2 processes"):
+        engine.build_model(task.cfg)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from detection.train_net import main
-from moco.common.errors import NumericError, UserError
+from moco.common.errors import UserError
 from moco.common.run import RunRecord, read_record
 from tests.oracles.connection import detectron2s_gloo_threads
 from tests.oracles.processes import run_on
@@ -63,16 +63,6 @@ def test_the_record_says_what_was_run(finished):
     assert record.provenance["versions"]["detectron2"]
     assert record.config["MODEL.RESNETS.NORM"] == "naiveSyncBN"
     assert set(record.metrics) >= {"bbox/AP", "bbox/AP50", "bbox/AP75", "bbox/AP50-blue"}
-
-
-def test_a_loss_that_is_not_finite_stops_the_run(train, tmp_path):
-    folder = tmp_path / "run"
-    with pytest.raises(NumericError, match=r"iteration \d: .*SOLVER\.BASE_LR") as caught:
-        train(folder, "SOLVER.BASE_LR", 1e12, "SOLVER.WARMUP_ITERS", 0)
-    assert caught.value.exit_code == 4
-    assert not (folder / "model_final.pth").exists()
-    record = read_record(folder / "run.json")
-    assert record.status == "failed" and "NumericError" in record.notes[-1]
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux's list of threads")
