@@ -34,6 +34,8 @@ def trainer(task_cfg: Any, precision: str = "fp16") -> Trainer:
     cfg = task_cfg.clone()
     cfg.defrost()
     cfg.SOLVER.PRECISION, cfg.SOLVER.MAX_ITER, cfg.SOLVER.BASE_LR = precision, 200, 1e-5
+    # Larger than the gradient, smaller than the scaled one.
+    cfg.SOLVER.CLIP_GRADIENTS.update({"ENABLED": True, "CLIP_TYPE": "value", "CLIP_VALUE": 1000.0})
     cfg.freeze()
     torch.manual_seed(0)
     return Trainer(cfg, "embedded", Matrix(), StopRequest())
@@ -50,7 +52,7 @@ def test_steps_that_overflow_are_skipped_and_counted(task_cfg, tmp_path):
         moved.append(not torch.equal(before, one.model.matrix.weight))
     assert moved == [False] * 10 + [True] * 3
     assert (one.skipped, one.scaler.get_scale()) == (10, 64.0)
-    # The gradient is that of the loss, and not of the scaled one.
+    # The gradient is that of the loss, and was clipped as such.
     assert torch.allclose(one.model.matrix.weight.grad, torch.full((SIZE, SIZE), SIZE * FACTOR))
 
     path = one.save(12)
