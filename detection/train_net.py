@@ -142,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if main_process:
         say(f"engine: {engine} ({reason})", *imported)
 
-    from detection.engine import launch, run  # imports torch
+    from detection.engine import run  # imports torch
     from detection.engine.job import Job, check_processes
 
     several = processes(args)
@@ -178,6 +178,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         imports=tuple(args.imports),
     )
     if several.machine_rank > 0 or not main_process:
+        from detection.engine import launch  # imports torchvision
+
         launch.run(job)
     else:
         run.run_in_folder(task, job, description, overwrite=args.overwrite, scored=scored)

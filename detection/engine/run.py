@@ -16,7 +16,6 @@ from detection.config.trained import CONFIG_NAME, read_start
 from detection.config.weights import weights_sha256
 from detection.datasets.doctor import command as doctor_command
 from detection.datasets.layout import doctor_command as doctor_program
-from detection.engine import launch
 from detection.engine.job import Job
 from detection.engine.resuming import iterations_before
 from detection.engine.start import check_frozen
@@ -146,6 +145,8 @@ def run_in_folder(
             atomic_write_text(results / CONFIG_NAME, task.cfg.dump())
         with (folder.path / "log.txt").open("a", encoding="utf-8") as log:
             log.write(f"{description}\n")
+        from detection.engine import launch  # imports torchvision
+
         start = time.monotonic()
         try:
             result = launch.run(job)

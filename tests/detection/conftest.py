@@ -1,5 +1,6 @@
 """Shared by the tests of the detection room: a small dataset and a converted ResNet-18."""
 
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -20,17 +21,25 @@ SLOW = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def _catalogs_stay_detectron2s():
-    """A run registers its datasets, Detectron2's own names too; then all is as before."""
+    """A run registers its datasets, Detectron2's own names too; then all is as before.
+
+    So are Detectron2's loggers, to which its own trainer adds the output of the test at hand.
+    """
     try:
         from detectron2.data import DatasetCatalog, MetadataCatalog
     except ImportError:
         yield
         return
     before = [(catalog, dict(catalog.data)) for catalog in (DatasetCatalog, MetadataCatalog)]
+    loggers = [logging.getLogger(name) for name in ("detectron2", "fvcore", "densepose")]
+    handlers = [(logger, logger.level, logger.handlers[:]) for logger in loggers]
     yield
     for catalog, content in before:
         catalog.data.clear()
         catalog.data.update(content)
+    for logger, level, own in handlers:
+        logger.setLevel(level)
+        logger.handlers[:] = own
 
 
 @pytest.fixture(autouse=True)

@@ -386,7 +386,10 @@ def test_what_detectron2_alone_maps(
         keys |= {"MODEL.META_ARCHITECTURE": "PanopticFPN", "MODEL.SEM_SEG_HEAD.CONVS_DIM": 32}
         keys |= {"MODEL.SEM_SEG_HEAD.NORM": "BN", "MODEL.SEM_SEG_HEAD.NUM_CLASSES": 4}
         keys["SOLVER.BASE_LR"] = 0.002  # else nothing is found on two processes
-        name = module("users_panoptic", CATALOG.format(root=root) + PANOPTIC.format(root=root))
+        name = module(
+            f"users_panoptic_{num_processes}",
+            CATALOG.format(root=root) + PANOPTIC.format(root=root),
+        )
         given = {"register": partial(oracle.register_imported, name), "trainer": oracle.Stuff}
         flags = ["--import", name]
     ours(task, keys, tmp_path / "detectron2", "detectron2", num_processes, *flags)
