@@ -40,6 +40,7 @@ from tests.oracles.edge_cases import write_edge_cases, write_labels
 from tests.oracles.recorder import lines, recorded
 from tests.oracles.small_tasks import CONFIGS, SMALL, SMALL_SEM_SEG, SMALL_VIT
 from tests.oracles.tiny_coco import write_coco
+from tests.oracles.users_modules import CATALOG, PANOPTIC, SPARSE
 
 pytestmark = [
     pytest.mark.detectron2,
@@ -129,65 +130,6 @@ ROWS: dict[str, tuple[str, dict[str, Any], str]] = {
     "vitdet": ("coco/mask_rcnn_ViT_B_100ep", VITDET, "polygons"),
     "convnext": ("coco/mask_rcnn_ConvNeXt_T_FPN_3x", CONVNEXT, "polygons"),
 }  # fmt: skip
-# The box heads of a user's module, which log something now and then.
-SPARSE = """
-from detectron2.modeling import ROI_HEADS_REGISTRY
-from detectron2.modeling.roi_heads import StandardROIHeads
-from detectron2.utils.events import get_event_storage
-
-@ROI_HEADS_REGISTRY.register()
-class {name}(StandardROIHeads):
-    def forward(self, images, features, proposals, targets=None):
-        if self.training and get_event_storage().iter % 6 == 2:
-            get_event_storage().put_scalar("users/sparse", len(images) + get_event_storage().iter)
-        return super().forward(images, features, proposals, targets)
-"""
-# A user's datasets: without sizes to train on, boxes in two modes, masks in run lengths.
-CATALOG = """
-from detectron2.data import DatasetCatalog, MetadataCatalog
-from detectron2.data.datasets import load_coco_json
-from detectron2.structures import BoxMode
-
-def records(split):
-    json_file = f"{root}/coco/annotations/instances_{{split}}2017.json"
-    found = load_coco_json(json_file, f"{root}/coco/{{split}}2017", f"users_{{split}}")
-    for record in found:
-        if split == "train":
-            del record["height"], record["width"]
-        for item in record["annotations"][::2]:
-            x, y, w, h = item["bbox"]
-            item |= {{"bbox": [x, y, x + w, y + h], "bbox_mode": BoxMode.XYXY_ABS}}
-    return found
-
-for split in ("train", "val"):
-    DatasetCatalog.register(f"users_{{split}}", lambda split=split: records(split))
-    json_file = f"{root}/coco/annotations/instances_{{split}}2017.json"
-    MetadataCatalog.get(f"users_{{split}}").set(json_file=json_file, evaluator_type="coco")
-    DatasetCatalog.get(f"users_{{split}}")
-"""
-# Labels of every pixel beside those instances, which DatasetMapper reads with `Image.convert`.
-PANOPTIC = """
-import numpy as np
-from pathlib import Path
-from PIL import Image
-
-def labeled(split):
-    found = records(split)
-    for number, record in enumerate(found):
-        path = Path(record["file_name"])
-        record["sem_seg_file_name"] = str(path.with_suffix(".labels.png"))
-        if not Path(record["sem_seg_file_name"]).exists():
-            width, height = Image.open(path).size
-            y, x = np.mgrid[:height, :width]
-            Image.fromarray(((x // 9 + y // 7 + number) % 4).astype(np.uint8)).save(
-                record["sem_seg_file_name"]
-            )
-    return found
-
-for split in ("train", "val"):
-    DatasetCatalog.remove(f"users_{{split}}")
-    DatasetCatalog.register(f"users_{{split}}", lambda split=split: labeled(split))
-"""
 TIMES = {"time", "data_time", "rank_data_time", "eta_seconds", "iteration"}
 ENGINES = ("detectron2", "embedded")
 METRICS = {"keypoints": "keypoints/AP", "fcn-16s": "sem_seg/mIoU"}
