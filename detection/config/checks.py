@@ -57,8 +57,7 @@ _FIXED_BY_CHECKPOINT = (
 
 def check_values(cfg: CfgNode) -> None:
     """Raise UserError for a value out of its range or in contradiction with another one."""
-    fixed = {key: (default,) for key, default in FIXED.items()}
-    if found := other_choice(cfg, {**LOOP_CHOICES, **fixed}):
+    if found := other_choice(cfg, FIXED, LOOP_CHOICES):
         key, value, names = found
         raise UserError(f"{key} {value}: this project has only {names} on both engines; change it")
     flat, solver, images = flatten(cfg), cfg.SOLVER, cfg.INPUT
@@ -135,13 +134,15 @@ def check_values(cfg: CfgNode) -> None:
             raise UserError(f"INPUT.LSJ.ENABLED True: not with {key} {flat[key]}; set one of them")
 
 
-def other_choice(cfg: CfgNode, choices: Mapping[str, Sequence[Any]]) -> tuple[str, Any, str] | None:
+def other_choice(
+    cfg: CfgNode, fixed: Mapping[str, Any], choices: Mapping[str, Sequence[Any]]
+) -> tuple[str, Any, str] | None:
     """Return the first key whose value is none of its choices, the value, and the choices' names.
 
-    None: there is no such key.
+    Keys of `fixed` have one choice. None: there is no such key.
     """
     values = flatten(cfg)
-    for key, allowed in choices.items():
+    for key, allowed in {**{k: (v,) for k, v in fixed.items()}, **choices}.items():
         value = values.get(key, allowed[0])
         if not any(same_value(value, choice) for choice in allowed):
             return key, value, ", ".join(repr(c) if c == "" else str(c) for c in allowed)

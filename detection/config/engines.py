@@ -30,7 +30,7 @@ class OwnEvaluator(Protocol):
 
 
 class Engine(Protocol):
-    """What the module of an engine has.
+    """Interface that the module of an engine implements.
 
     Attributes:
         loggers: names of the loggers whose messages belong into a run's log.txt.

@@ -35,6 +35,7 @@ from detection.datasets.layout import image_size
 from detection.evaluation.evaluators import metric_kinds
 from moco.common.errors import DataError, UserError
 
+open_url = partial(PathManager.open, mode="rb")
 _OURS = "registered_by_moco_transfer"  # in MetadataCatalog
 
 
@@ -178,7 +179,7 @@ def _complete(record: Record) -> Record:
     """Return a record with its size, and with boxes in a mode that `detection.data` knows."""
     record = dict(record)
     if not {"height", "width"} <= record.keys():
-        size = image_size(record["file_name"], open_url=partial(PathManager.open, mode="rb"))
+        size = image_size(record["file_name"], open_url=open_url)
         record["width"], record["height"] = size
     if "annotations" in record:
         name = record["file_name"]

@@ -3,7 +3,6 @@
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,7 +16,6 @@ from detectron2.modeling import build_model as build_detectron2s
 from detectron2.structures import BitMasks, Boxes, Instances, Keypoints, PolygonMasks
 from detectron2.utils import comm
 from detectron2.utils.events import EventStorage
-from detectron2.utils.file_io import PathManager
 from torch import Tensor, nn
 
 from convert.files import read_file
@@ -40,7 +38,7 @@ from moco.common.errors import DataError, UserError, plural
 __all__ = ["check_config", "default_config"]
 
 loggers = ("detectron2", "densepose")
-open_url = partial(PathManager.open, mode="rb")
+open_url = catalog.open_url
 provide_datasets = catalog.offer
 
 

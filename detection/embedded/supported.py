@@ -17,8 +17,7 @@ from moco.common.errors import UserError
 
 def check_supported(cfg: CfgNode) -> None:
     """Raise UserError for the first key, or pair of keys, that this engine cannot honor."""
-    choices = {key: (default,) for key, default in DETECTRON2_ONLY.items()} | EMBEDDED_CHOICES
-    if found := other_choice(cfg, choices):
+    if found := other_choice(cfg, DETECTRON2_ONLY, EMBEDDED_CHOICES):
         key, value, names = found
         raise UserError(
             f"{key} {value}: the embedded engine has only {names}; "
