@@ -1,6 +1,7 @@
 """The reference computes what ours computes; the command runs. No test looks at a time."""
 
 import copy
+import logging
 from collections import Counter
 from itertools import count
 
@@ -209,6 +210,8 @@ def test_command_runs(argv, what, tmp_path, capsys, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.detectron2
 def test_command_measures_detection(detectron2, capsys, monkeypatch):
+    # `DefaultTrainer` gives its logger a handler that writes to what capsys closes afterwards.
+    monkeypatch.setattr(logging.getLogger("detectron2"), "handlers", [])
     monkeypatch.setattr("detection.config.engines.detectron2_installed", lambda: True)
     command.main(["detection", "--quick"])
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
