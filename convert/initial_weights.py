@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from convert.families.resnet_architecture import ResNetArchitecture
-from convert.families.vit_architecture import ViTArchitecture
+from convert.families.resnet import ResNetArchitecture
+from convert.families.vit import ViTArchitecture
 from moco.common.command import RANDOM
 from moco.common.errors import DataError, UserError
 from moco.modeling.archs import VITS, EncoderSpec, Spec, ViTSpec

@@ -7,7 +7,7 @@ from typing import Any
 
 from convert.contract import InputContract, Pixels
 from convert.families.base import LEFT_AT_INIT, family_named, first_rule
-from convert.families.timm_model import TimmArchitecture
+from convert.families.timm import TimmArchitecture
 from convert.files import is_array, names, to_tensor, unwrapped
 from convert.recorded import to_255
 from convert.sources import Given, Recognized
@@ -31,7 +31,7 @@ def recognize(raw: Any, where: str, given: Given, sha256: str) -> Recognized:
     """
     from timm.models import get_pretrained_cfg
 
-    from convert.families.timm_network import own_names, usual_names
+    from convert.modeling.timm_features import own_names, usual_names
 
     model = given.timm_model or ""
     architecture = TimmArchitecture(model.partition(".")[0])

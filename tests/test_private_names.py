@@ -35,7 +35,7 @@ PRIVATE = (
     # BoxCoder and Matcher, the parts of torchvision's detectors
     ("torchvision.models.detection", "_utils", "detection/embedded/boxes.py"),
     # a stage of another width than torchvision's constructors build
-    ("torchvision.models.ResNet", "_make_layer", "convert/families/resnet_network.py"),
+    ("torchvision.models.ResNet", "_make_layer", "convert/modeling/resnet.py"),
 )
 # What only looks private: the methods of named tuples.
 PUBLIC = {"_replace", "_asdict", "_fields", "_make"}

@@ -1,6 +1,7 @@
-"""Backbone families, one file each; importing them here registers them."""
+"""Backbone families, one file each; importing this room registers them."""
 
-from convert.families import convnext as convnext
-from convert.families import resnet as resnet
-from convert.families import timm_model as timm_model
-from convert.families import vit as vit
+import importlib
+import pkgutil
+
+for _file in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_file.name}")

@@ -1,4 +1,4 @@
-"""ConvNeXts, version 1 and 2: the names of their tensors, and how their shapes are recognized.
+"""ConvNeXts, version 1 and 2: their architecture, the names of their tensors, their recognition.
 
 The family's own names are timm's, which detectors here have, too. What only other variants have (a
 stem of overlapping convolutions, norms without a shift) is in no table, so a file with it is
@@ -14,23 +14,78 @@ import dataclasses
 import functools
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from convert.families.base import (
     FAMILIES,
     PLAIN,
     USUAL,
+    Architecture,
     Family,
     Hints,
     Scheme,
     check_layer_norms,
     later,
 )
-from convert.families.convnext_architecture import FEATURES, ConvNeXtArchitecture
-from moco.common.errors import DataError
+from moco.common.errors import DataError, UserError, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+FEATURES = ("res2", "res3", "res4", "res5")  # Detectron2's words, of strides 4 to 32
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvNeXtArchitecture(Architecture):
+    """A ConvNeXt, or a ConvNeXt V2; raises UserError out of its range.
+
+    Attributes:
+        depths: number of blocks in each of the four stages.
+        dims: their channels.
+        layer_scale: whether blocks have LayerScale, as version 1.
+        grn: whether their MLPs have a global response normalization, as version 2.
+    """
+
+    depths: tuple[int, ...]
+    dims: tuple[int, ...]
+    layer_scale: bool
+    grn: bool
+    layer_norm_eps: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("depths", "dims"):
+            values = getattr(self, name)
+            four = isinstance(values, list | tuple) and len(values) == len(FEATURES)
+            if not four or not all(type(v) is int and 1 <= v <= 2**16 for v in values):
+                raise UserError(f"{name}: got {shown(values)}, expected four numbers, 1..65536")
+            object.__setattr__(self, name, tuple(values))
+
+    def __str__(self) -> str:
+        blocks, widths = ("-".join(map(str, values)) for values in (self.depths, self.dims))
+        return f"ConvNeXt{' V2' if self.grn else ''} of {blocks} blocks, widths {widths}"
+
+    def d2_keys(self) -> dict[str, Any]:
+        return {
+            f"MODEL.CONVNEXT.{name.upper()}": list(value) if isinstance(value, tuple) else value
+            for name, value in dataclasses.asdict(self).items()
+        }
+
+    def details(self) -> str:
+        return f"LayerNorm eps {self.layer_norm_eps:g}"
+
+    def task_key(self) -> tuple[str, str]:
+        return "MODEL.CONVNEXT.DIMS", "ConvNeXt of widths {}"
+
+    def example_task(self) -> tuple[str, dict[str, Any], str]:
+        file, depths, width, data = "coco/mask_rcnn_ConvNeXt_T_FPN_3x", [3, 3, 9, 3], 96, ""
+        if self.dims[0] < width:  # timm's small ones
+            file, depths, width = "voc/faster_rcnn_ConvNeXt_A_small", [2, 2, 6, 2], 40
+            data = "DATASETS.VOC_DIR path/to/voc "
+        dims = [width * 2**stage for stage in range(len(FEATURES))]
+        keys = {"MODEL.CONVNEXT.DEPTHS": depths, "MODEL.CONVNEXT.DIMS": dims}
+        return f"configs/{file}.yaml", keys, data
+
 
 OFFICIAL, TORCHVISION = "official", "torchvision"  # names of schemes
 
@@ -180,8 +235,8 @@ def convnext() -> Family:
         to_detectron2=to_detectron2,
         from_detectron2=to_detectron2,
         recognize=recognize,
-        build=later("convert.families.convnext_network:ConvNeXt"),
-        reference=later("convert.families.convnext_network:reference"),
+        build=later("convert.modeling.convnext:ConvNeXt"),
+        reference=later("convert.modeling.convnext:reference"),
         features=dict(zip(stages, FEATURES, strict=True)),
         lookalikes=LOOKALIKES,
         check_trained=functools.partial(check_layer_norms, pattern=r"(norm|stem\.1)\.weight$"),

@@ -2,39 +2,297 @@
 
 That class has neither class token, registers nor final norm; they are dropped by rules. What only
 other transformers have (rotary or relative positions, gated MLPs) is in no table of names, so a
-file with it is refused by the tensor's name.
+file with it is refused by the tensor's name. Inside the converter tensors have timm's names
+(timm/models/vision_transformer.py 1.0), which are also those of Detectron2's class.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from convert.families.base import (
     FAMILIES,
+    PLAIN,
+    USUAL,
+    Adapted,
+    Architecture,
     Family,
     Hints,
     Option,
+    Scheme,
     check_layer_norms,
     first_rule,
     later,
-)
-from convert.families.vit_architecture import FEATURE, PATCH_RULES, ViTArchitecture
-from convert.families.vit_names import (
-    CLASS_TOKEN,
-    DROPPED,
-    FINAL_NORM,
-    REGISTERS,
-    SCHEMES,
-    known,
 )
 from moco.common.errors import DataError, UserError, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+FEATURE = "last_feat"  # Detectron2's name
+# How patches are resized, the default first; see convert/families/vit.py.
+PATCH_RULES = ("pseudo-inverse", "bicubic")
+# Fields of the architecture -> their keys below MODEL.VIT. The other fields are about the source.
+KEYS = {
+    "embed_dim": "EMBED_DIM",
+    "depth": "DEPTH",
+    "num_heads": "NUM_HEADS",
+    "mlp_dim": "MLP_DIM",
+    "patch_size": "PATCH_SIZE",
+    "image_size": "PRETRAIN_IMAGE_SIZE",
+    "qkv_bias": "QKV_BIAS",
+    "layer_scale": "LAYER_SCALE",
+    "class_position": "CLASS_POSITION",
+    "layer_norm_eps": "LAYER_NORM_EPS",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ViTArchitecture(Architecture):
+    """A plain vision transformer; raises UserError out of its range.
+
+    Attributes:
+        mlp_dim: hidden width of the MLPs.
+        image_size: px, for which the position embedding was trained.
+        qkv_bias: whether queries, keys and values have a bias.
+        layer_scale: whether blocks have LayerScale.
+        class_position: whether the position embedding has a first slot, for the class token.
+        class_token, registers, final_norm: what the source has, and the backbone here has not;
+            registers are counted.
+    """
+
+    embed_dim: int
+    depth: int
+    num_heads: int
+    mlp_dim: int
+    patch_size: int
+    image_size: int
+    qkv_bias: bool
+    layer_scale: bool
+    class_position: bool
+    layer_norm_eps: float
+    class_token: bool = False
+    registers: int = 0
+    final_norm: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, whole in (("num_heads", "embed_dim"), ("patch_size", "image_size")):
+            if getattr(self, whole) % getattr(self, name):
+                raise UserError(
+                    f"{name}: got {getattr(self, name)}, which does not divide {whole} "
+                    f"{getattr(self, whole)}"
+                )
+
+    def __str__(self) -> str:
+        text = f"ViT of {self.depth} blocks, width {self.embed_dim}, {self.num_heads} heads"
+        return text + (", LayerScale" if self.layer_scale else "")
+
+    def d2_keys(self) -> dict[str, Any]:
+        its = dataclasses.asdict(self)
+        return {f"MODEL.VIT.{key}": its[name] for name, key in KEYS.items()}
+
+    def details(self) -> str:
+        slot = "with" if self.class_position else "without"
+        lacks = [
+            *(["class token"] if self.class_token else []),
+            *([f"{self.registers} registers"] if self.registers else []),
+            *(["final norm"] if self.final_norm else []),
+        ]
+        return (
+            f"patches of {self.patch_size} px, positions of {self.image_size} px images {slot} a "
+            f"class slot, LayerNorm eps {self.layer_norm_eps:g}"
+            + (f", without the source's {', '.join(lacks)}" if lacks else "")
+        )
+
+    def lost_options(self) -> list[str]:
+        return [f"--num-heads {self.num_heads}"]
+
+    def task_key(self) -> tuple[str, str]:
+        return "MODEL.VIT.EMBED_DIM", "ViT of width {}"
+
+    def example_task(self) -> tuple[str, dict[str, Any], str]:
+        keys = {"EMBED_DIM": 192, "DEPTH": 12, "NUM_HEADS": 3, "MLP_DIM": 768}
+        keys = {f"MODEL.VIT.{name}": value for name, value in keys.items()}
+        data = "DATASETS.VOC_DIR path/to/voc "
+        return "configs/voc/faster_rcnn_ViT_Ti_small.yaml", keys, data
+
+
+HUGGING_FACE = "huggingface/transformers"
+TORCHVISION = "pytorch/vision ViT"
+
+TENSORS = re.compile(
+    r"pos_embed|patch_embed\.proj\.(weight|bias)|blocks\.(0|[1-9]\d{0,2})\."
+    r"((norm[12]|attn\.(qkv|proj)|mlp\.fc[12])\.(weight|bias)|ls[12]\.gamma)",
+    re.ASCII,
+)
+CLASS_TOKEN, REGISTERS, FINAL_NORM = "class token", "registers", "final norm"
+# Detectron2's `ViT` has no place for these.
+DROPPED = {
+    CLASS_TOKEN: "cls_token",
+    REGISTERS: "register_tokens reg_token",
+    FINAL_NORM: "norm.weight norm.bias fc_norm.weight fc_norm.bias",
+    "mask token": "mask_token masked_embed",
+    "pooler": "pooler.*",
+    "head": "head.* head_dist.* heads.*",
+}
+# Beginnings of names inside a transformer; one that `TENSORS` and DROPPED lack is another's.
+_OWN = re.compile(
+    r"(patch_embed|blocks|pos_embed|norm_pre|rel_pos_bias|rope|rope_embed|storage_tokens|"
+    r"dist_token|attn_pool)\b"
+)
+# DeiT III's LayerScale: facebookresearch/deit models_v2.py, Layer_scale_init_Block.
+_GAMMA = re.compile(r"(blocks\.\d+)\.gamma_([12])", re.ASCII)
+# facebookresearch/dinov2 dinov2/models/vision_transformer.py, BlockChunk: chunk, then the number of
+# the block in the whole network.
+_CHUNKED = re.compile(r"blocks\.\d+\.(\d+\.)(?=norm|attn|mlp|ls)", re.ASCII)
+
+
+def known(name: str) -> str | None:
+    """The name itself where a backbone has it, or None."""
+    return name if TENSORS.fullmatch(name) else None
+
+
+def _timm(name: str) -> str | None:
+    return known(_GAMMA.sub(r"\1.ls\2.gamma", name))
+
+
+def _chunked(name: str) -> str | None:
+    return known(_CHUNKED.sub(r"blocks.\1", name)) if _CHUNKED.match(name) else known(name)
+
+
+def _table(
+    top: Mapping[str, str],
+    block: str,
+    modules: Mapping[str, str],
+    others: Mapping[str, str],
+    **scheme: Any,
+) -> Scheme:
+    """A scheme of other names than timm's.
+
+    Args:
+        top: module or tensor outside the blocks -> timm's.
+        block: how names in block 0 begin.
+        modules: module of a block -> timm's; "attn.qkv#0" is the first part of timm's tensors.
+        others: tensor of a block -> timm's.
+        scheme: further fields of `Scheme`.
+    """
+    inside = dict(others)
+    for theirs, own in modules.items():
+        module, mark, part = own.partition("#")
+        for tensor in ("weight", "bias"):
+            inside[f"{theirs}.{tensor}"] = f"{module}.{tensor}{mark}{part}"
+    in_block = re.compile(re.escape(block).replace("0", r"(0|[1-9]\d{0,2})") + "(.+)", re.ASCII)
+
+    def rename(name: str) -> str | None:
+        if match := in_block.fullmatch(name):
+            own = inside.get(match[2])
+            return f"blocks.{match[1]}.{own}" if own else None
+        return _replaced(name, top.items())
+
+    def original(name: str) -> str:
+        if not name.startswith("blocks."):
+            return _replaced(name, [(own, theirs) for theirs, own in top.items()]) or name
+        _, number, tensor = name.split(".", 2)
+        first: dict[str, str] = {}
+        for theirs, own in inside.items():
+            if own.partition("#")[0] == tensor:
+                first.setdefault(own, theirs)
+        return block.replace("0", number) + " + ".join(first.values())
+
+    patches = next(theirs for theirs, own in top.items() if own == "patch_embed.proj")
+    norm = next(theirs for theirs, own in inside.items() if own == "norm1.weight")
+    begin = {name.split(".")[0] for name in (*top, block)}
+    words = re.compile(rf"({'|'.join(sorted(begin))})\b")
+    return Scheme((f"{patches}.weight", block + norm), rename, words, original, **scheme)
+
+
+def _replaced(name: str, pairs: Iterable[tuple[str, str]]) -> str | None:
+    """A name whose module is the first of a pair, with the second instead; None: there is none."""
+    for old, new in pairs:
+        if name == old or name.startswith(f"{old}."):
+            return new + name.removeprefix(old)
+    return None
+
+
+def _hugging_face(block: str, before: str, after: str, mlp: str, eps: float) -> Scheme:
+    """transformers' ViT, ViTMAE, ViTMSN and I-JEPA, or DINOv2 with and without registers.
+
+    Files have the names of version 4 (models/vit/modeling_vit.py, models/dinov2/
+    modeling_dinov2.py); networks have those of version 5 since then, which `torch.save` writes.
+
+    Args:
+        before, after: norms of a block; `mlp`: its two layers, a space between.
+        eps: of the norms, the default of models/*/configuration_*.py.
+    """
+    first, second = mlp.split()
+    modules = {before: "norm1", after: "norm2", first: "mlp.fc1", second: "mlp.fc2"}
+    modules |= {"attention.output.dense": "attn.proj", "attention.o_proj": "attn.proj"}
+    for part, word in enumerate(("query", "key", "value")):
+        modules[f"attention.attention.{word}"] = f"attn.qkv#{part}"
+        modules[f"attention.{word[0]}_proj"] = f"attn.qkv#{part}"
+    return _table(
+        {
+            "embeddings.cls_token": "cls_token",
+            "embeddings.register_tokens": "register_tokens",
+            "embeddings.mask_token": "mask_token",
+            "embeddings.position_embeddings": "pos_embed",
+            "embeddings.patch_embeddings.projection": "patch_embed.proj",
+            "layernorm": "norm",
+            "pooler": "pooler",
+        },
+        block,
+        modules,
+        {f"layer_scale{i}.lambda1": f"ls{i}.gamma" for i in (1, 2)},
+        plain=HUGGING_FACE,
+        says={"usual_eps": eps},
+        configured=True,
+    )
+
+
+_VIT_NORMS = ("layernorm_before", "layernorm_after")
+_OLD_MLP, _MLP = "intermediate.dense output.dense", "mlp.fc1 mlp.fc2"
+_FIRST = "patch_embed.proj.weight"
+SCHEMES = {
+    USUAL: Scheme((_FIRST, "blocks.0.norm1.weight"), _timm, _OWN, plain=PLAIN, configured=True),
+    "chunked": Scheme((_FIRST, "blocks.0.0.norm1.weight"), _chunked, _OWN, plain=PLAIN),
+    "transformers": _hugging_face("encoder.layer.0.", *_VIT_NORMS, _OLD_MLP, 1e-12),
+    "transformers 5": _hugging_face("layers.0.", *_VIT_NORMS, _MLP, 1e-12),
+    "transformers DINOv2": _hugging_face("encoder.layer.0.", "norm1", "norm2", _MLP, 1e-6),
+    # torchvision/models/vision_transformer.py, whose builders have these heads.
+    TORCHVISION: _table(
+        {
+            "class_token": "cls_token",
+            "encoder.pos_embedding": "pos_embed",
+            "conv_proj": "patch_embed.proj",
+            "encoder.ln": "norm",
+            "heads": "head",
+        },
+        "encoder.layers.encoder_layer_0.",
+        {
+            "ln_1": "norm1",
+            "self_attention.out_proj": "attn.proj",
+            "ln_2": "norm2",
+            "mlp.0": "mlp.fc1",
+            "mlp.3": "mlp.fc2",
+            # Of its first version, as in published files.
+            "mlp.linear_1": "mlp.fc1",
+            "mlp.linear_2": "mlp.fc2",
+        },
+        {
+            "self_attention.in_proj_weight": "attn.qkv.weight",
+            "self_attention.in_proj_bias": "attn.qkv.bias",
+        },
+        plain=TORCHVISION,
+        says={"num_heads": {768: 12, 1024: 16, 1280: 16}},
+    ),
+}
+
 
 LAYER_NORM_EPS = 1e-6  # of every project but transformers; it is in no file
 
@@ -204,6 +462,126 @@ def _num_heads(width: int, hints: Hints) -> int:
     )
 
 
+PATCHES, POSITIONS = "patch_embed.proj.weight", "pos_embed"
+# Larger images are for the detector, which interpolates positions itself.
+MAX_PATCH_PX, MAX_IMAGE_PX = 64, 1024
+
+
+def adapt(
+    architecture: ViTArchitecture, state: dict[str, Tensor], asked: Mapping[str, Any], where: str
+) -> Adapted:
+    """Resize patches and positions, then fold LayerScale, as far as the options request it.
+
+    Patches of another size keep the grid, so the image size grows with them unless it is given,
+    too. Raises UserError: sizes that do not fit, or no LayerScale; DataError: damaged tensors.
+    """
+    a, changes = architecture, []
+    patch = _size("patch_size", asked, a.patch_size, MAX_PATCH_PX)
+    rule = asked.get("patch_rule", PATCH_RULES[0])
+    image = _size("image_size", asked, a.image_size // a.patch_size * patch, MAX_IMAGE_PX)
+    if image % patch:
+        raise UserError(f"--image-size {image}: is not a multiple of the patch size {patch}")
+    if patch != a.patch_size:
+        if rule not in RULES:
+            raise UserError(f"--patch-rule: got {rule!r}, expected one of {', '.join(RULES)}")
+        state = {**state, PATCHES: RULES[rule](_float32(state, PATCHES, where), patch)}
+        changes.append(f"patches {a.patch_size} to {patch} px by {rule}")
+    elif "patch_rule" in asked:
+        raise UserError(f"--patch-rule: {where} keeps its patches; give --patch-size, too")
+    old, new = a.image_size // a.patch_size, image // patch
+    if new != old:
+        positions = resize_positions(_float32(state, POSITIONS, where), new, a.class_position)
+        state = {**state, POSITIONS: positions}
+        changes.append(f"positions {old}x{old} to {new}x{new} by bicubic interpolation")
+    a = dataclasses.replace(a, patch_size=patch, image_size=image)
+    proof = (a, state)
+    if asked.get("fold_layer_scale"):
+        if not a.layer_scale:
+            raise UserError(f"--fold-layer-scale: {where} has no LayerScale")
+        a, state = dataclasses.replace(a, layer_scale=False), fold_layer_scale(state)
+        changes.append("LayerScale folded")
+    return Adapted(a, state, tuple(changes), proof)
+
+
+def _size(name: str, asked: Mapping[str, Any], otherwise: int, largest: int) -> int:
+    size: int = asked.get(name, otherwise)
+    if name in asked and not 1 <= size <= largest:
+        raise UserError(f"--{name.replace('_', '-')} {size}: expected 1..{largest} px")
+    return size
+
+
+def _float32(state: Mapping[str, Tensor], key: str, where: str) -> Tensor:
+    if str(state[key].dtype) != "torch.float32":
+        raise DataError(f"{where}: {key} is {state[key].dtype}, expected floating point")
+    return state[key]
+
+
+def resize_patches(kernel: Tensor, size: int) -> Tensor:
+    """The kernel whose response to a resized patch is nearest to the old one's to the patch.
+
+    PI-resize (FlexiViT, arXiv 2212.08013, Eq. 4): with the bilinear resize x -> B x it is
+    (B^T)^+ w; where patches grow, the responses are equal. B is the Kronecker product of a matrix
+    with itself, so its pseudo-inverse is that of theirs.
+
+    kernel: (C, 3, p, p) -> (C, 3, size, size).
+    """
+    import torch
+    import torch.nn.functional as F
+
+    basis = torch.eye(kernel.shape[-1], dtype=torch.float64)[None]
+    # (p, size): row i is the i-th unit vector, resized.
+    resized = F.interpolate(basis, size=size, mode="linear", align_corners=False)[0]
+    inverse = torch.linalg.pinv(resized)  # (size, p)
+    return (inverse @ kernel.double() @ inverse.T).to(kernel.dtype)
+
+
+def interpolate_patches(kernel: Tensor, size: int) -> Tensor:
+    """Resize the kernel as an image, bicubic: (C, 3, p, p) -> (C, 3, size, size)."""
+    import torch.nn.functional as F
+
+    return F.interpolate(kernel, size=(size, size), mode="bicubic", align_corners=False)
+
+
+def resize_positions(positions: Tensor, grid: int, class_position: bool) -> Tensor:
+    """Positions for another square grid, as detectron2/modeling/backbone/utils.py, get_abs_pos.
+
+    The class token's slot stays as it is. (1, n, C) -> (1, grid * grid + class_position, C).
+    """
+    import torch
+    import torch.nn.functional as F
+
+    first, rest = positions[:, : int(class_position)], positions[:, int(class_position) :]
+    side = round(rest.shape[1] ** 0.5)
+    grids = rest.reshape(1, side, side, -1).permute(0, 3, 1, 2)
+    grids = F.interpolate(grids, size=(grid, grid), mode="bicubic", align_corners=False)
+    return torch.cat([first, grids.flatten(2).transpose(1, 2)], dim=1).contiguous()
+
+
+def fold_layer_scale(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same function without LayerScale: gamma * (W x + b) = (gamma W) x + gamma b.
+
+    Deviation: what is fine-tuned has other parameters than the source, so the optimizer's steps
+    and weight decay act on another network.
+
+    Raises DataError: tensors whose shapes do not fit.
+    """
+    folded = {key: value for key, value in state.items() if not key.endswith(".gamma")}
+    for scale, module in (("ls1", "attn.proj"), ("ls2", "mlp.fc2")):
+        for key in [key for key in state if key.endswith(f".{scale}.gamma")]:
+            name, gamma = f"{key.removesuffix(f'{scale}.gamma')}{module}", state[key]
+            for tensor in (f"{name}.weight", f"{name}.bias"):
+                if tensor not in state:
+                    continue  # the check of the whole network names it
+                old = state[tensor]
+                if old.shape[:1] != gamma.shape:
+                    raise DataError(f"{key}: {list(gamma.shape)} does not fit {list(old.shape)}")
+                folded[tensor] = (gamma[:, None] if old.dim() == 2 else gamma) * old
+    return folded
+
+
+RULES = dict(zip(PATCH_RULES, (resize_patches, interpolate_patches), strict=True))
+
+
 @FAMILIES.register()
 @functools.cache
 def vit() -> Family:
@@ -218,8 +596,8 @@ def vit() -> Family:
         to_detectron2=known,
         from_detectron2=known,
         recognize=recognize,
-        build=later("convert.families.vit_network:ViT"),
-        reference=later("convert.families.vit_network:reference"),
+        build=later("convert.modeling.vit:ViT"),
+        reference=later("convert.modeling.vit:reference"),
         features={"norm": FEATURE},
         options=OPTIONS,
         lookalikes=LOOKALIKES,
@@ -227,13 +605,13 @@ def vit() -> Family:
         check_trained=functools.partial(check_layer_norms, pattern=r"norm[12]\.weight$"),
         image_size=lambda architecture: (architecture.image_size, architecture.image_size),
         tokens=(CLASS_TOKEN, REGISTERS),
-        effect=later("convert.families.vit_network:effect_of_tokens"),
-        adapt=later("convert.families.vit_changes:adapt"),
+        effect=later("convert.modeling.vit:effect_of_tokens"),
+        adapt=later("convert.families.vit:adapt"),
         untold=f"--num-heads where no name says it ({_USUAL_HEADS})",
         assumes="exact GELU, norms before the branches, no positions but those that are added",
         pixels="vision transformers of timm often have 127.5 for both: then give --mean 127.5 "
         "127.5 127.5 --std 127.5 127.5 127.5",
         words=("vit", "deit"),
         plain_names=_PLAIN_NAMES,
-        source_features=later("convert.families.vit_network:source_features"),
+        source_features=later("convert.modeling.vit:source_features"),
     )

@@ -3,7 +3,7 @@
 from typing import Any
 
 from convert.families.base import USUAL
-from convert.families.vit_names import TORCHVISION
+from convert.families.vit import TORCHVISION
 from convert.layouts.base import Layout, beside
 
 # What Lightning's trainer writes: pytorch_lightning 2.6.6 trainer/connectors/

@@ -185,7 +185,7 @@ def _finite(value: Any) -> bool:
 
 def check_basic_blocks(cfg: CfgNode) -> None:
     """Raise UserError for what a backbone of basic blocks (ResNet-10, 18, 34) cannot have."""
-    from convert.families.resnet_network import is_bottleneck  # imports torch
+    from convert.modeling.resnet import is_bottleneck  # imports torch
 
     resnets = cfg.MODEL.RESNETS
     if is_bottleneck(resnets.DEPTH):

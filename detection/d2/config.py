@@ -11,7 +11,7 @@ from detectron2.modeling import (
     SEM_SEG_HEADS_REGISTRY,
 )
 
-from convert.families.resnet_network import NUM_BLOCKS, STEMS
+from convert.modeling.resnet import NUM_BLOCKS, STEMS
 from convert.verify import read_converted
 from detection.config.checks import check_basic_blocks, check_box_head
 from detection.config.resolve import resolve_classes, resolve_names

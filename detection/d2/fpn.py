@@ -10,8 +10,8 @@ from detectron2.layers import ShapeSpec
 from detectron2.modeling import BACKBONE_REGISTRY, FPN, Backbone
 from detectron2.modeling.backbone.fpn import LastLevelMaxPool
 
-from convert.families.convnext_network import ConvNeXt
-from convert.families.timm_network import TimmFeatures
+from convert.modeling.convnext import ConvNeXt
+from convert.modeling.timm_features import TimmFeatures
 from detection.modeling.backbones.convnext import build_convnext
 
 

@@ -3,7 +3,7 @@
 
 Detectron2's own builder makes every backbone that it can. It has the 7x7 stem only, no ResNet-10,
 and no widths of ResNet-18 and 34; those are put together here, from its own blocks and its own
-ResNet. Under the same seed they start as convert/families/resnet_network.py does, which the
+ResNet. Under the same seed they start as convert/modeling/resnet.py does, which the
 embedded engine trains.
 """
 
@@ -17,7 +17,7 @@ from detectron2.modeling.backbone.resnet import BasicBlock, BasicStem, Bottlenec
 from fvcore.nn.weight_init import c2_msra_fill, c2_xavier_fill
 from torch import Tensor
 
-from convert.families.resnet_network import NUM_BLOCKS, STAGES, STEMS, is_bottleneck
+from convert.modeling.resnet import NUM_BLOCKS, STAGES, STEMS, is_bottleneck
 from detection.d2.fpn import build_fpn
 from moco.common.errors import UserError
 

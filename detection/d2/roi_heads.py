@@ -12,7 +12,7 @@ from detectron2.modeling.roi_heads import Res5ROIHeads, build_mask_head
 from detectron2.modeling.roi_heads.fast_rcnn import FastRCNNOutputLayers
 from torch import nn
 
-from convert.families.resnet_network import NUM_BLOCKS, is_bottleneck
+from convert.modeling.resnet import NUM_BLOCKS, is_bottleneck
 
 
 @ROI_HEADS_REGISTRY.register()

@@ -18,8 +18,8 @@ from detectron2.modeling.backbone.utils import get_abs_pos
 from detectron2.modeling.backbone.vit import SimpleFeaturePyramid, ViT
 from torch import Tensor, nn
 
-from convert.families.vit_architecture import FEATURE, ViTArchitecture
-from convert.families.vit_network import LayerScale, run_blocks
+from convert.families.vit import FEATURE, ViTArchitecture
+from convert.modeling.vit import LayerScale, run_blocks
 from detection.d2.fpn import StageFPN, WithShapes, build_fpn
 from detection.modeling.backbones.vit import (
     MAPS,
@@ -35,7 +35,7 @@ from detection.modeling.vit_maps import FourMaps
 class TransferViT(ViT):
     """Detectron2's ViT, with what the module's first lines say.
 
-    Arguments and results as those of `convert.families.vit_network.ViT`.
+    Arguments and results as those of `convert.modeling.vit.ViT`.
     """
 
     def __init__(

@@ -14,9 +14,9 @@ from fvcore.common.registry import Registry
 from fvcore.nn.weight_init import c2_xavier_fill
 from torch import Tensor, nn
 
-from convert.families.convnext_network import ConvNeXt
-from convert.families.resnet_network import FEATURES, ConvNorm, NormLayer, ResNet, make_stage
-from convert.families.timm_network import TimmFeatures
+from convert.modeling.convnext import ConvNeXt
+from convert.modeling.resnet import FEATURES, ConvNorm, NormLayer, ResNet, make_stage
+from convert.modeling.timm_features import TimmFeatures
 from detection.embedded.layers import NORMS, conv, freeze, norm_layer
 from detection.modeling.backbones.convnext import build_convnext
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from fvcore.nn.weight_init import c2_msra_fill, c2_xavier_fill
 from torch import Tensor, nn
 
-from convert.families.resnet_network import NormLayer
+from convert.modeling.resnet import NormLayer
 from detection.embedded.layers import conv, normal_fill
 
 

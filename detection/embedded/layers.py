@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from fvcore.nn.distributed import differentiable_all_reduce
 from torch import Tensor, nn
 
-from convert.families.resnet_network import ConvNorm, NormLayer
+from convert.modeling.resnet import ConvNorm, NormLayer
 from moco.common import distributed
 
 

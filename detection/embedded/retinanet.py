@@ -17,7 +17,7 @@ from fvcore.common.config import CfgNode
 from fvcore.nn import sigmoid_focal_loss_jit, smooth_l1_loss
 from torch import Tensor, nn
 
-from convert.families.resnet_network import NormLayer
+from convert.modeling.resnet import NormLayer
 from detection.embedded.backbone import Backbone
 from detection.embedded.boxes import Weights, decode, encode, match
 from detection.embedded.layers import norm_layer, normal_fill

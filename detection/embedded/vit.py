@@ -1,14 +1,14 @@
 """Vision transformers with a pyramid: ViTDet's simple one, and an FPN of four blocks' maps.
 
-The transformer is convert/families/vit_network.py's.
+The transformer is convert/modeling/vit.py's.
 """
 
 import torch.nn.functional as F
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
-from convert.families.resnet_network import NormLayer
-from convert.families.vit_network import ViT
+from convert.modeling.resnet import NormLayer
+from convert.modeling.vit import ViT
 from detection.embedded.backbone import BACKBONES, FPN, build_fpn
 from detection.embedded.layers import NORMS, conv
 from detection.modeling.backbones.vit import (

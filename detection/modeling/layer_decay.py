@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from fvcore.common.config import CfgNode
 from fvcore.common.registry import Registry
 
-from convert.families.resnet_architecture import NUM_BLOCKS
+from convert.families.resnet import NUM_BLOCKS
 
 LAYER_RULES = Registry("LAYER_RULES")
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models import resnet as tv
 
-from convert.families.resnet_network import FEATURES, ResNet, make_stage
+from convert.modeling.resnet import FEATURES, ResNet, make_stage
 from tests.oracles.checkpoints import official_names
 from tests.oracles.resnets import make_resnet
 

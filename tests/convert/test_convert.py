@@ -19,7 +19,7 @@ from torch import Tensor
 from convert import targets, verify
 from convert.convert_to_d2 import convert_file, main
 from convert.families import resnet
-from convert.families import resnet_network as backbone
+from convert.modeling import resnet as backbone
 from convert.sources import recognize
 from convert.verify import read_converted
 from moco.common.errors import DataError

@@ -15,15 +15,16 @@ from convert.contract import InputContract
 from convert.convert_to_d2 import convert_file
 from convert.families.base import Hints
 from convert.families.convnext import (
+    FEATURES,
     OFFICIAL_NAMES,
     TIMM,
     TORCHVISION_NAMES,
+    ConvNeXtArchitecture,
     convnext,
     to_detectron2,
     translate,
 )
-from convert.families.convnext_architecture import FEATURES, ConvNeXtArchitecture
-from convert.families.convnext_network import ConvNeXt
+from convert.modeling.convnext import ConvNeXt
 from convert.sources import recognize
 from convert.verify import Converted, check_features, read_converted
 from moco.common.errors import DataError

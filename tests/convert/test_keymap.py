@@ -10,7 +10,7 @@ from torchvision.models import resnet as tv
 
 from convert.families import resnet
 from convert.families.base import LEFT_AT_INIT, first_rule
-from convert.families.resnet_network import ResNet, is_bottleneck
+from convert.modeling.resnet import ResNet, is_bottleneck
 from tests.oracles.checkpoints import official_names
 
 FACTORIES = {

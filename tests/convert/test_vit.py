@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from convert.contract import InputContract
 from convert.convert_to_d2 import convert_file
-from convert.families import vit_network
-from convert.families.vit import vit
-from convert.families.vit_architecture import FEATURE, ViTArchitecture
+from convert.families.vit import FEATURE, ViTArchitecture, vit
 from convert.initial_weights import read_initial_weights
 from convert.inspect_file import inspect_file
+from convert.modeling import vit as vit_network
 from convert.sources import Given, recognize
 from convert.verify import Converted, check_features, read_converted
 from detection.config.task import default_task

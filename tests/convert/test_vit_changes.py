@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from convert.convert_to_d2 import convert_file
-from convert.families.vit_changes import (
+from convert.families.vit import (
     fold_layer_scale,
     interpolate_patches,
     resize_patches,

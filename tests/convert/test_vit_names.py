@@ -11,11 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from convert.convert_to_d2 import convert_file, convert_in_memory
-from convert.families.vit import OBSTACLES
-from convert.families.vit_architecture import ViTArchitecture
-from convert.families.vit_names import SCHEMES, TENSORS
-from convert.families.vit_network import Transcription
+from convert.families.vit import OBSTACLES, SCHEMES, TENSORS, ViTArchitecture
 from convert.files import read_file
+from convert.modeling.vit import Transcription
 from convert.sources import Given, Recognized, recognize
 from convert.verify import read_converted
 from moco.common.errors import DataError, UserError

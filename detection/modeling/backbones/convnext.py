@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from fvcore.common.config import CfgNode
 
-from convert.families.convnext_architecture import FEATURES, ConvNeXtArchitecture
+from convert.families.convnext import FEATURES, ConvNeXtArchitecture
 from detection.modeling.backbones.base import BACKBONE_TYPES, BackboneType, maps_of_four_stages
 from moco.common.errors import UserError
 
@@ -15,7 +15,7 @@ Network = TypeVar("Network")
 def build_convnext(model: CfgNode, network: Callable[..., Network]) -> Network:
     """MODEL.CONVNEXT with the norms after the stages, its first parts frozen.
 
-    `network`: convert.families.convnext_network.ConvNeXt, or an engine's own kind of it.
+    `network`: convert.modeling.convnext.ConvNeXt, or an engine's own kind of it.
     """
     net = network(
         _architecture(model),

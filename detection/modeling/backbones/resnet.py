@@ -8,13 +8,13 @@ from moco.common.errors import UserError
 
 
 def _num_parts(cfg: CfgNode) -> int:
-    from convert.families.resnet_network import FEATURES  # imports torch
+    from convert.modeling.resnet import FEATURES  # imports torch
 
     return len(FEATURES)
 
 
 def _stages(cfg: CfgNode) -> list[str]:
-    from convert.families.resnet_network import FEATURES
+    from convert.modeling.resnet import FEATURES
 
     given = list(cfg.MODEL.RESNETS.OUT_FEATURES)
     require_maps("MODEL.RESNETS.OUT_FEATURES", given, FEATURES)
@@ -23,7 +23,7 @@ def _stages(cfg: CfgNode) -> list[str]:
 
 def _pyramid(cfg: CfgNode, above: int = 1) -> list[str]:
     """Maps of MODEL.FPN.IN_FEATURES, and `above` more on top of them."""
-    from convert.families.resnet_network import STAGES
+    from convert.modeling.resnet import STAGES
 
     names = list(cfg.MODEL.FPN.IN_FEATURES)
     require_maps("MODEL.FPN.IN_FEATURES", names, _stages(cfg))

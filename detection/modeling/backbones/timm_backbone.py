@@ -12,7 +12,7 @@ def _maps(cfg: CfgNode) -> list[str]:
         raise UserError("MODEL.TIMM.NAME: set it to timm's name of the network, e.g. regnety_004")
     if not 0 <= keys.DROP_PATH < 1:
         raise UserError(f"MODEL.TIMM.DROP_PATH: got {keys.DROP_PATH}, expected 0 to below 1")
-    from convert.families.timm_network import probe  # imports torch and timm
+    from convert.modeling.timm_features import probe  # imports torch and timm
 
     try:
         probe(keys.NAME)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fvcore.common.config import CfgNode
 
-from convert.families.vit_architecture import KEYS, ViTArchitecture
+from convert.families.vit import KEYS, ViTArchitecture
 from detection.modeling.backbones.base import BACKBONE_TYPES, BackboneType
 from moco.common.errors import UserError
 

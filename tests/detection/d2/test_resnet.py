@@ -12,7 +12,7 @@ from convert.contract import InputContract
 from convert.convert_to_d2 import convert_in_memory
 from convert.families import resnet
 from convert.families.base import LEFT_AT_INIT, first_rule
-from convert.families.resnet_network import FEATURES, NUM_BLOCKS
+from convert.modeling.resnet import FEATURES, NUM_BLOCKS
 from convert.verify import Converted, build_backbone, target_tensors
 from detection.config.task import default_task
 from detection.config.weights import apply_contract

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from convert.contract import InputContract
-from convert.families.vit_network import Block, from_windows, into_windows, relative_positions
+from convert.modeling.vit import Block, from_windows, into_windows, relative_positions
 from convert.verify import target_tensors
 from detection.config.task import default_task
 from detection.config.weights import apply_contract

@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from convert.families.resnet_network import ResNet
+from convert.modeling.resnet import ResNet
 from convert.verify import Converted
 from detection.config.task import load_task
 from detection.embedded.model import Detector

@@ -79,7 +79,7 @@ def test_from_timms_file_to_a_trained_detector(config: str, name: str, tmp_path:
 @pytest.mark.parametrize("name", ["regnety_002", "mobilenetv3_small_050", "xception41"])
 def test_the_features_are_those_of_timms_own_model(name: str, tmp_path: Path) -> None:
     """Of networks whose names timm changes, whose heads it cuts off, and which it hooks."""
-    from convert.families.timm_network import TimmFeatures
+    from convert.modeling.timm_features import TimmFeatures
 
     state = save(name, tmp_path / "a.file")
     report = convert_file(tmp_path / "a.file", tmp_path / "out.safetensors", timm_model=name)

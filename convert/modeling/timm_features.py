@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from convert.families.convnext_architecture import FEATURES
+from convert.families.convnext import FEATURES
 from moco.common.errors import UserError, first_few
 
 STRIDES = (4, 8, 16, 32)

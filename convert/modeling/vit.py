@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from convert.families.base import stochastic_depth
-from convert.families.vit_architecture import FEATURE, ViTArchitecture
+from convert.families.vit import FEATURE, ViTArchitecture
 from moco.common.errors import DataError
 from moco.modeling import soundness
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from convert.families.base import FAMILIES, Architecture, Family, check_layer_norms, later
-from convert.families.convnext_architecture import FEATURES
+from convert.families.convnext import FEATURES
 from moco.common.errors import UserError, shown
 from moco.modeling import soundness
 
@@ -68,8 +68,8 @@ def check_trained(
 @functools.cache
 def timm() -> Family:
     """timm's networks, by their names."""
-    features = later("convert.families.timm_network:TimmFeatures")
-    loaded_by_timm = later("convert.families.timm_network:LoadedByTimm")
+    features = later("convert.modeling.timm_features:TimmFeatures")
+    loaded_by_timm = later("convert.modeling.timm_features:LoadedByTimm")
     return Family(
         name="timm",
         networks="with --timm-model any network of timm with maps of strides 4 to 32",

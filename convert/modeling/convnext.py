@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from convert.families.base import stochastic_depth
-from convert.families.convnext_architecture import FEATURES, ConvNeXtArchitecture
+from convert.families.convnext import FEATURES, ConvNeXtArchitecture
 
 if TYPE_CHECKING:
     from torchvision.models import convnext as tv

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from convert.families.resnet_architecture import (
+from convert.families.resnet import (
     NUM_BLOCKS,
     STEMS,
     ResNetArchitecture,

@@ -1,0 +1,1 @@
+"""The backbones that both engines train, with Detectron2's names, and their references."""
