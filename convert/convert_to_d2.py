@@ -25,13 +25,12 @@ if not __package__:
     # Run as a script, Python looks for modules in this folder instead of the repository.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from convert import targets
+from convert import write
 from convert.families.base import LEFT_AT_INIT, Option, families, first_rule
-from convert.files import is_converted, read_file
-from convert.layouts import LAYOUTS
-from convert.lookalikes import source_file
+from convert.projects import PROJECTS
+from convert.read import is_converted, read_file, source_file
 from convert.report import ConversionReport, agreement
-from convert.sources import Given
+from convert.translate import Given
 from moco.common.command import program
 from moco.common.errors import DataError, UserError, run_cli
 from moco.common.files import TEMPORARY_PREFIX, PathLike, sha256_file
@@ -39,7 +38,7 @@ from moco.common.pretrained import locate
 from moco.modeling.soundness import CHANNEL_ORDERS
 
 if TYPE_CHECKING:
-    from convert.verify import Converted
+    from convert.prove import Converted
 
 
 def convert_file(
@@ -53,13 +52,13 @@ def convert_file(
     """Convert, verify, and only then put the file at `dst`.
 
     Args:
-        src: a checkpoint of one of LAYOUTS, a plain state dict, or a converted file; the folder of
+        src: a checkpoint of one of PROJECTS, a plain state dict, or a converted file; the folder of
             a pre-training or classification, whose last checkpoint is taken; or what
             moco/common/pretrained.py downloads.
-        dst: its ending is the format, see convert/targets.py; the output of an earlier conversion
+        dst: its ending is the format, see convert/write.py; the output of an earlier conversion
             for Detectron2 is replaced, any other existing file only with `overwrite`.
         to: "detectron2" or "torchvision": whose names the file has.
-        given: for what the file does not say: fields of `convert.sources.Given`, and by their
+        given: for what the file does not say: fields of `convert.translate.Given`, and by their
             names the family's options.
 
     Raises UserError or DataError, in one line; what was at `dst` before is then untouched.
@@ -69,30 +68,30 @@ def convert_file(
     _check_output(src, dst, to, overwrite)
     objects: set[str] = set()
     raw = read_file(src, objects)
-    from convert import translate, verify  # after the file is known to be readable: torchvision
+    from convert import prove, translate  # after the file is known to be readable: torchvision
 
     found, model = translate.translate(src, raw, Given.of(**given), objects)
     contract, notes = model.contract, [*given_file.notes, *found.notes]
-    if to == "torchvision" and (options := targets.lost_options(contract)):
+    if to == "torchvision" and (options := write.lost_options(contract)):
         notes.append(
             "a plain state dict does not hold the input contract; to convert this one to "
             f"Detectron2, give {' '.join(options)}"
         )
     with _scratch_folder(dst) as folder:
         scratch = Path(folder) / dst.name
-        targets.write(scratch, model, to)
-        converted = targets.read_back(scratch, contract, to)
-        verify.check_round_trip(found.state, converted, str(src))
+        write.write(scratch, model, to)
+        converted = write.read_back(scratch, contract, to)
+        prove.check_round_trip(found.state, converted, str(src))
         if converted.contract != contract:
             raise DataError(f"{src}: verification failed: read back, the contract is another one")
-        features = verify.check_features(*found.source_network(), converted, str(src))
+        features = prove.check_features(*found.source_network(), converted, str(src))
         notes += found.effect_of_tokens()
         sha256 = sha256_file(scratch)
         if dst.exists():
             notes.append("replaced a file of that name")
         os.replace(scratch, dst)
 
-    rules = (first_rule(key, LEFT_AT_INIT) for key in verify.target_tensors(contract))
+    rules = (first_rule(key, LEFT_AT_INIT) for key in prove.target_tensors(contract))
     left = Counter(rule for rule in rules if rule)
     if found.filled:
         left["BN statistics (0 and 1)"] = found.filled
@@ -123,27 +122,27 @@ def convert_in_memory(
 ) -> Converted:
     """What `convert_file` would write, without a file: the same recognition, contract and proof.
 
-    `raw`, `objects`: what `read_file` gave for `src`, when it is already open; `timm_model`: see
-    `convert.sources.Given`. The notes say what was done.
+    `raw`, `objects`: what `read_file` gave for `src`, when it is already open; `timm_model`: timm's
+    name of its network. The notes say what was done.
 
     Raises UserError or DataError, in one line.
     """
-    from convert import translate, verify
+    from convert import prove, translate
 
     src = Path(src)
     objects = set() if objects is None else objects
     raw = read_file(src, objects) if raw is None else raw
     try:
-        given = Given(timm_model=timm_model)
+        given = Given.of(timm_model=timm_model)
         found, converted = translate.translate(src, raw, given, objects)
     except UserError as error:
         if "; give --" not in str(error):
             raise
         advice = f"{error}; that is an option of `{program('convert', 'convert_to_d2.py')}`: "
         raise type(error)(f"{advice}convert the file first, and give what it writes") from error
-    verify.check_round_trip(found.state, converted, str(src))
+    prove.check_round_trip(found.state, converted, str(src))
     contract = found.contract
-    features = verify.check_features(*found.source_network(), converted, str(src))
+    features = prove.check_features(*found.source_network(), converted, str(src))
     encoder = "" if contract.encoder == "single" else f", {contract.encoder} encoder"
     note = (
         f"MODEL.WEIGHTS converted in memory: {contract.source} checkpoint{encoder}, "
@@ -156,10 +155,9 @@ def convert_in_memory(
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
-    sources = ", ".join(dict.fromkeys(layout.name for layout in LAYOUTS))
-    encoders = ", ".join(
-        sorted({choice for layout in LAYOUTS for choice in layout.networks} - {"single"})
-    )
+    sources = ", ".join(dict.fromkeys(project.name for project in PROJECTS))
+    roles = {role for project in PROJECTS for roles in project.roles for role in roles}
+    encoders = ", ".join(sorted(roles - {"single"}))
     parser = argparse.ArgumentParser(
         prog=program("convert", "convert_to_d2.py"),
         usage="%(prog)s [options] INPUT OUTPUT\n       %(prog)s --inspect FILE",
@@ -188,7 +186,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--to",
-        choices=targets.SUFFIXES,
+        choices=write.SUFFIXES,
         default="detectron2",
         help="whose names of tensors: detectron2 (with the input contract beside them) or "
         "torchvision (a plain state dict, without fc) (default: %(default)s)",
@@ -220,16 +218,12 @@ def build_parser() -> argparse.ArgumentParser:
         help="order of the colors the network was trained on (default: the source's)",
     )
     for option in _family_options():
-        if option.choices is None:
+        if option.is_text:
+            parser.add_argument(option.flag, metavar="NAME", help=option.help)
+        elif option.choices is None:
             parser.add_argument(option.flag, type=int, metavar="N", help=option.help)
         else:
             parser.add_argument(option.flag, choices=option.choices, help=option.help)
-    parser.add_argument(
-        "--timm-model",
-        metavar="NAME",
-        help="take the file for this network of timm, which may be any with maps of strides 4 to "
-        "32, e.g. regnety_004 or regnety_004.tag; its mean and std are timm's of that tag",
-    )
     parser.add_argument(
         "--overwrite", action="store_true", help="replace any file of OUTPUT's name"
     )
@@ -269,7 +263,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         mean=args.mean and [value * scale for value in args.mean],
         std=args.std and [value * scale for value in args.std],
         channel_order=args.channel_order,
-        timm_model=args.timm_model,
         **options,
     )
     print(report.text())
@@ -288,9 +281,9 @@ def _announce(source: str) -> None:
 
 def _check_output(src: Path, dst: Path, to: str, overwrite: bool) -> None:
     """Refuse an output that is the input, or that would destroy something else."""
-    if to not in targets.SUFFIXES:
-        raise UserError(f"--to {to}: expected one of {', '.join(targets.SUFFIXES)}")
-    suffixes = targets.SUFFIXES[to]
+    if to not in write.SUFFIXES:
+        raise UserError(f"--to {to}: expected one of {', '.join(write.SUFFIXES)}")
+    suffixes = write.SUFFIXES[to]
     if dst.suffix not in suffixes:
         raise UserError(
             f"{dst}: output for {to} must end in {' or '.join(suffixes)}, got {dst.suffix!r}"

@@ -15,7 +15,7 @@ from moco.modeling.archs import VITS, EncoderSpec, Spec, ViTSpec
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from convert.sources import Recognized
+    from convert.translate import Recognized
     from moco.engine.weights import InitialWeights
 
 # What facebookresearch/moco and this project save beside the query encoder's backbone.
@@ -48,9 +48,8 @@ def read_initial_weights(
         UserError: not determined, not the requested network, or none that the trainings here have.
         DataError: missing, damaged, of an unknown layout, never trained, or overflowing.
     """
-    from convert.files import read_file
-    from convert.sources import Given
-    from convert.translate import translate
+    from convert.read import read_file
+    from convert.translate import Given, translate
     from moco.common.files import sha256_file
     from moco.common.pretrained import locate
     from moco.engine.weights import InitialWeights, init_name, random_weights
@@ -149,7 +148,7 @@ def _class_token(raw: Any, found: Recognized, path: Path) -> dict[str, Tensor]:
     Raises:
         UserError: the file does not have it.
     """
-    from convert.files import at, to_tensor
+    from convert.read import at, to_tensor
 
     holder = at(raw, found.keys) or {}
     names = {name: found.named(name) for name in ("cls_token", "norm.weight", "norm.bias")}
@@ -162,8 +161,7 @@ def _class_token(raw: Any, found: Recognized, path: Path) -> dict[str, Tensor]:
 
 
 def _can_be_stride2(path: Path, raw: Any) -> bool:
-    from convert.sources import Given
-    from convert.translate import translate
+    from convert.translate import Given, translate
 
     try:
         translate(path, raw, Given.of(stem="stride2"))
@@ -180,7 +178,7 @@ def _beside(raw: Any, path: Path) -> dict[str, Tensor]:
     """
     import torch
 
-    from convert.files import is_array, to_tensor, unwrapped
+    from convert.read import is_array, to_tensor, unwrapped
 
     state = raw.get("state_dict") if isinstance(raw, Mapping) else None
     if not isinstance(state, Mapping):

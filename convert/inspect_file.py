@@ -8,15 +8,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from convert.files import about_objects, flatten, is_array, is_converted, names, read_file
-from convert.lookalikes import source_file
-from convert.networks import all_networks
+from convert.find import all_networks
+from convert.prove import Converted
+from convert.read import (
+    about_objects,
+    digest,
+    flatten,
+    is_array,
+    is_converted,
+    names,
+    read_file,
+    source_file,
+)
 from convert.report import command, fine_tune_command, lines
-from convert.sources import Given, Recognized
-from convert.translate import translate
-from convert.verify import Converted
+from convert.translate import Given, Recognized, translate
 from moco.common.errors import DataError, UserError, shown
-from moco.common.files import PathLike, named_objects, sha256_file
+from moco.common.files import PathLike, named_objects
 from moco.common.pretrained import locate
 from moco.common.unpickler import Inert
 
@@ -35,7 +42,7 @@ def inspect_file(path: PathLike) -> str:
     objects: set[str] = set()
     raw = read_file(path, objects)
     notes, warnings = about_objects(objects)
-    sha256 = sha256_file(path)
+    sha256 = digest(path)
     rows = [
         ("file", f"{path}: {path.stat().st_size:,} bytes"),
         ("sha256", sha256),
@@ -70,7 +77,7 @@ def _networks(
         problem, found = error, []
         try:
             entries = flatten(raw, str(path))
-            choices = [] if is_converted(raw) else [*all_networks(raw, entries, str(path))[1]]
+            choices = [] if is_converted(raw) else [*all_networks(raw, entries, str(path)).networks]
         except DataError:
             choices = []
     for choice in choices:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from convert.contract import IMAGENET_MEAN, IMAGENET_STD, InputContract
 from convert.initial_weights import encoder_spec
-from convert.targets import lost_options
+from convert.write import lost_options
 from moco.common.command import program
 from moco.common.errors import UserError
 from moco.common.shipped import ROOT, shown
 from moco.modeling.archs import EncoderSpec, Spec
 
 if TYPE_CHECKING:
-    from convert.verify import FeatureCheck
+    from convert.prove import FeatureCheck
 
 
 @dataclasses.dataclass(frozen=True)

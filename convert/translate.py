@@ -2,20 +2,121 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from convert import named, timm_files, verify
-from convert.beside import read_beside
-from convert.files import about_objects, is_converted
-from convert.sources import Given, Recognized, from_contract, recognize
-from convert.verify import Converted
-from moco.common.files import sha256_file
+from convert import prove
+from convert.contract import FOLDED, InputContract, Pixels, numbers
+from convert.families.base import PLAIN_DETECTRON2, Adapted, Family, Hints
+from convert.find import Choice, choose_network
+from convert.projects import Project
+from convert.prove import Converted
+from convert.read import about_objects, at, digest, flatten, is_converted, to_tensor
+from convert.recorded import Recorded, read_beside, recorded_names
+from convert.take import fill_statistics, join, take, to_float32
+from moco.common.errors import DataError, UserError
+from moco.modeling.soundness import Triple
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # torchvision's files carry the start of their sha256 in their names: resnet50-11ad3fa6.pth. Only
 # the whole file tells V2 from V1; their tensors have the same names and shapes.
 TORCHVISION_V2 = "11ad3fa6"
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """What the caller knows better than the file; None: the file's or the layout's own.
+
+    Attributes:
+        encoder: one of the layout's networks, e.g. "query", "key", "teacher".
+        mean, std: 0..255 in the order of `channel_order`.
+        channel_order: "RGB" or "BGR"; a mean and std that are not given stay with their colors.
+        options: values of the family's own options, by their names.
+    """
+
+    encoder: str | None = None
+    mean: Triple | None = None
+    std: Triple | None = None
+    channel_order: str | None = None
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, **values: Any) -> Given:
+        """From fields and values of any family's options; None: not given."""
+        fields = {field.name for field in dataclasses.fields(cls)} - {"options"}
+        own = {name: values.pop(name) for name in fields & values.keys()}
+        options = {name: value for name, value in values.items() if value is not None}
+        return cls(**own, options=options)
+
+    def missing_pixels(self) -> list[str]:
+        """Options that would have to be given for pixels of which nobody wrote down."""
+        fields = ("mean", "std", "channel_order")
+        return [f"--{name.replace('_', '-')}" for name in fields if getattr(self, name) is None]
+
+    def missing_convention(self, family: Family) -> list[str]:
+        """The same for weights whose whole convention nobody wrote down."""
+        missing = [o for o in family.options if o.convention and o.name not in self.options]
+        return self.missing_pixels() + [option.flag for option in missing]
+
+    def pixels(self, source: Pixels, where: str) -> Pixels:
+        """How pixels reach the network: as in the source, unless given; raises UserError."""
+        try:
+            source = source.in_order(self.channel_order or source.channel_order)
+            return Pixels(self.mean or source.mean, self.std or source.std, source.channel_order)
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Recognized:
+    """The backbone of a recognized checkpoint and what the file says about it.
+
+    Attributes:
+        contract: where the backbone comes from, what it is, and how it sees pixels.
+        state: its tensors, by the family's names.
+        encoders: every choice of --encoder that this file has.
+        named: what the family's names are called in the file, also those of missing tensors.
+        dropped: rule -> number of entries of the file.
+        filled: tensors of `state` that are not in the file: folded BN statistics, 0 and 1.
+        tokens: what the family calls so: dropped, but a part of the source's features.
+        proof: architecture and tensors of the network that the features are compared with; None:
+            the contract's and `state`.
+        epoch: epochs finished.
+        keys: of the nested dicts that its network is in, outermost first.
+        unclear_names: where the network is named -> a name that timm alone can explain.
+        assumed: what neither tensors nor a name tell, for people; "": nothing.
+        head, notes, warnings: for people.
+    """
+
+    contract: InputContract
+    state: dict[str, Tensor]
+    encoders: tuple[str, ...]
+    named: Callable[[str], str]
+    dropped: dict[str, int] = dataclasses.field(default_factory=dict)
+    filled: int = 0
+    tokens: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    proof: tuple[Any, Mapping[str, Tensor]] | None = None
+    epoch: int | None = None
+    keys: tuple[str, ...] = ()
+    unclear_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    assumed: str = ""
+    head: str = "already converted"
+    notes: list[str] = dataclasses.field(default_factory=list)
+    warnings: list[str] = dataclasses.field(default_factory=list)
+
+    def source_network(self) -> tuple[Mapping[str, Tensor], Any]:
+        """Tensors and architecture of the network that the features are compared with."""
+        architecture, state = self.proof or (self.contract.architecture, self.state)
+        return state, architecture
+
+    def effect_of_tokens(self) -> list[str]:
+        """By how much the features change without the tokens, for people; empty without any."""
+        effect, (state, architecture) = self.contract.family.effect, self.source_network()
+        return [effect(architecture, state, self.tokens)] if effect and self.tokens else []
 
 
 def translate(
@@ -33,12 +134,10 @@ def translate(
     Raises UserError or DataError, in one line.
     """
     where = str(src)
-    sha256 = sha256 or sha256_file(src)
+    sha256 = sha256 or digest(src)
     if is_converted(raw):
-        earlier = verify.read_converted(src, raw)
+        earlier = prove.read_converted(src, raw)
         found = from_contract(earlier.model, earlier.contract, where, given)
-    elif given.timm_model is not None:
-        found = timm_files.recognize(raw, where, given, sha256)
     else:
         found = recognize(raw, where, given, sha256, lambda: read_beside(src))
     notes, warnings = about_objects(objects)
@@ -58,11 +157,230 @@ def translate(
     # Before the numbers: a network that starts with scales of zero is called untrained.
     folded = found.contract.bn_folded
     found.warnings.extend(family.check_trained(found.state, where, found.named, folded=folded))
-    verify.check_model(
+    prove.check_model(
         model, found.contract, where, lambda key: found.named(family.from_detectron2(key) or key)
     )
     source = found.source_network()
     found.notes.extend(
-        named.compare_with_timm(found.unclear_names, family, source, found.tokens, where)
+        prove.compare_with_timm(found.unclear_names, family, source, found.tokens, where)
     )
     return found, Converted(model, found.contract, (*found.notes, *found.warnings))
+
+
+def recognize(
+    raw: Any,
+    where: str,
+    given: Given = Given(),
+    sha256: str = "unknown",
+    beside: Callable[[], Recorded | None] = lambda: None,
+) -> Recognized:
+    """Find the networks of an opened checkpoint and take the backbone of the one that is meant.
+
+    Args:
+        raw: what `read_file` returned.
+        where: the file's name, for error messages.
+        given: what to take instead of what the file or its layout says.
+        sha256: of the file.
+        beside: reads the configuration beside it, for names that come with one.
+
+    Raises:
+        DataError: no known network, or damaged: keys, shapes, or records that disagree.
+        UserError: `given` does not fit this checkpoint.
+    """
+    entries = flatten(raw, where)
+    choice = choose_network(raw, entries, given.encoder, where, given.options)
+    network, project = choice.network, choice.project
+    network.family.check_options(given.options, where)
+    notes = [note for note in (project.note, choice.note) if note]
+    warnings: list[str] = []
+    missing = given.missing_convention(network.family)
+    recorded, names = _recorded(project, raw, missing, where, beside)
+    unclear = prove.check_names(names, network.family, where)
+    _check_convention(choice, given, where, warnings, recorded.mean is not None)
+    taken = take(choice, entries, where, given.encoder is not None)
+    notes += taken.notes
+    warnings += taken.warnings
+    backbone, keys = join(taken.backbone, where, notes)
+    own = network.family.in_own_shape
+    backbone = {name: own(name, value) for name, value in backbone.items()}
+    in_file = _names_in_file(choice, keys)
+    filled = fill_statistics(backbone, notes) if project.name.endswith(FOLDED) else 0
+    if recorded.note:
+        notes.append(recorded.note)
+    to_float32(backbone, in_file, warnings)
+    tokens = {new: to_tensor(e.keys[-1], e.value, where).float() for new, e in taken.tokens.items()}
+    said = {"timm": prove.heads_in_timm(names)} if "pos_embed" in backbone else {}
+    said |= network.scheme.says
+    hints = Hints(
+        where=where,
+        named=in_file,
+        notes=notes,
+        warnings=warnings,
+        arch=recorded.arch or at(raw, ("arch",)),
+        says={**said, **project.says, **recorded.says},
+        asked=given.options,
+        dropped=taken.dropped,
+        tokens=tokens,
+        assumed_pixels="" if recorded.mean or given.mean is not None else project.name,
+    )
+    architecture = network.family.recognize(backbone, hints)
+    adapted = network.family.adapt(architecture, backbone, given.options, where)
+    notes += [f"changed as requested: {change}" for change in adapted.changes]
+    pixels = Pixels(
+        recorded.mean or network.scheme.mean or project.mean,
+        recorded.std or network.scheme.std or project.std,
+        recorded.channel_order or project.channel_order,
+    )
+    source = _changed(project.name.replace("MSRA", recorded.owner or "MSRA"), adapted)
+    every = {entry.name for entry in entries}
+    heads = (text for key, text in network.family.heads.items() if network.start + key in every)
+    epoch = at(raw, project.epoch.split("/"))
+    return Recognized(
+        contract=InputContract(
+            given.pixels(pixels, where),
+            network.family,
+            adapted.architecture,
+            source,
+            sha256,
+            choice.name,
+        ),
+        state=adapted.state,
+        encoders=tuple(choice.found.networks),
+        named=in_file,
+        dropped=dict(taken.dropped),
+        filled=filled,
+        tokens=tokens,
+        proof=adapted.proof,
+        epoch=epoch + project.epoch_offset if type(epoch) is int else None,
+        keys=network.keys,
+        unclear_names=unclear,
+        assumed=_assumed(choice, names, recorded, pixels, given=given.mean is not None),
+        head=next(heads, network.family.heads[""]),
+        notes=notes,
+        warnings=warnings,
+    )
+
+
+def from_contract(
+    model: Mapping[str, Tensor], contract: InputContract, where: str, given: Given
+) -> Recognized:
+    """The backbone of a converted file (Detectron2's names), to be written in another format.
+
+    Raises UserError: `given` contradicts what the contract says about the network.
+    """
+    family = contract.family
+    if given.encoder not in (None, contract.encoder):
+        raise UserError(
+            f"--encoder {given.encoder}: {where} was converted with encoder {contract.encoder}"
+        )
+    family.check_options(given.options, where)
+    architecture = family.with_options(contract.architecture, given.options, where)
+    state = {family.from_detectron2(key) or key: value for key, value in model.items()}
+    adapted = family.adapt(architecture, state, given.options, where)
+    return Recognized(
+        contract=dataclasses.replace(
+            contract,
+            pixels=given.pixels(contract.pixels, where),
+            architecture=adapted.architecture,
+            source=_changed(contract.source, adapted),
+        ),
+        state=adapted.state,
+        encoders=(contract.encoder,),
+        named=lambda name: family.to_detectron2(name) or name,
+        proof=adapted.proof,
+        notes=[f"changed as requested: {change}" for change in adapted.changes],
+    )
+
+
+def _changed(source: str, adapted: Adapted) -> str:
+    """A source's name, and what was changed in its backbone."""
+    return f"{source} ({'; '.join(adapted.changes)})" if adapted.changes else source
+
+
+def _names_in_file(choice: Choice, keys: Mapping[str, str]) -> Callable[[str], str]:
+    """What the family's names are called in a file; of a missing tensor, what it would be."""
+    network, scheme = choice.network, choice.network.scheme
+    first = keys.get(scheme.rename(scheme.first[0]) or "", "")
+    start = first.removesuffix(scheme.first[0]) if first else network.prefix
+    shortcut = any(".shortcut." in key for key in keys.values())
+
+    def named(name: str) -> str:
+        original = start + scheme.original(name)
+        if shortcut:
+            original = original.replace(".downsample.", ".shortcut.")
+        return keys.get(name, original)
+
+    return named
+
+
+def _check_convention(
+    choice: Choice, given: Given, where: str, warnings: list[str], has_pixels: bool
+) -> None:
+    """A file of unknown origin does not say how its network sees pixels."""
+    family, project = choice.network.family, choice.project
+    missing = given.missing_convention(family)
+    if project.name == PLAIN_DETECTRON2 and missing:
+        raise DataError(
+            f"{where}: a network in Detectron2's names without an input contract, and BGR and RGB, "
+            f"1x1 and 3x3 strides are all usual there; give {' '.join(missing)} as its "
+            "training had them, or convert the checkpoint that it was made from"
+        )
+    usual = family.pixels
+    varied = project.any_network and usual
+    known = has_pixels or choice.network.scheme.mean is not None
+    if given.missing_pixels() and not known and (project.is_nobody or varied):
+        others = f"as torchvision's networks have them; else give {' '.join(missing[:3])}"
+        warnings.append(
+            "the file does not say how its pixels were normalized: ImageNet's RGB mean and std are "
+            f"assumed, {f'and {usual}' if usual else others}"
+        )
+
+
+def _recorded(
+    project: Project,
+    raw: Any,
+    missing: Sequence[str],
+    where: str,
+    beside: Callable[[], Recorded | None],
+) -> tuple[Recorded, dict[str, str]]:
+    """Return what the file says of its network, and where it names it.
+
+    Args:
+        missing: options of the network's convention that are not given.
+        beside: reads the configuration beside the file.
+
+    Raises:
+        DataError: it is damaged, or another than the project's where these options are needed.
+    """
+    try:
+        said = project.recorded(raw) if project.recorded else Recorded()
+        its = beside() if project.is_nobody or project.any_network else None
+        if its is not None and not said.mean:
+            said = its
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from error
+    if said.other and missing:
+        raise DataError(
+            f"{where}: its configuration says {', '.join(said.other)}, which is not the "
+            f"convention of {project.name}; give {' '.join(missing)} as its training had them"
+        )
+    return said, {} if project.is_ours else recorded_names(raw, its.arch if its else None)
+
+
+def _assumed(
+    choice: Choice, names: Mapping[str, str], said: Recorded, pixels: Pixels, *, given: bool
+) -> str:
+    """What a file of unknown origin does not tell and the proof takes for granted.
+
+    Args:
+        given: the command line says the pixels.
+    """
+    project, family = choice.project, choice.network.family
+    if not (project.is_nobody or project.any_network):
+        return ""
+    named_so = any(word in name for name in names.values() for word in family.words)
+    known = named_so or "hidden_act" in said.says
+    parts = [] if known or not family.assumes else [family.assumes]
+    if not (said.mean or given or choice.network.scheme.mean):
+        parts.append(f"mean {numbers(pixels.mean)}, std {numbers(pixels.std)}")
+    return ", ".join(parts)

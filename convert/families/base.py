@@ -20,6 +20,7 @@ from fvcore.common.registry import Registry
 from moco.common.errors import DataError, UserError, shown
 from moco.common.registry import lookup
 from moco.modeling import soundness
+from moco.modeling.soundness import Triple
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -31,7 +32,7 @@ DEFAULT_FAMILY = "resnet"
 # What a plain state dict is called as a source, by whose names its tensors have.
 PLAIN = "state dict"
 PLAIN_DETECTRON2 = "Detectron2's names"
-# The scheme that one of convert/layouts/ has unless it says another.
+# The scheme that most projects have.
 USUAL = "usual"
 
 # Rule -> patterns of Detectron2's names that no source fills. The counter only matters to a
@@ -102,7 +103,8 @@ class Scheme:
         plain: what a plain state dict with these names is called; "": it is not recognized.
         without: a tensor beside `first` that only another network has, in a plain state dict.
         says: what its code says of its networks, in the words of a family's `recognize`.
-        configured: there may be a config.json beside the file, see convert/beside.py.
+        dropped: rules beside those of the family.
+        mean, std: of RGB pixels 0..255, where the names are of one network alone.
     """
 
     first: tuple[str, str]
@@ -112,7 +114,9 @@ class Scheme:
     plain: str = ""
     without: str = "\0"
     says: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    configured: bool = False
+    dropped: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    mean: Triple | None = None
+    std: Triple | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +125,8 @@ class Option:
 
     Attributes:
         name: of what it says, e.g. "stride_in_1x1"; the option is --stride-in-1x1.
-        choices: text on the command line -> value; None: a whole number.
+        choices: text on the command line -> value; None: a whole number, or a text.
+        is_text: whether it is a text.
         help: for the command line.
         convention: needed for weights whose convention nobody noted; may change converted ones.
         fixed: a field of the architecture that may not change in converted ones.
@@ -132,6 +137,7 @@ class Option:
     help: str
     convention: bool = False
     fixed: bool = False
+    is_text: bool = False
 
     @property
     def flag(self) -> str:
@@ -213,7 +219,9 @@ class Family:
     Attributes:
         networks: which it has, for messages.
         architecture: its class of `Architecture`.
-        schemes: how its tensors are named, by the name that convert/layouts/ uses.
+        schemes: how its tensors are named, by the name that convert/projects.py uses.
+        named_by: the option that names a network of this family, whose files alone tell nothing;
+            `named_scheme`: its value -> how that network's tensors are named.
         dropped: rule -> patterns of names inside a network that are no part of the backbone.
         heads: a head's tensor -> what a report calls the head; "": there is none.
         to_detectron2, from_detectron2: the family's names and Detectron2's; None for unknown ones.
@@ -260,6 +268,8 @@ class Family:
     build: Callable[[Any], nn.Module]
     reference: Callable[[Any], nn.Module]
     features: Mapping[str, str]
+    named_by: str = ""
+    named_scheme: Callable[[str], Scheme] | None = None
     options: tuple[Option, ...] = ()
     lookalikes: tuple[tuple[str, str, str], ...] = ()
     obstacles: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -280,6 +290,12 @@ class Family:
             architecture, state, (), (architecture, state)
         )
     )
+
+    def schemes_of(self, asked: Mapping[str, Any]) -> Mapping[str, Scheme]:
+        """How its tensors are named under values of the options."""
+        if self.named_scheme and self.named_by in asked:
+            return {self.named_by: self.named_scheme(asked[self.named_by])}
+        return self.schemes
 
     def check_options(self, names: Collection[str], where: str) -> None:
         """Raise UserError for options of another family; `names`: those that were given."""

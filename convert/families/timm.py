@@ -1,8 +1,8 @@
 """Any network of timm that has feature maps of strides 4 to 32, by timm's name of it.
 
-No tensor tells which network a file holds, so its name is given and convert/timm_files.py reads the
-file. The family's own names are those of timm's `features_only` model, below `net.`; timm's usual
-ones, which files have, belong to the whole classifier.
+No tensor tells which network a file holds, so its name is given. The family's own names are those
+of timm's `features_only` model, below `net.`; timm's usual ones, which files have, belong to the
+whole classifier.
 """
 
 from __future__ import annotations
@@ -13,7 +13,17 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from convert.families.base import FAMILIES, Architecture, Family, check_layer_norms, later
+from convert.families.base import (
+    FAMILIES,
+    LEFT_AT_INIT,
+    Architecture,
+    Family,
+    Hints,
+    Option,
+    Scheme,
+    check_layer_norms,
+    later,
+)
 from convert.families.convnext import FEATURES
 from moco.common.errors import UserError, shown
 from moco.modeling import soundness
@@ -21,6 +31,13 @@ from moco.modeling import soundness
 if TYPE_CHECKING:
     from torch import Tensor
 
+OPTION = Option(
+    "timm_model",
+    None,
+    "take the file for this network of timm, which may be any with maps of strides 4 to 32, e.g. "
+    "regnety_004 or regnety_004.tag; its mean and std are timm's of that tag",
+    is_text=True,
+)
 _NAME = re.compile(r"[a-z0-9_]{1,100}", re.ASCII)
 
 
@@ -64,6 +81,46 @@ def check_trained(
     return check_layer_norms(vectors, where, named, pattern=r"\.weight$")
 
 
+def scheme_of(model: str) -> Scheme:
+    """Return how files name the tensors of one network of timm, and its pixels.
+
+    Args:
+        model: timm's name, with or without the tag that the pixels belong to.
+
+    Raises:
+        UserError: timm has no such network, or none with a pyramid.
+    """
+    from timm.models import get_pretrained_cfg
+
+    from convert.modeling.timm_features import own_names, usual_names
+
+    name = TimmArchitecture(model.partition(".")[0]).name
+    own, usual = own_names(name), usual_names(name)
+    original = {new: key for key, new in own.items()}
+    weights = [key for key in own if key.endswith(".weight")]
+    heads = usual.keys() - own.keys()
+    its: Any = get_pretrained_cfg(model) or get_pretrained_cfg(name)
+    (mean, std) = (tuple(round(255 * x, 6) for x in values) for values in (its.mean, its.std))
+    return Scheme(
+        (weights[0], weights[-1]),
+        own.get,
+        re.compile(""),  # every other name is another network's
+        lambda key: original.get(key, key),
+        "timm",
+        dropped={"head": " ".join(heads), **LEFT_AT_INIT},
+        says={"pixels of": f"{name}.{its.tag}" if its.tag else name},
+        mean=mean,
+        std=std,
+    )
+
+
+def recognize(state: Mapping[str, Tensor], hints: Hints) -> TimmArchitecture:
+    """Return the network that the option names, see `convert.families.base.Family`."""
+    if "pixels of" in hints.says:
+        hints.notes.append(f"pixels are those of timm's {hints.says['pixels of']}")
+    return TimmArchitecture(hints.asked[OPTION.name].partition(".")[0])
+
+
 @FAMILIES.register()
 @functools.cache
 def timm() -> Family:
@@ -79,9 +136,12 @@ def timm() -> Family:
         heads={"": "not looked at"},
         to_detectron2=str,
         from_detectron2=str,
-        recognize=lambda *_: None,  # never asked: there are no schemes
+        recognize=recognize,
         build=lambda architecture: features(architecture.name),
         reference=lambda architecture: loaded_by_timm(architecture.name),
         features={name: name for name in FEATURES},
+        named_by=OPTION.name,
+        named_scheme=scheme_of,
+        options=(OPTION,),
         check_trained=check_trained,
     )

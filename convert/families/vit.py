@@ -251,7 +251,6 @@ def _hugging_face(block: str, before: str, after: str, mlp: str, eps: float) -> 
         {f"layer_scale{i}.lambda1": f"ls{i}.gamma" for i in (1, 2)},
         plain=HUGGING_FACE,
         says={"usual_eps": eps},
-        configured=True,
     )
 
 
@@ -259,7 +258,7 @@ _VIT_NORMS = ("layernorm_before", "layernorm_after")
 _OLD_MLP, _MLP = "intermediate.dense output.dense", "mlp.fc1 mlp.fc2"
 _FIRST = "patch_embed.proj.weight"
 SCHEMES = {
-    USUAL: Scheme((_FIRST, "blocks.0.norm1.weight"), _timm, _OWN, plain=PLAIN, configured=True),
+    USUAL: Scheme((_FIRST, "blocks.0.norm1.weight"), _timm, _OWN, plain=PLAIN),
     "chunked": Scheme((_FIRST, "blocks.0.0.norm1.weight"), _chunked, _OWN, plain=PLAIN),
     "transformers": _hugging_face("encoder.layer.0.", *_VIT_NORMS, _OLD_MLP, 1e-12),
     "transformers 5": _hugging_face("layers.0.", *_VIT_NORMS, _MLP, 1e-12),
@@ -451,8 +450,9 @@ def _num_heads(width: int, hints: Hints) -> int:
         if heads < 1 or width % heads:
             raise UserError(f"--num-heads {heads}: does not divide the width {width} of {where}")
         return heads
-    if found := hints.says.get("num_heads", {}).get(width):
-        return int(found)
+    known = hints.says.get("num_heads", {}).get(width) or hints.says.get("timm")
+    if known and width % known == 0:
+        return int(known)
     match = _TIMM_ARCH.fullmatch(hints.arch) if isinstance(hints.arch, str) else None
     if match and width % _TIMM_HEADS[match[1]] == 0:
         return _TIMM_HEADS[match[1]]

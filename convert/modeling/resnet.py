@@ -2,7 +2,7 @@
 
 Parameter names, the order of creation (so also the random stream of an init under a seed) and the
 arithmetic of `ResNet` follow detectron2/modeling/backbone/resnet.py; it shares nothing with
-torchvision's ResNet, so that agreement of the two on an image (convert/verify.py) is evidence and
+torchvision's ResNet, so that agreement of the two on an image (convert/prove.py) is evidence and
 not a tautology. The embedded detection engine trains this very class.
 
 Shapes: N images, C channels, H W pixels. `stride` of a feature map: input pixels per cell.

@@ -58,7 +58,7 @@ from moco.common.pretrained import init_name
 from moco.common.run import RECORD_NAME, read_record
 
 if TYPE_CHECKING:
-    from convert.verify import Converted
+    from convert.prove import Converted
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from fvcore.common.config import CfgNode
 
 from convert.contract import IMAGENET_MEAN, IMAGENET_STD, InputContract
 from convert.convert_to_d2 import convert_in_memory
-from convert.files import is_converted, read_file
+from convert.read import is_converted, read_file
 from detection.config.keys import HONORED, TRANSFER
 from detection.modeling.backbones import backbone_type
 from moco.common.cfgnode import flatten, read_yaml, same_value
@@ -29,7 +29,7 @@ from moco.common.pretrained import find_remote, like, locate
 from moco.common.shipped import CONFIGS, shown
 
 if TYPE_CHECKING:
-    from convert.verify import Converted
+    from convert.prove import Converted
 
 # What a network at random weights sees: torchvision's convention, as most weights have it.
 TORCHVISION_INPUT: dict[str, Any] = {
@@ -51,7 +51,7 @@ def read_weights(weights: str, timm_model: str | None = None) -> Converted | Non
         UserError: an empty value, a whole detector, a name that cannot be fetched; DataError: a
             missing or damaged file, or one that convert/ does not recognize.
     """
-    from convert.verify import read_converted
+    from convert.prove import read_converted
 
     check_weights(weights)
     if weights == RANDOM:

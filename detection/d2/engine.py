@@ -18,7 +18,7 @@ from detectron2.utils import comm
 from detectron2.utils.events import EventStorage
 from torch import Tensor, nn
 
-from convert.files import read_file
+from convert.read import read_file
 from detection.d2 import catalog, densepose
 from detection.d2.bf16 import replace_roi_align, widen_sync_bn
 from detection.d2.config import check_transfer_config as check_config

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import torch
 from fvcore.common.config import CfgNode
 
-from convert.verify import Converted
+from convert.prove import Converted
 from moco.common import distributed
 from moco.common.errors import UserError
 

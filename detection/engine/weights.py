@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from convert.families.base import family_named
-from convert.files import read_file
+from convert.read import read_file
 from detection.modeling.backbones.base import BackboneType
 from moco.common.errors import DataError, UserError, first_few
 from moco.common.files import PathLike, named_objects

@@ -5,7 +5,7 @@ import functools
 from torch import equal, nn
 
 from convert.families import resnet
-from convert.sources import Recognized
+from convert.translate import Recognized
 from tests.oracles import layouts_fair, layouts_frameworks
 from tests.oracles.layouts_fair import Made
 

@@ -25,8 +25,8 @@ from convert.families.convnext import (
     translate,
 )
 from convert.modeling.convnext import ConvNeXt
-from convert.sources import recognize
-from convert.verify import Converted, check_features, read_converted
+from convert.prove import Converted, check_features, read_converted
+from convert.translate import recognize
 from moco.common.errors import DataError
 from moco.modeling.soundness import fixed_image
 

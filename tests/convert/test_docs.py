@@ -6,7 +6,7 @@ from pathlib import Path
 
 from convert.convert_to_d2 import build_parser
 from convert.families.base import PLAIN, PLAIN_DETECTRON2
-from convert.layouts import LAYOUTS
+from convert.projects import PROJECTS
 
 PAGE = (
     Path(__file__).resolve().parent.parent.parent / "docs" / "guides" / "converting.md"
@@ -14,14 +14,14 @@ PAGE = (
 
 
 def test_every_layout_is_on_the_page() -> None:
-    for name in (*(layout.name for layout in LAYOUTS), PLAIN, PLAIN_DETECTRON2):
+    for name in (*(project.name for project in PROJECTS), PLAIN, PLAIN_DETECTRON2):
         assert f"`{name}`" in PAGE, name
 
 
 def test_every_choice_of_network_is_on_the_page() -> None:
-    for layout in LAYOUTS:
-        for choice in layout.networks:
-            assert choice == "single" or re.search(rf"\b{choice}\b", PAGE), (layout.name, choice)
+    for project in PROJECTS:
+        for role in {role for roles in project.roles for role in roles} - {"single"}:
+            assert re.search(rf"\b{role}\b", PAGE), (project.name, role)
 
 
 def test_every_command_parses() -> None:

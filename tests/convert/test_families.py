@@ -13,7 +13,7 @@ import torch
 from convert.contract import InputContract
 from convert.convert_to_d2 import build_parser
 from convert.families.base import FAMILIES, PLAIN, USUAL, Family, Option, Scheme
-from convert.sources import Given, recognize
+from convert.translate import Given, recognize
 from moco.common.errors import DataError, UserError
 
 

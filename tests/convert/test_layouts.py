@@ -1,4 +1,4 @@
-"""Every layout of convert/layouts/ in a generated file: what is recognized and dropped."""
+"""Every project of convert/projects.py in a generated file: what is recognized and dropped."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from convert.files import read_file
-from convert.sources import Given, recognize
+from convert.read import read_file
+from convert.translate import Given, recognize
 from moco.common.errors import DataError, UserError
 from tests.convert.layout_checks import MAKERS, made
 from tests.oracles import layouts_fair, layouts_frameworks
@@ -58,7 +58,7 @@ EXPECTED = {
     ),
     "simclr v2": Expected(
         "google-research/simclr v2 (Separius/SimCLRv2-Pytorch)",
-        {"head": 2, "projection head": 1},
+        {"head": 3},
         unwrapped=("resnet",),
         note="max-pool",
     ),
@@ -70,12 +70,12 @@ EXPECTED = {
     ),
     "barlowtwins": Expected(
         "facebookresearch/barlowtwins",
-        {"projector": 7, "loss": 3, "training record": 1, "optimizer": 1},
+        {"projection head": 7, "loss": 2, "batch counter": 1, "training record": 1, "optimizer": 1},
         unwrapped=("model",),
     ),
     "vicreg": Expected(
         "facebookresearch/vicreg",
-        {"projector": 8, "training record": 1, "optimizer": 1},
+        {"projection head": 8, "training record": 1, "optimizer": 1},
         unwrapped=("model",),
     ),
     "backbone only": Expected("torchvision", {}, unwrapped=(), note="dilated, anti-aliased"),
@@ -107,7 +107,7 @@ EXPECTED = {
     ),
     "vissl dino": Expected(
         "facebookresearch/vissl",
-        {"teacher's head": 4, "student encoder": 1, "center of the loss": 1, "training record": 5},
+        {"head": 4, "student encoder": 1, "loss": 1, "training record": 5},
         unwrapped=("loss",),
     ),
     "vissl zoo": Expected(
@@ -136,22 +136,19 @@ ANY_MM, SOLO = "OpenSelfSup / MMSelfSup / mmpretrain", "vturrisi/solo-learn"
 def lists(one: str, other: str, neck: int = MLP) -> dict[str, int]:
     """Two lists [backbone, neck], and the first one's members under their second names."""
     return {
-        f"{one} neck": neck,
         f"{other} encoder": NETWORK,
-        f"{other} neck": neck,
-        "second name of the encoder": NETWORK,
-        "neck": neck,
+        f"second name of the {one} encoder": NETWORK,
+        "neck": 3 * neck,
     }
 
 
 def average(other: str) -> dict[str, int]:
     """A backbone and a neck, and the average of both."""
     return {
-        "neck": MLP,
+        "neck": 2 * MLP,
         "head": MLP,
         f"{other} encoder": NETWORK,
-        f"{other} neck": MLP,
-        f"{other} EMA counter": 1,
+        "EMA counter": 1,
     }
 
 
@@ -180,7 +177,7 @@ FRAMEWORKS = {
     "mmselfsup 0.x mocov3": Framework(OLD_MM, {**lists("base", "momentum"), "head": MLP, **RUN}),
     "mmselfsup 0.x simsiam": Framework(
         ANY_MM,
-        {"list of the encoder": NETWORK + MLP, "neck": MLP, "head": MLP, **RUN},
+        {"second name of the single encoder": NETWORK, "neck": 2 * MLP, "head": MLP, **RUN},
     ),
     "mmselfsup 1.x moco": Framework(NEW_MM, {**average("key"), "queue": 2, **MMENGINE}),
     "mmselfsup 1.x byol": Framework(NEW_MM, {**average("target"), **MMENGINE}),
@@ -201,17 +198,11 @@ FRAMEWORKS = {
         {"training record": 1},
     ),
     "solo-learn byol": solo(
-        momentum_encoder=NETWORK,
-        momentum_classifier=2,
-        projector=MLP,
-        momentum_projector=MLP,
-        predictor=MLP,
+        momentum_encoder=NETWORK, classifier=4, projection_head=2 * MLP, predictor=MLP
     ),
-    "solo-learn mocov2plus": solo(
-        momentum_encoder=NETWORK, projector=MLP, momentum_projector=MLP, queue=2
-    ),
-    "solo-learn dino": solo(momentum_encoder=NETWORK, head=MLP, momentum_head=MLP, loss=1),
-    "solo-learn nnclr": solo(projector=MLP, predictor=MLP, momentum_classifier=2, queue=3),
+    "solo-learn mocov2plus": solo(momentum_encoder=NETWORK, projection_head=2 * MLP, queue=2),
+    "solo-learn dino": solo(momentum_encoder=NETWORK, head=2 * MLP, loss=1),
+    "solo-learn nnclr": solo(projection_head=MLP, predictor=MLP, classifier=4, queue=3),
     "torchvision references": Framework(
         "torchvision references",
         {"head": 2, "training record": 2, "optimizer": 1, "schedule": 1, "loss scaling": 1},

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from convert.families import resnet
-from convert.files import read_file
-from convert.sources import recognize
+from convert.read import read_file
+from convert.translate import recognize
 from moco.common.errors import DataError
 from tests.convert.layout_checks import assert_has_pixels, made
 

@@ -13,8 +13,8 @@ from torch import nn
 from torchvision import models
 
 from convert.families import resnet
-from convert.files import read_file
-from convert.sources import Given, recognize
+from convert.read import read_file
+from convert.translate import Given, recognize
 from moco.common.errors import DataError
 from tests.convert.layout_checks import assert_has_pixels, assert_is, made
 from tests.oracles import layouts_frameworks, layouts_lightning
@@ -57,7 +57,7 @@ def timm() -> Any:
         # algorithms/odc.py:59.
         ("openselfsup npid", "memory_bank.centroids", "memory bank"),
         ("openselfsup npid", "memory_bank.feature_bank", "memory bank"),
-        ("openselfsup npid", "loss_weight", "class weights"),
+        ("openselfsup npid", "loss_weight", "loss"),
         # solo-learn@9187ea3 solo/methods/{swav.py:73,deepclusterv2.py:64,134,all4one.py:97-108} and
         # utils/positional_encodings.py:27.
         ("solo-learn nnclr", "prototypes.weight_g", "prototypes"),
@@ -65,8 +65,8 @@ def timm() -> Any:
         ("solo-learn nnclr", "local_memory_index", "memory bank"),
         ("solo-learn nnclr", "queue_index", "queue"),
         ("solo-learn nnclr", "predictor2.0.weight", "predictor"),
-        ("solo-learn nnclr", "transformer_encoder.layers.0.norm1.weight", "transformer"),
-        ("solo-learn nnclr", "pos_enc.penc.penc.inv_freq", "position code"),
+        ("solo-learn nnclr", "transformer_encoder.layers.0.norm1.weight", "decoder"),
+        ("solo-learn nnclr", "pos_enc.penc.penc.inv_freq", "decoder"),
     ],
 )
 def test_what_else_stands_beside_a_backbone(name: str, key: str, rule: str) -> None:

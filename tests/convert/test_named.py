@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from convert.convert_to_d2 import convert_file
-from convert.named import recorded_names
+from convert.recorded import recorded_names
 from moco.common.errors import DataError
 
 PLACES = {

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from convert.convert_to_d2 import convert_file
-from convert.files import read_file
 from convert.inspect_file import inspect_file
-from convert.sources import Given, Recognized, recognize
+from convert.read import read_file
+from convert.translate import Given, Recognized, recognize
 from moco.common.errors import DataError
 from tests.convert.layout_checks import assert_is
 from tests.oracles import layouts_frameworks
@@ -55,9 +55,9 @@ def test_the_tutorials_checkpoint(save: Save, tmp_path: Path) -> None:
     net = make_resnet()
     src = save(tutorial(net))
     found = taken(read_file(src), net)
-    assert found.dropped["optimizer"] == 1 and ignored(found) == ["loss"]
+    assert found.dropped["optimizer"] == found.dropped["loss"] == 1
     report = convert_file(src, tmp_path / "out.pth")
-    assert "'loss'" in report.text() and report.contract.source == "state dict"
+    assert "1 loss" in report.text() and report.contract.source == "state dict"
 
 
 @pytest.mark.parametrize(
@@ -97,35 +97,42 @@ BESIDE = {
 def test_tensors_beside_the_network(name: str) -> None:
     """In a checkpoint of no one's, of torchvision's names alone, and of the official code."""
     net = make_resnet()
-    raws = [{"state_dict": net.state_dict(), name: BESIDE[name]}]
-    raws.append({**net.state_dict(), name: BESIDE[name]})
-    for raw in raws:
-        found = taken(raw, net)
-        assert ignored(found) == [name] or (name, found.dropped[name]) == ("head", 1)
+    raws = [{"state_dict": net.state_dict()}, net.state_dict()]
+    pairs = [(taken(raw, net), taken({**raw, name: BESIDE[name]}, net)) for raw in raws]
     moco = official()
-    found = recognize({**moco, name: BESIDE[name]}, "a.file")
-    assert found.contract.source == "facebookresearch/moco"
-    assert ignored(found) == [name]
+    pairs += [(recognize(moco, "a.file"), recognize({**moco, name: BESIDE[name]}, "a.file"))]
+    assert pairs[-1][1].contract.source == "facebookresearch/moco"
+    rule = {"best_acc1": "training record", "head": "head"}.get(name, "ignored")
+    for before, found in pairs:
+        assert found.dropped == before.dropped | {rule: before.dropped.get(rule, 0) + 1}
+        assert ignored(found) == ([name] if rule == "ignored" else [])
 
 
 @pytest.mark.parametrize(
-    ("where", "head"),
+    ("key", "rule"),
     [
-        ("module.", "predictor.0.weight"),
-        ("module.encoder_q.", "prototypes.weight"),
-        ("module.encoder_k.", "projector.3.bias"),
+        ("module.predictor.0.weight", "predictor"),
+        ("module.surprise.weight", "ignored"),
+        ("module.encoder_k.projector.3.bias", "key encoder"),
     ],
 )
-def test_one_more_head_in_a_moco_checkpoint(where: str, head: str) -> None:
+def test_one_more_tensor_in_a_moco_checkpoint(key: str, rule: str) -> None:
     checkpoint = official()
-    checkpoint["state_dict"][where + head] = torch.ones(4, 4)
+    before = recognize(official(), "a.file").dropped
+    checkpoint["state_dict"][key] = torch.ones(4, 4)
     found = recognize(checkpoint, "a.file")
     assert (found.contract.source, found.contract.encoder) == ("facebookresearch/moco", "query")
     assert len(found.state) == 100
-    if where == "module.encoder_k.":
-        assert found.dropped["key encoder"] == 125
-    else:
-        assert ignored(found) == [where + head]
+    assert found.dropped == before | {rule: before.get(rule, 0) + 1}
+
+
+@pytest.mark.parametrize("name", ["prototypes.weight", "predictor.0.weight", "surprise"])
+def test_inside_a_networks_prefix_every_tensor_counts(name: str) -> None:
+    """Whatever it is called: it may be a part that changes the features."""
+    checkpoint = official()
+    checkpoint["state_dict"][f"module.encoder_q.{name}"] = torch.ones(4, 4)
+    with pytest.raises(DataError, match=rf"1 keys .* knows: 'module\.encoder_q\.{name}'"):
+        recognize(checkpoint, "a.file")
 
 
 def test_a_head_of_1x1_convolutions() -> None:

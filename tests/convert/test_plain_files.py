@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from convert.convert_to_d2 import convert_file
-from convert.files import read_file
 from convert.inspect_file import inspect_file
-from convert.sources import Given, recognize
+from convert.read import read_file
+from convert.translate import Given, recognize
 from moco.common.errors import DataError
 from tests.oracles.checkpoints import official, own
 from tests.oracles.resnets import make_resnet

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from convert.convert_to_d2 import convert_file
-from convert.files import read_file
-from convert.sources import recognize
+from convert.read import read_file
+from convert.translate import recognize
 from tests.oracles.checkpoints import detectron2_layout, official
 from tests.oracles.layouts_frameworks import wrapped
 from tests.oracles.resnets import make_resnet
@@ -27,10 +27,10 @@ Q = "module.encoder_q."
 
 def test_keys_outside_the_encoders() -> None:
     checkpoint = official()
-    checkpoint["state_dict"]["module.predictor.weight"] = torch.ones(2, 2)
+    checkpoint["state_dict"]["module.surprise.weight"] = torch.ones(2, 2)
     checkpoint["state_dict"][3] = torch.ones(2)
     (note,) = recognize(checkpoint, "x").notes
-    assert note.startswith("ignored") and note.endswith("'module.predictor.weight', 3")
+    assert note.startswith("ignored") and note.endswith("'module.surprise.weight', 3")
 
 
 def test_numbers_and_texts_beside_the_state_are_harmless(save: Any, tmp_path: Path) -> None:
@@ -102,10 +102,10 @@ def test_a_part_of_sharded_weights(
     """Its blocks would be those of a shorter, whole network."""
     state = {f"blocks.{i}.norm1.weight": torch.ones(4) for i in range(2)}
     if name.startswith("model"):
-        refuse(save(state, name), "part 1 of 2; save the network as one file")
+        refuse(save(state, name), r"part 1 of 2; give the index that lists all parts")
     listed = dict.fromkeys(state, name) | {"norm.weight": "model-00002-of-00002.safetensors"}
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": listed}))
-    refuse(save(state, name), r"2 of the 3 tensors .* model\.safetensors\.index\.json lists")
+    refuse(save(state, name), r"2 of the 3 tensors .* give .*model\.safetensors\.index\.json")
     whole = save(state | {"norm.weight": torch.ones(4)}, "whole.pth")
     assert len(read_file(whole)) == 3  # beside the same network in parts

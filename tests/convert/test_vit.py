@@ -17,8 +17,8 @@ from convert.families.vit import FEATURE, ViTArchitecture, vit
 from convert.initial_weights import read_initial_weights
 from convert.inspect_file import inspect_file
 from convert.modeling import vit as vit_network
-from convert.sources import Given, recognize
-from convert.verify import Converted, check_features, read_converted
+from convert.prove import Converted, check_features, read_converted
+from convert.translate import Given, recognize
 from detection.config.task import default_task
 from detection.config.weights import apply_contract
 from moco.common.errors import DataError, UserError

@@ -18,8 +18,8 @@ from convert.families.vit import (
     resize_positions,
 )
 from convert.inspect_file import inspect_file
-from convert.sources import Given, recognize
-from convert.verify import check_features, read_converted
+from convert.prove import check_features, read_converted
+from convert.translate import Given, recognize
 from moco.common.errors import DataError
 from tests.convert.test_vit import FROM_FILE, make_state
 

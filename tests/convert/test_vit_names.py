@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from convert.convert_to_d2 import convert_file, convert_in_memory
 from convert.families.vit import OBSTACLES, SCHEMES, TENSORS, ViTArchitecture
-from convert.files import read_file
 from convert.modeling.vit import Transcription
-from convert.sources import Given, Recognized, recognize
-from convert.verify import read_converted
+from convert.prove import read_converted
+from convert.read import read_file
+from convert.translate import Given, Recognized, recognize
 from moco.common.errors import DataError, UserError
 from moco.modeling.soundness import fixed_image
 from tests.convert.test_vit import make_state
@@ -221,8 +221,8 @@ def test_blocks_in_chunks_and_other_names_of_layer_scale() -> None:
     [
         ("ibot", 384, "bytedance/ibot", 6, {"head", "loss", "student encoder"}),
         ("msn", 384, "facebookresearch/msn", 6, {"projection head", "prototypes"}),
-        ("dinov2", 384, "facebookresearch/dinov2", 6, {"dino head", "ibot head", "mask token"}),
-        ("chunks", 384, "facebookresearch/dinov2", 6, {"dino head", "ibot head", "mask token"}),
+        ("dinov2", 384, "facebookresearch/dinov2", 6, {"head", "mask token"}),
+        ("chunks", 384, "facebookresearch/dinov2", 6, {"head", "mask token"}),
         ("solo", 768, "vturrisi/solo-learn", 12, {"classifier", "decoder"}),
     ],
 )

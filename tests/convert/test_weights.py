@@ -9,7 +9,7 @@ import pytest
 
 from convert import weights
 from convert.convert_to_d2 import main as convert
-from convert.verify import read_converted
+from convert.prove import read_converted
 from moco import knn
 from moco.common import pretrained
 from moco.common.run import read_record

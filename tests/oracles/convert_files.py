@@ -223,6 +223,35 @@ def plain() -> dict[str, File]:
             lambda: changed(official(), "state_dict", module__encoder_q__bn1__bias=torch.zeros(8))
         ),
     }
+    files |= {
+        "an unknown prefix": File(lambda: {"weights": resnet("trunk.of.someone.")}),
+        "SimCLR v2's names under another prefix": File(
+            lambda: {
+                "net": {
+                    f"encoder.{key}": value
+                    for key, value in layouts_fair.simclr_v2().checkpoint["resnet"].items()
+                }
+            }
+        ),
+        "one network under two names": File(
+            lambda: {"state_dict": resnet("backbone.") | resnet("features.0.")}
+        ),
+        "mmengine's average of anyone's network": File(
+            lambda: {
+                "meta": {"epoch": 3},
+                "ema_state_dict": resnet("encoder.", seed=1),
+                "state_dict": resnet("encoder."),
+            }
+        ),
+        "Lightning's average of anyone's network": File(
+            lambda: {
+                "pytorch-lightning_version": "2.6.6",
+                "current_model_state": resnet("model.net.", seed=1),
+                "state_dict": resnet("model.net."),
+                "averaging_state": {"n_averaged": torch.tensor(3)},
+            }
+        ),
+    }
     for name, value in BESIDE.items():
         for kind, make in (("official", official), ("plain", resnet)):
             files[f"{kind} and {name}"] = File(

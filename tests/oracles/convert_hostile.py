@@ -41,8 +41,8 @@ def unclear() -> dict[str, File]:
             lambda: {f"{n}.{k}": v for n, net in two.items() for k, v in net.state_dict().items()}
         ),
         "two networks in dicts": File(lambda: {"net": {"a": resnet(), "b": resnet(seed=1)}}),
-        "a third one": File(lambda: {**official(), "state_dict_ema": resnet()}),
-        "a third one among the keys": File(lambda: {**official(), **resnet()}),
+        "a third one": File(lambda: {**official(), "state_dict_ema": resnet(seed=7)}),
+        "a third one among the keys": File(lambda: {**official(), **resnet(seed=7)}),
         "unknown convolutions": File(lambda: {**official(), "generator": other}),
         "lightning's encoders": File(
             lambda: {

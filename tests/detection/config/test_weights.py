@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from convert import targets
-from convert.verify import read_converted
+from convert import write
+from convert.prove import read_converted
 from detection.config.trained import apply_trained
 from detection.config.weights import check_weights, read_weights
 from detection.engine import launch
@@ -31,7 +31,7 @@ def test_a_torchvision_file_that_the_converter_writes_is_one_more_source(
     suffix, converted, tmp_path
 ):
     path = tmp_path / f"weights{suffix}"
-    targets.write(path, converted, "torchvision")
+    write.write(path, converted, "torchvision")
     back = read_weights(str(path)).model
     assert back.keys() == converted.model.keys()
     assert all(torch.equal(back[key], value) for key, value in converted.model.items())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from convert.verify import read_converted
+from convert.prove import read_converted
 from detection.config.engines import find_engine
 from detection.config.task import load_task
 from detection.engine.evaluate import Gathered

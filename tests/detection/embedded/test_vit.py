@@ -11,7 +11,7 @@ from torch import Tensor
 
 from convert.contract import InputContract
 from convert.modeling.vit import Block, from_windows, into_windows, relative_positions
-from convert.verify import target_tensors
+from convert.prove import target_tensors
 from detection.config.task import default_task
 from detection.config.weights import apply_contract
 from detection.embedded.build import build_model

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from convert import targets
+from convert import write
 from detection.config.engines import find_engine
 from detection.config.task import load_task
 from detection.embedded.build import build_model
@@ -36,7 +36,7 @@ def test_every_format_that_the_converter_writes_trains_in_both_engines(
     engine, suffix, converted, small_config, small_options, tmp_path
 ):
     path = tmp_path / f"weights{suffix}"
-    targets.write(path, converted, "detectron2")
+    write.write(path, converted, "detectron2")
     task = load_task(small_config, [*small_options, "MODEL.WEIGHTS", str(path)], engine)
     assert task.init == "weights"
     assert task.weights.contract == converted.contract

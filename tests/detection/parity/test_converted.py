@@ -10,11 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from convert import verify
+from convert import prove
 from convert.convert_to_d2 import convert_file
-from convert.files import read_file
-from convert.sources import Given
-from convert.translate import translate
+from convert.read import read_file
+from convert.translate import Given, translate
 from detection.config.engines import find_engine
 from detection.config.weights import apply_contract
 from detection.engine.weights import load_converted
@@ -103,8 +102,8 @@ def test_a_built_detector_gives_the_features_of_the_source(file, engine, tmp_pat
     make, keys, features_of, known = FILES[file]
     torch.save(make(), tmp_path / "a.file")
     convert_file(tmp_path / "a.file", tmp_path / "out.pth", **known)
-    converted = verify.read_converted(tmp_path / "out.pth")
-    contract, image = converted.contract, verify.proof_image(converted.contract)
+    converted = prove.read_converted(tmp_path / "out.pth")
+    contract, image = converted.contract, prove.proof_image(converted.contract)
 
     room = find_engine(engine)
     cfg = room.default_config(dense_pose=False)
@@ -117,11 +116,11 @@ def test_a_built_detector_gives_the_features_of_the_source(file, engine, tmp_pat
     state, architecture = translate(tmp_path / "a.file", raw, Given.of(**known))[0].source_network()
     with torch.no_grad():
         features = features_of(model, image)
-        expected = verify.reference_features(contract.family, architecture, state, image)
+        expected = prove.reference_features(contract.family, architecture, state, image)
 
     wanted = {of_c4: {"res4", "res5"}, last_map: {"last_feat"}}.get(features_of, STAGES)
     assert set(features) == wanted
     exact = contract.family.name == "resnet"
     for name, value in features.items():
-        limit = 0.0 if exact else verify.TOLERANCE * float(expected[name].abs().max())
+        limit = 0.0 if exact else prove.TOLERANCE * float(expected[name].abs().max())
         torch.testing.assert_close(value, expected[name], rtol=0, atol=limit)

@@ -10,7 +10,7 @@ import timm
 import torch
 
 from convert.convert_to_d2 import convert_file
-from convert.verify import read_converted
+from convert.prove import read_converted
 from detection.config.task import load_task
 from detection.engine import launch
 from detection.engine.job import Job

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 
-from convert.files import is_array
+from convert.read import is_array
 from moco.common.errors import DataError
 from moco.common.files import harmful_objects, load_pickle, load_torch
 from moco.common.unpickler import Inert

@@ -17,7 +17,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from convert.files import read_file
+from convert.read import read_file
 from moco.common.errors import DataError
 from moco.common.files import format_of, load_pickle, load_safetensors, load_torch
 from tests.oracles.bombs import bombs
@@ -56,7 +56,7 @@ PEAK = f"print({KIB})"
 READ_ALL = f"""
 import signal, sys
 from convert.convert_to_d2 import convert_in_memory
-from convert.files import read_file
+from convert.read import read_file
 from convert.inspect_file import inspect_file
 from moco.common.errors import (DataError, UserError)
 import convert.translate, torchvision, safetensors

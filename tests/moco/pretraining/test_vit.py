@@ -5,7 +5,7 @@ import torch
 
 from convert.convert_to_d2 import convert_file
 from convert.initial_weights import read_initial_weights
-from convert.verify import read_converted
+from convert.prove import read_converted
 from moco import finetune, knn, linear
 from moco.common.errors import DataError, UserError
 from moco.common.run import read_record

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,14 @@ from torch import Tensor, nn
 
 from convert.contract import InputContract
 from convert.families.base import LEFT_AT_INIT, Architecture, Family, first_rule
-from convert.files import describe, is_converted, names, read_file, to_tensor
+from convert.read import describe, is_converted, names, read_file, to_tensor
 from moco.common.command import converter
-from moco.common.errors import DataError
+from moco.common.errors import DataError, shown
 from moco.common.files import PathLike
 from moco.modeling import soundness
 from moco.modeling.soundness import fixed_image
 
+_WORDS = re.compile(r"[a-z]+")
 # Both networks do the same operations in the same order, so their features are expected to be
 # bitwise equal; a backend that is not deterministic may differ by rounding, relative to the largest
 # feature.
@@ -230,3 +232,133 @@ def reference_features(
         net.get_submodule(module).register_forward_hook(functools.partial(keep, name))
     net(image)
     return features
+
+
+def check_names(names: Mapping[str, str], family: Family, where: str) -> dict[str, str]:
+    """Return the names of which only timm's own network can tell whether they are plain.
+
+    Raises:
+        DataError: A name of this family that is not known.
+    """
+    unclear = {}
+    for place, name in names.items():
+        if set(_WORDS.findall(name)) <= family.plain_names:
+            continue
+        if _in_timm(name):
+            unclear[place] = name
+        elif any(word in name for word in family.words):
+            raise DataError(
+                f"{where}: {place} names {shown(name)}, which is not known to be a plain "
+                f"{family.name}; give its state dict alone if you know it computes the same"
+            )
+    return unclear
+
+
+def heads_in_timm(names: Mapping[str, str]) -> int | None:
+    """Return the attention heads of timm's vision transformer of one of these names."""
+    for name in names.values():
+        if _in_timm(name):
+            with torch.device("meta"):
+                blocks = getattr(_create(name), "blocks", None)
+            heads = getattr(getattr(blocks[0], "attn", None), "num_heads", None) if blocks else None
+            return heads if type(heads) is int else None
+    return None
+
+
+def compare_with_timm(
+    names: Mapping[str, str],
+    family: Family,
+    source: tuple[Mapping[str, Tensor], Any],
+    tokens: Mapping[str, Tensor],
+    where: str,
+) -> list[str]:
+    """Show one image to timm's own network of each name that is not clear; returns notes.
+
+    Args:
+        names: from `check_names`.
+        source: tensors and architecture of the recognized network.
+        tokens: its class token and registers.
+
+    Raises:
+        DataError: timm's computes something else from these tensors.
+    """
+    for place, name in names.items():
+        if difference := _difference(name, family, *source, tokens):
+            raise DataError(
+                f"{where}: {place} names {shown(name)}, which is no plain {source[1]}: "
+                f"{difference}; --timm-model {name} takes it where it has maps of strides 4 to 32"
+            )
+    return [
+        f"{place} names {n}: timm's own network of that name agrees" for place, n in names.items()
+    ]
+
+
+def _difference(
+    name: str,
+    family: Family,
+    state: Mapping[str, Tensor],
+    architecture: Any,
+    tokens: Mapping[str, Tensor],
+) -> str:
+    """How timm's network of a name differs from the recognized one; "": it does not."""
+    tensors, size = {**state, **tokens}, family.image_size(architecture)
+    options = {"num_classes": 0, **({"img_size": size[0]} if family.tokens else {})}
+    rules = {**family.dropped, **LEFT_AT_INIT}
+    try:
+        with torch.device("meta"):  # a name may be that of a network of gigabytes
+            its = _create(name, **options).state_dict()
+        needed = {key for key in its if not first_rule(key, rules)}
+        if others := sorted((needed - tensors.keys()) | (tensors.keys() - its.keys())):
+            return f"timm's has other tensors ({others[0]})"
+        # Small ConvNeXts have linear layers as convolutions.
+        tensors = {key: value.reshape(its[key].shape) for key, value in tensors.items()}
+        net = _create(name, **options)
+        net.load_state_dict(tensors, strict=False)
+    except (RuntimeError, TypeError, AssertionError, ValueError):
+        return "timm's has tensors of other shapes"
+    image = fixed_image(size)
+    with torch.no_grad():
+        modules: Mapping[str, str] = family.in_timm
+        if family.source_features is not None:
+            modules, expected = family.source_features(architecture, state, tokens, image)
+        else:
+            expected = reference_features(family, architecture, state, image)
+        try:
+            actual = _outputs(net.eval(), modules, image)
+        except (AttributeError, RuntimeError):
+            return "timm's has other modules"
+    largest = 0.0
+    for feature, value in expected.items():
+        other = actual[feature]
+        if other.shape != value.shape:
+            return f"timm's has maps of other sizes at {feature}"
+        scale = max(1.0, float(value.abs().max()))
+        largest = max(largest, float((other - value).abs().max()) / scale)
+    # timm may fuse operations, which rounds otherwise.
+    return f"its features differ from timm's by up to {largest:.2g}" if largest > 1e-3 else ""
+
+
+def _outputs(net: nn.Module, modules: Mapping[str, str], image: Tensor) -> dict[str, Tensor]:
+    """Outputs of modules by the names of their features."""
+    outputs: dict[str, Tensor] = {}
+
+    def keep(feature: str) -> Callable[..., None]:
+        return lambda module, inputs, output: outputs.update({feature: output})
+
+    for module, feature in modules.items():
+        net.get_submodule(module).register_forward_hook(keep(feature))
+    net(image)
+    return outputs
+
+
+def _in_timm(name: str) -> bool:
+    import timm
+
+    return bool(timm.is_model(name))
+
+
+def _create(name: str, **options: Any) -> Any:
+    """timm's network with random weights: nothing is ever downloaded."""
+    import timm
+
+    return timm.create_model(name, pretrained=False, **options)

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from convert.contract import IMAGENET_MEAN, IMAGENET_STD, InputContract, numbers
-from convert.files import read_file, to_tensor
+from convert.read import read_file, to_tensor
 from moco.common.errors import UserError
 from moco.common.files import atomic_torch_save, atomic_write, cannot_write
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from convert.verify import Converted
+    from convert.prove import Converted
 
 SUFFIXES = {
     "detectron2": (".pth", ".pkl", ".safetensors"),
@@ -71,16 +71,16 @@ def read_back(path: Path, contract: InputContract, to: str) -> Converted:
 
     Raises DataError: unreadable or unsound.
     """
-    from convert import verify
+    from convert import prove
 
     if to == "detectron2":
-        return verify.read_converted(path)
+        return prove.read_converted(path)
     state = {
         contract.family.to_detectron2(key) or key: to_tensor(key, value, str(path))
         for key, value in read_file(path).items()
     }
-    verify.check_model(state, contract, str(path))
-    return verify.Converted(state, contract)
+    prove.check_model(state, contract, str(path))
+    return prove.Converted(state, contract)
 
 
 def lost_options(contract: InputContract) -> list[str]:

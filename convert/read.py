@@ -1,7 +1,8 @@
-"""Files of weights: read them, flatten what is in them, describe it."""
+"""Read a file, a folder, or the index of sharded weights; flatten what is in it; describe it."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from moco.common.files import (
     load_safetensors,
     load_torch,
     named_objects,
+    sha256_file,
 )
 from moco.common.unpickler import Inert
 
@@ -28,8 +30,16 @@ if TYPE_CHECKING:
 # tensorflow/core/lib/io/format.h, kTableMagicNumber: the last bytes of a checkpoint's index.
 _TENSORFLOW_END = bytes.fromhex("57fb808b247547db")
 _TENSORFLOW_PART = re.compile(r"\.(index|meta|data-\d+-of-\d+)\Z")
-# Of transformers and huggingface_hub: a part of a network, and the index of all.
+# Of transformers and huggingface_hub: a part of a network, the index of all, and what a folder of
+# the Hub holds of them.
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.")
+_INDEX = re.compile(rb'\s*\{.*"weight_map"', re.DOTALL)
+_PART_NAME = re.compile(r"\w[\w.-]{0,200}", re.ASCII)
+_HUB_FILES = tuple(
+    f"{name}{end}"
+    for name in ("model.safetensors", "pytorch_model.bin")
+    for end in (".index.json", "")
+)
 MAX_INDEX_BYTES = 16 << 20
 # At the start of a key: DistributedDataParallel.
 _WRAPPERS = re.compile(r"^(module\.)+")
@@ -43,15 +53,55 @@ MAX_DEPTH = 4
 MAX_ENTRIES = 1_000_000
 
 
+def source_file(path: Path) -> Path:
+    """Return the file itself; of a folder the one that holds its network.
+
+    A folder of the Hugging Face Hub has weights in one file or an index of several; a run folder of
+    this project has checkpoints, of which the last is taken.
+
+    Raises:
+        DataError: a folder without any.
+    """
+    if not path.is_dir():
+        return path  # where it is missing the reader says so
+    for name in _HUB_FILES:
+        if (path / name).is_file():
+            return path / name
+    from moco.engine.checkpoint import last_checkpoint
+
+    return last_checkpoint(path)
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file; of an index that of its line and its parts' in their order."""
+    if (parts := _parts(path)) is None:
+        return sha256_file(path)
+    lines = [f"{sha256_file(path.with_name(part))}  {part}\n" for part in sorted({*parts.values()})]
+    return hashlib.sha256(
+        "".join([f"{sha256_file(path)}  {path.name}\n", *lines]).encode()
+    ).hexdigest()
+
+
 def read_file(path: PathLike, objects: set[str] | None = None) -> Any:
     """Read a file of weights: torch's formats, pickle or safetensors; runs nothing in it.
+
+    An index of sharded weights is read as the one network whose parts lie beside it.
 
     Args:
         objects: takes the names of the classes whose objects are inert in the result (moco/
             unpickler.py).
 
-    Raises DataError: missing, empty, damaged, text, or a program.
+    Raises:
+        DataError: missing, empty, damaged, text, or a program; or a part of a network.
     """
+    if (parts := _parts(Path(path))) is not None:
+        return _join(Path(path), parts, set() if objects is None else objects)
+    raw = _read_one(path, objects)
+    _refuse_part(Path(path), raw.keys() if isinstance(raw, Mapping) else ())
+    return raw
+
+
+def _read_one(path: PathLike, objects: set[str] | None) -> Any:
     _refuse_tensorflow(path)
     form = format_of(path)
     with open(path, "rb") as file:
@@ -62,8 +112,51 @@ def read_file(path: PathLike, objects: set[str] | None = None) -> Any:
         raw = _with_contract(path, tensors, texts) if "contract" in texts else tensors
     else:
         raw = load_torch(path, objects) if form == "torch" else load_pickle(path, objects)
-    _refuse_shard(Path(path), raw.keys() if isinstance(raw, Mapping) else ())
     return raw
+
+
+def _parts(path: Path) -> dict[str, str] | None:
+    """Return a tensor's name -> the file beside an index that has it; None: this is no index.
+
+    Raises:
+        DataError: it is damaged, or names a file in another folder.
+    """
+    try:
+        with open(path, "rb") as file:
+            if not _INDEX.match(file.read(1 << 16)):
+                return None
+        if path.stat().st_size > MAX_INDEX_BYTES:
+            raise DataError(f"{path}: more than {MAX_INDEX_BYTES} bytes, which no index has")
+        parts = json.loads(path.read_bytes())["weight_map"]
+    except OSError:
+        return None  # the reader says why
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: not JSON ({error}); download it again") from error
+    if not isinstance(parts, dict) or not parts:
+        raise DataError(f"{path}: its weight_map names no tensors; download it again")
+    for name in parts.values():
+        if not isinstance(name, str) or not _PART_NAME.fullmatch(name):
+            raise DataError(f"{path}: names {shown(name)}, expected files in its own folder")
+    return parts
+
+
+def _join(path: Path, parts: Mapping[str, str], objects: set[str]) -> dict[str, Any]:
+    """Return the tensors of every part of a network by their names."""
+    tensors: dict[str, Any] = {}
+    for name in sorted({*parts.values()}):
+        file = path.with_name(name)
+        if not file.is_file():
+            raise DataError(f"{path}: {name} is not beside it; download the whole folder")
+        part = _read_one(file, objects)
+        listed = {key for key, its in parts.items() if its == name}
+        keys = set(part) if isinstance(part, Mapping) else set()
+        if keys != listed:
+            raise DataError(
+                f"{file}: holds other tensors than {path.name} lists of it: "
+                f"{names(map(str, sorted(keys ^ listed, key=str)))}; download it again"
+            )
+        tensors |= part
+    return tensors
 
 
 def about_objects(objects: Collection[str]) -> tuple[list[str], list[str]]:
@@ -239,25 +332,27 @@ def _refuse_dill(path: PathLike, start: bytes) -> None:
         )
 
 
-def _refuse_shard(path: Path, keys: Collection[Any]) -> None:
+def _refuse_part(path: Path, keys: Collection[Any]) -> None:
     """A part of a network would be taken for a shorter one."""
-    advice = "save the network as one file, e.g. by save_pretrained(max_shard_size='10GB')"
     for index in sorted(path.parent.glob("*.index.json")):
-        if index.stat().st_size > MAX_INDEX_BYTES:
-            continue
         try:
-            listed = json.loads(index.read_bytes())["weight_map"]
-            files = set(listed.values())
-        except (OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError):
+            listed = _parts(index)
+        except DataError:
             continue  # another tool's
+        files = set(listed.values()) if listed else set()
         is_listed = len(files) > 1 and path.name in files
-        if is_listed or (keys and len(keys) < len(listed) and listed.keys() >= set(keys)):
+        if listed and (
+            is_listed or (keys and len(keys) < len(listed) and listed.keys() >= set(keys))
+        ):
             raise DataError(
-                f"{path}: {len(keys)} of the {len(listed)} tensors of a network whose other files "
-                f"{index.name} lists; {advice}"
+                f"{path}: {len(keys)} of the {len(listed)} tensors of a network; give {index}, "
+                "which lists all its files"
             )
     if (part := _SHARD.search(path.name)) and int(part[2]) > 1:
-        raise DataError(f"{path}: by its name part {int(part[1])} of {int(part[2])}; {advice}")
+        raise DataError(
+            f"{path}: by its name part {int(part[1])} of {int(part[2])}; give the index that lists "
+            "all parts (*.index.json), beside which they lie"
+        )
 
 
 def _refuse_tensorflow(path: PathLike) -> None:
