@@ -28,7 +28,7 @@ LAYOUTS: tuple[Layout, ...] = (
         marks={"format": "moco-transfer/1"},
         recorded=own_record,
     ),
-    # moco/classification/run.py: what moco.linear and moco.finetune write.
+    # moco/classification/run.py: what `moco-transfer linear` and `finetune` write.
     Layout(
         "moco-transfer classifier",
         {"single": "state_dict/"},
