@@ -4,6 +4,7 @@ Each command is the parser and the `main` of a module; only the one that runs is
 """
 
 import argparse
+import functools
 import importlib
 import sys
 from collections.abc import Sequence
@@ -35,6 +36,9 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "completion": ("benchmarks.completion", (), "print a script that completes in a shell"),
 }
 
+# Commands of moco/, which imports nothing above it: they are handed the reader of weights.
+READ_WEIGHTS = ("pretrain", "linear", "finetune", "knn")
+
 
 def build_parser(every: bool = False) -> argparse.ArgumentParser:
     """The command line up to the command.
@@ -65,7 +69,12 @@ def main(argv: Sequence[str] | None = None) -> int | None:
     """Run the command that comes first in `argv`."""
     argv = list(sys.argv[1:] if argv is None else argv)
     name = build_parser().parse_args(argv[:1]).command
-    code: int | None = module_of(name).main([*COMMANDS[name][1], *argv[1:]])
+    run, words = module_of(name).main, [*COMMANDS[name][1], *argv[1:]]
+    if name in READ_WEIGHTS:
+        from convert.initial_weights import read_initial_weights
+
+        run = functools.partial(run, read=read_initial_weights)
+    code: int | None = run(words)
     return code
 
 

@@ -4,8 +4,8 @@
     python -m benchmarks.make_table RUNS... --margin 0.3 --bootstrap
     python -m benchmarks.make_table RUNS... --bundle FILE.zip
 
-RUNS are folders of `detection/train_net.py`, `moco.linear`, `moco.finetune` (OUTPUT_DIR) or
-`moco.knn` (--output), or folders that hold several of them.
+RUNS are folders of `moco-transfer train`, `linear`, `finetune` (OUTPUT_DIR) or `knn` (--output), or
+folders that hold several of them.
 Without `--out` the table is only printed. Folders may come from other machines: a record holds
 all that a table needs, and what its paths lead to need not be here. They may come from untrusted
 people, too: in every output a record's texts are texts and no markup, formula or path

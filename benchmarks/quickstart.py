@@ -237,7 +237,7 @@ def next_commands(plan: Plan) -> str:
     more += ["--smoke"] if plan.smoke else []
     more += [f"--arch={plan.arch}"]
     quickstart = program("quickstart", "python -m benchmarks.quickstart")
-    pretrain = program("pretrain", "python -m moco.pretrain")
+    pretrain = program("pretrain", "python -m benchmarks pretrain")
     return f"""
 Next, on your own data:
   {quickstart} --images path/to/images --out {again}

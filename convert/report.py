@@ -131,8 +131,9 @@ def classify_command(contract: InputContract, path: Path) -> str:
     ):
         if values != usual:
             keys += f"AUG.{key} '({','.join(f'{value / 255:.6g}' for value in values)})' "
+    linear = program("linear", "python -m benchmarks linear")
     return (
-        f"{program('linear', 'python -m moco.linear')} --config-file {shown('imagenet/linear')} "
+        f"{linear} --config-file {shown('imagenet/linear')} "
         f"--checkpoint {file} {keys}DATA.ROOT path/to/imagenet OUTPUT_DIR {_run_folder(path)}"
     )
 

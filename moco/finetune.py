@@ -1,6 +1,6 @@
 """End-to-end fine-tuning for classification (appendix): ImageNet, iNaturalist 2018.
 
-    python -m moco.finetune --config-file configs/imagenet/finetune.yaml \\
+    python -m benchmarks finetune --config-file configs/imagenet/finetune.yaml \\
         --checkpoint output/pretrain/checkpoint_0199.pth.tar DATA.ROOT path/to/imagenet
 
 `--checkpoint random` trains from scratch, with the learning rate SOLVER.RANDOM_LR.
@@ -15,11 +15,13 @@ epochs, over the 100 epochs that the paper's other classifiers have.
 
 import argparse
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from convert.initial_weights import read_initial_weights
 from moco.classification import classify
 from moco.classification.config import Protocol
-from moco.common.errors import run_cli
+
+if TYPE_CHECKING:
+    from moco.engine.weights import Reader
 
 FINETUNE = Protocol(
     kind="finetune",
@@ -42,10 +44,6 @@ def build_parser() -> argparse.ArgumentParser:
     return classify.build_parser(FINETUNE)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command `python -m moco.finetune`."""
-    classify.main(FINETUNE, read_initial_weights, argv)
-
-
-if __name__ == "__main__":
-    run_cli(main)
+def main(argv: Sequence[str], read: "Reader") -> None:
+    """The command `moco-transfer finetune`."""
+    classify.main(FINETUNE, argv, read)

@@ -1,6 +1,6 @@
 """kNN classification of frozen features: the command of `moco.engine.knn`.
 
-    python -m moco.knn --checkpoint output/pretrain/checkpoint_0199.pth.tar --data ROOT
+    python -m benchmarks knn --checkpoint output/pretrain/checkpoint_0199.pth.tar --data ROOT
 
 ROOT holds train/<class>/* and val/<class>/*, or CIFAR-10's own files.
 """
@@ -12,9 +12,8 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from convert.initial_weights import read_initial_weights
 from moco.common.command import converter, program
-from moco.common.errors import DataError, UserError, run_cli, say, shown
+from moco.common.errors import DataError, UserError, say, shown
 from moco.common.pretrained import check_weights
 from moco.data.images import check_present, labeled_sets, notes_on
 from moco.modeling.archs import STEMS
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from moco.common.run import RunRecord
     from moco.engine.evaluation import CenterCrop
     from moco.engine.knn import KnnResult
-    from moco.engine.weights import InitialWeights
+    from moco.engine.weights import InitialWeights, Reader
 
 MAX_RECORDED_PX = 4096
 CROP_PX = 224  # of a file that does not tell the crop of its training
@@ -32,7 +31,7 @@ CROP_PX = 224  # of a file that does not tell the crop of its training
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(
-        prog=program("knn", "python -m moco.knn"),
+        prog=program("knn", "python -m benchmarks knn"),
         description="kNN classification with a checkpoint's features.",
     )
     add = parser.add_argument
@@ -62,8 +61,8 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command `python -m moco.knn`."""
+def main(argv: Sequence[str], read: "Reader") -> None:
+    """The command `moco-transfer knn`."""
     args = build_parser().parse_args(argv)
     if args.k < 1 or not args.t > 0:
         raise UserError(f"--k {args.k} --t {args.t}: expected k >= 1 and t > 0")
@@ -77,9 +76,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from moco.engine.knn import evaluate
     from moco.modeling.encoder import load_backbone
 
-    weights = read_initial_weights(
-        args.checkpoint, stem=args.stem, init=args.init, mean=args.mean, std=args.std
-    )
+    weights = read(args.checkpoint, stem=args.stem, init=args.init, mean=args.mean, std=args.std)
     say(*(f"note: {note}" for note in weights.notes))
     assert weights.state is not None
     backbone = load_backbone(weights.spec, weights.state)
@@ -146,7 +143,3 @@ def _record(
         metrics={"knn/top1": result.top1},
         notes=notes,
     )
-
-
-if __name__ == "__main__":
-    run_cli(main)

@@ -1,6 +1,6 @@
 """Linear classification on frozen features (sec. 4.1): how linearly separable are the classes?
 
-    python -m moco.linear --config-file configs/imagenet/linear.yaml \\
+    python -m benchmarks linear --config-file configs/imagenet/linear.yaml \\
         --checkpoint output/pretrain/checkpoint_0199.pth.tar DATA.ROOT path/to/imagenet
 
 A fully-connected layer and softmax are trained on the globally pooled features; 1-crop top-1 on the
@@ -14,11 +14,13 @@ weights normal with std 0.01 and bias 0, torchvision's RandomResizedCrop(224) an
 
 import argparse
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from convert.initial_weights import read_initial_weights
 from moco.classification import classify
 from moco.classification.config import Protocol
-from moco.common.errors import run_cli
+
+if TYPE_CHECKING:
+    from moco.engine.weights import Reader
 
 LINEAR = Protocol(
     kind="linear",
@@ -40,10 +42,6 @@ def build_parser() -> argparse.ArgumentParser:
     return classify.build_parser(LINEAR)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command `python -m moco.linear`."""
-    classify.main(LINEAR, read_initial_weights, argv)
-
-
-if __name__ == "__main__":
-    run_cli(main)
+def main(argv: Sequence[str], read: "Reader") -> None:
+    """The command `moco-transfer linear`."""
+    classify.main(LINEAR, argv, read)

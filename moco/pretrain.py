@@ -1,6 +1,6 @@
 """Pre-training with momentum contrast: the command line.
 
-    python -m moco.pretrain --config-file configs/pretrain/small_r18.yaml DATA.ROOT my/images
+    python -m benchmarks pretrain --config-file configs/pretrain/small_r18.yaml DATA.ROOT my/images
 
 moco/pretraining/config.py describes every key, moco/pretraining/run.py has the step and
 moco/engine/loop.py the loop around it. OUTPUT_DIR gets `config.yaml`, `checkpoint_%04d.pth.tar`,
@@ -12,15 +12,18 @@ with the same number of threads, the result is bitwise identical to that of an u
 import argparse
 import shlex
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from convert.initial_weights import read_initial_weights
 from moco.common import command, distributed
-from moco.common.errors import run_cli, say
+from moco.common.errors import say
 from moco.common.files import format_of
 from moco.common.pretrained import check_weights
 from moco.common.run import RunFolder
 from moco.data.images import check_present
 from moco.pretraining.config import check_processes, load_pretrain_cfg
+
+if TYPE_CHECKING:
+    from moco.engine.weights import Reader
 
 # Flags of the official code, and a few of this project's, as other names of keys.
 VALUES = {
@@ -42,7 +45,7 @@ SWITCHES = {
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = command.training_parser(
-        command.program("pretrain", "python -m moco.pretrain"),
+        command.program("pretrain", "python -m benchmarks pretrain"),
         "MoCo pre-training, in one process or torchrun's. Keys: moco/pretraining/config.py.",
         VALUES,
     )
@@ -57,15 +60,15 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     """Arguments with the flags turned into `opts`; explicit `KEY VALUE` pairs come last."""
     args = command.parse_training_args(build_parser(), argv, VALUES)
     args.opts = [word for pair in args.switched for word in pair] + args.opts
     return args
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command `python -m moco.pretrain`."""
+def main(argv: Sequence[str], read: "Reader") -> None:
+    """The command `moco-transfer pretrain`."""
     args = parse_args(argv)
     if distributed.restarted():  # torchrun --max-restarts: a process died, all start again
         args.resume, args.overwrite = args.resume or command.AUTO, False
@@ -90,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         weights, model = None, cfg.MODEL
         if given:
-            weights = read_initial_weights(model.WEIGHTS, model.ARCH, model.STEM, model.WIDTH)
+            weights = read(model.WEIGHTS, model.ARCH, model.STEM, model.WIDTH)
         with distributed.session(pick_device(cfg.DEVICE), cfg.DIST_TIMEOUT_SECONDS):
             training = Pretraining(cfg, folder, weights)
             checkpoint = train(training, folder, args.resume, args.extend, args.other_processes)
@@ -98,7 +101,3 @@ def main(argv: Sequence[str] | None = None) -> None:
         convert = command.program("convert", "python convert/convert_to_d2.py")
         paths = shlex.join([str(checkpoint), str(folder.path / "backbone.pth")])
         say(f"checkpoint: {checkpoint}", f"next: {convert} {paths}")
-
-
-if __name__ == "__main__":
-    run_cli(main)

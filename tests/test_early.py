@@ -11,11 +11,11 @@ import pytest
 from tests.oracles.tiny_voc import write_voc
 
 ROOT = Path(__file__).resolve().parent.parent
-PRETRAIN = ("moco.pretrain", "--config-file", "configs/pretrain/small_r18.yaml")
-LINEAR = ("moco.linear", "--config-file", "configs/imagenet/linear.yaml", "--checkpoint", "random")
-VOC = ("detection.train_net", "--config-file", "configs/voc/faster_rcnn_R_50_C4_24k.yaml")
-SMALL = ("detection.train_net", "--config-file", "configs/voc/faster_rcnn_R_18_C4_small.yaml")
-COCO = ("detection.train_net", "--config-file", "configs/coco/mask_rcnn_R_50_FPN_1x.yaml")
+PRETRAIN = ("pretrain", "--config-file", "configs/pretrain/small_r18.yaml")
+LINEAR = ("linear", "--config-file", "configs/imagenet/linear.yaml", "--checkpoint", "random")
+VOC = ("train", "--config-file", "configs/voc/faster_rcnn_R_50_C4_24k.yaml")
+SMALL = ("train", "--config-file", "configs/voc/faster_rcnn_R_18_C4_small.yaml")
+COCO = ("train", "--config-file", "configs/coco/mask_rcnn_R_50_FPN_1x.yaml")
 RANDOM = ("MODEL.WEIGHTS", "random")
 USED = (*SMALL, *RANDOM, "DATASETS.VOC_DIR", "{folder}/shapes", "OUTPUT_DIR", "{folder}/run")
 CASES = (
@@ -27,8 +27,8 @@ CASES = (
     ((*PRETRAIN[:2], "no.yaml", "DATA.ROOT", "{folder}"), "no.yaml"),
     ((*LINEAR, "DATA.ROOT", "missing"), "missing: no such folder"),
     ((*LINEAR[:-1], "no.pth", "DATA.ROOT", "{folder}"), "no.pth"),
-    (("moco.knn", "--checkpoint", "no.pth", "--data", "{folder}"), "no.pth"),
-    (("moco.knn", "--checkpoint", "README.md", "--data", "missing"), "missing: no such"),
+    (("knn", "--checkpoint", "no.pth", "--data", "{folder}"), "no.pth"),
+    (("knn", "--checkpoint", "README.md", "--data", "missing"), "missing: no such"),
     ((*VOC[:2], "no.yaml", *RANDOM), "no.yaml"),
     ((*VOC, *RANDOM, "SOLVER.BASELR", "1"), "SOLVER.BASELR"),
     ((*VOC, *RANDOM, "SOLVER.MAX_ITER", "many"), "SOLVER.MAX_ITER"),
@@ -47,11 +47,12 @@ CASES = (
 )  # fmt: skip
 # One process for all of them: what one has imported, the next would report.
 CODE = """
-import importlib, json, sys
+import json, sys
+from benchmarks.__main__ import main
 from moco.common.errors import UserError
-for module, *argv in json.load(sys.stdin):
+for argv in json.load(sys.stdin):
     try:
-        importlib.import_module(module).main(argv)
+        main(argv)
     except UserError as error:
         print("told:", json.dumps([str(error), "torch" in sys.modules]))
 """

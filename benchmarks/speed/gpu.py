@@ -58,11 +58,11 @@ def collectives(device: str) -> float:
         dist.destroy_process_group()
 
 
-def training(module: str, keys: dict[str, object], *flags: str, stop: bool = False) -> Tensor:
+def training(name: str, keys: dict[str, object], *flags: str, stop: bool = False) -> Tensor:
     """Losses of a command's training; with `stop` interrupted by SIGTERM once, and resumed."""
     folder = Path(str(keys["OUTPUT_DIR"]))
     words = [str(part) for pair in keys.items() for part in pair]
-    command = [sys.executable, "-m", module, *flags, *words]
+    command = [sys.executable, "-m", "benchmarks", name, *flags, *words]
     if stop:
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
         while process.poll() is None and len(metrics_lines(folder) or []) < 3:
@@ -89,14 +89,14 @@ def checks(device: str, scratch: Path) -> dict[str, tuple[float, Callable[[], fl
         keys |= {"DEVICE": where, "SOLVER.PRECISION": precision, "SOLVER.COMPILE": compiled}
         keys |= {"SOLVER.MAX_ITERS": 40, "LOG.EVERY_ITERS": 1}
         flags = ("--resume", "--config-file", str(PRETRAIN_CONFIG))
-        return training("moco.pretrain", keys, *flags, stop=stop)
+        return training("pretrain", keys, *flags, stop=stop)
 
     def train_loss(where: str) -> Tensor:
         keys = {**SMOKE_DETECTION, "DATASETS.VOC_DIR": scratch / "scenes", "SEED": 0}
         keys |= {"OUTPUT_DIR": scratch / f"detection-{where}", "MODEL.DEVICE": where}
         keys |= {"MODEL.WEIGHTS": "random", "SOLVER.PRECISION": "bf16"}
         flags = ("--overwrite", "--engine", "embedded", "--config-file", "voc/quickstart_R_10_C4")
-        return training("detection.train_net", keys, *flags)[:1]
+        return training("train", keys, *flags)[:1]
 
     def first(**how: Any) -> float:
         return difference(pretrain_losses(device, **how)[:3], pretrain_losses("cpu")[:3])

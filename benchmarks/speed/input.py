@@ -64,7 +64,7 @@ def write_image(path: Path, size: tuple[int, int], seed: int) -> None:
 
 
 def our_loader(root: Path, aug: Augmentation, *, with_colors: bool) -> None:
-    """Make two views of every image as moco.pretrain does."""
+    """Make two views of every image as pre-training does."""
     images = open_images(root)
     views = Views(images, aug, seed=0)
     for first in range(0, len(images), BATCH):

@@ -35,7 +35,7 @@ def build_encoder(setting: Setting, arch: str, device: str) -> tuple[EncoderSpec
 
 
 class OurStep:
-    """The training step of one process as in moco.pretrain; autocast to `dtype`, None: float32."""
+    """The training step of one process as in pre-training; autocast to `dtype`, None: float32."""
 
     def __init__(self, network: nn.Module, K: int, dtype: torch.dtype | None = None) -> None:
         device = next(network.parameters()).device

@@ -185,7 +185,7 @@ def step(
 
 
 def pretrain_run(plan: Plan) -> Run:
-    """`python -m moco.pretrain`."""
+    """`moco-transfer pretrain`."""
     own = plan.images is not None or plan.voc is not None
     keys: dict[str, object] = {"DATA.ROOT": plan.pretrain_images, "OUTPUT_DIR": plan.pretrain}
     network, knn = plan.network, {"DATA.KNN_ROOT": plan.pretrain_images.with_name("knn")}
@@ -197,7 +197,8 @@ def pretrain_run(plan: Plan) -> Run:
         if own and network.has_queue and not plan.smoke:
             length["MOCO.K"] = queue_length(len(list(plan.pretrain_images.iterdir())))
         pairs = [part for pair in (keys | length).items() for part in pair]
-        return _module("moco.pretrain", "--resume", "--config-file", network.pretrain, *pairs)
+        flags = ("--resume", "--config-file", network.pretrain)
+        return _module("benchmarks", "pretrain", *flags, *pairs)
 
     seconds, _ = network.own_seconds if own else network.seconds
     iterations = _iterations(network.pretrain, "MAX_ITERS", keys)

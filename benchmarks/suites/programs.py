@@ -89,7 +89,7 @@ class Programs:
             else:
                 launcher += ["--standalone"]
             launcher += [f"--signals-to-handle={_SIGNALS}"]
-        program = ["-m", f"moco.{spec.program}", "--config-file", str(spec.config)]
+        program = ["-m", "benchmarks", spec.program, "--config-file", str(spec.config)]
         program += ["--resume=auto", "--checkpoint", spec.weights]
         if spec.weights != RANDOM:
             program += ["--init", spec.init]

@@ -54,7 +54,7 @@ class SuiteTask:
     Attributes:
         name: of its folder and in messages; the config file's name without ending, unless given.
         config: the task's YAML file.
-        program: `detection` (train_net), `linear` or `finetune` (moco.linear, moco.finetune).
+        program: `detection` (detection/train_net.py), `linear` or `finetune` (of moco/).
         overrides: `KEY VALUE` pairs on top of the file; `random_overrides` only for random
             initialization (a network that the weights would otherwise tell); `init_overrides`: for
             one init, by its name.

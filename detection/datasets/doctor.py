@@ -166,7 +166,7 @@ def examine_images(root: str, *, verify: bool = False) -> tuple[list[Finding], s
         findings.append(Finding("images", WRONG, f"{len(bad)} cannot be decoded{left}"))
         return findings, "replace or remove what is WRONG, then the same command again"
     recipe = shown("configs/pretrain/small_r18.yaml")
-    pretrain = program("pretrain", "python -m moco.pretrain")
+    pretrain = program("pretrain", "python -m benchmarks pretrain")
     return findings, f"{pretrain} --config-file {recipe} DATA.ROOT {shlex.quote(root)}"
 
 

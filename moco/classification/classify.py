@@ -7,7 +7,7 @@ and moco/engine/loop.py the loop around it. OUTPUT_DIR gets what a pre-training'
 
 import argparse
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,13 +29,13 @@ from moco.data.images import check_present
 from moco.engine.config import check_processes
 
 if TYPE_CHECKING:
-    from moco.engine.weights import InitialWeights
+    from moco.engine.weights import Reader
 
 
 def build_parser(protocol: Protocol) -> argparse.ArgumentParser:
     """The command line."""
     kind = protocol.kind
-    parser = training_parser(program(kind, f"python -m moco.{kind}"), protocol.description)
+    parser = training_parser(program(kind, f"python -m benchmarks {kind}"), protocol.description)
     weights = (
         f"pre-trained, any that {converter()} recognizes: a file, or a name or address "
         f"(see moco-transfer weights --help); or the word {RANDOM}"
@@ -46,7 +46,7 @@ def build_parser(protocol: Protocol) -> argparse.ArgumentParser:
     return parser
 
 
-def parse_args(protocol: Protocol, argv: Sequence[str] | None = None) -> argparse.Namespace:
+def parse_args(protocol: Protocol, argv: Sequence[str]) -> argparse.Namespace:
     """Arguments with the aliases turned into `opts`; explicit `KEY VALUE` pairs come last."""
     args = parse_training_args(build_parser(protocol), argv)
     lr = getattr(args, "SOLVER.BASE_LR")
@@ -55,10 +55,8 @@ def parse_args(protocol: Protocol, argv: Sequence[str] | None = None) -> argpars
     return args
 
 
-def main(
-    protocol: Protocol, read: Callable[..., "InitialWeights"], argv: Sequence[str] | None = None
-) -> None:
-    """The command of a protocol; `read` is `convert.initial_weights.read_initial_weights`."""
+def main(protocol: Protocol, argv: Sequence[str], read: "Reader") -> None:
+    """The command of a protocol."""
     args = parse_args(protocol, argv)
     if distributed.restarted():  # torchrun --max-restarts: a process died, all start again
         args.resume, args.overwrite = args.resume or AUTO, False

@@ -96,11 +96,11 @@ def parse_with_pairs(
 
 def parse_training_args(
     parser: argparse.ArgumentParser,
-    argv: Sequence[str] | None,
+    argv: Sequence[str],
     values: Mapping[tuple[str, ...], str] = VALUES,
 ) -> argparse.Namespace:
     """Arguments with the flags of `values` turned into `opts`."""
-    argv = list(sys.argv[1:] if argv is None else argv)
+    argv = list(argv)
     for i, arg in enumerate(argv[:-1]):
         if arg == "--resume" and _PAIR.fullmatch(argv[i + 1]):
             argv[i] = f"--resume={AUTO}"  # the next argument is a key, not a checkpoint

@@ -18,7 +18,7 @@ from moco.common.run import RECORD_NAME
 
 FORMAT = "moco-transfer/1"
 CLASSIFIER_FORMAT = "moco-transfer-classifier/1"
-WRITERS = {FORMAT: "moco.pretrain", CLASSIFIER_FORMAT: "moco.linear or moco.finetune"}
+WRITERS = {FORMAT: "moco-transfer pretrain", CLASSIFIER_FORMAT: "moco-transfer linear or finetune"}
 PREFIX = "module."
 POINTER_NAME = "last_checkpoint"  # Detectron2's name: a file that holds the newest file's name
 SUPERSEDED = "superseded_"  # start of the names of folders for what a resumed run replaces
@@ -149,7 +149,7 @@ def last_checkpoint(folder: PathLike) -> Path:
     if not paths:
         raise DataError(
             f"{folder}: is a folder without checkpoint_*.pth.tar; give a file, or the folder of a "
-            "run of moco.pretrain, moco.linear or moco.finetune"
+            "run of moco-transfer pretrain, linear or finetune"
         )
     pointer = Path(folder) / POINTER_NAME
     try:

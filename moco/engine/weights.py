@@ -1,6 +1,6 @@
 """Weights that a training or an evaluation starts from; convert/initial_weights.py reads files."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,10 @@ class InitialWeights:
     # Of the run that wrote the file, where this project did.
     config: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
+
+
+# `convert.initial_weights.read_initial_weights`, which is above this package: handed down to it.
+Reader = Callable[..., InitialWeights]
 
 
 def random_weights(

@@ -95,7 +95,7 @@ def test_arguments_reach_the_command(tmp_path, capsys):
 
 
 def test_how_commands_are_written(monkeypatch):
-    old = "python -m moco.knn"
+    old = "python -m benchmarks knn"
     monkeypatch.setattr(sys, "argv", ["knn.py"])
     assert command.program("knn", old) == old
     monkeypatch.setattr(shipped, "CHECKOUT", False)  # nothing else can be started everywhere

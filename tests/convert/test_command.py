@@ -66,8 +66,8 @@ def test_the_next_command_of_torchvisions_names(stem: str, save: Save, tmp_path:
 
     report = convert_file(save(own(stem=stem)), tmp_path / "out.pth", to="torchvision")
     words = shlex.split(report.next_command())
-    assert words[:3] == ["python", "-m", "moco.linear"]
-    args = parse_args(LINEAR, words[3:])
+    assert words[:4] == ["python", "-m", "benchmarks", "linear"]
+    args = parse_args(LINEAR, words[4:])
     cfg = load_classify_cfg(LINEAR.defaults, args.config_file, args.opts)
     weights = read_initial_weights(args.checkpoint, cfg.MODEL.ARCH, cfg.MODEL.STEM)
     cfg = with_weights(cfg, weights.spec, weights.mean, weights.std, weights.config)

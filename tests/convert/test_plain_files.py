@@ -109,7 +109,7 @@ def test_several_networks_that_nobody_described(
 
 
 def test_our_classifiers_backbone() -> None:
-    """What moco.linear and moco.finetune write has the same record of its encoder and input."""
+    """What classifiers write has the same record of its encoder and input."""
     checkpoint = own()
     prefix = "module.encoder_q."
     state = {

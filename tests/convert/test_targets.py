@@ -96,7 +96,7 @@ def test_a_plain_state_dict_says_what_it_lost(save: Save, tmp_path: Path) -> Non
     assert again.contract.pixels.mean == (102.0, 127.5, 153.0)
     plain = convert_file(save(make_resnet().state_dict()), tmp_path / "c.pth", to="torchvision")
     assert not any("--mean" in note for note in plain.notes), "what everybody assumes"
-    assert "-m moco.linear --config-file" in plain.next_command()
+    assert "-m benchmarks linear --config-file" in plain.next_command()
 
 
 def test_overwrite(save: Save, tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import pytest
 from convert import weights
 from convert.convert_to_d2 import main as convert
 from convert.prove import read_converted
-from moco import knn
 from moco.common import pretrained
 from moco.common.run import read_record
 from tests.moco.classification.classify_runs import write_labeled
+from tests.moco.commands import knn
 from tests.oracles.file_server import Served, file_server
 from tests.oracles.resnets import make_resnet
 
@@ -77,7 +77,7 @@ def test_convert_and_inspect(
 def test_knn_with_weights_by_name(served: Served, tmp_path: Path) -> None:
     data = write_labeled(tmp_path / "data", {"train": (2, 2, 2), "val": (2, 2, 2)})
     output = tmp_path / "knn"
-    knn.main(["--checkpoint", "mine", "--data", str(data), "--k", "2", "--output", str(output)])
+    knn(["--checkpoint", "mine", "--data", str(data), "--k", "2", "--output", str(output)])
     record = read_record(output / "run.json")
     assert record.init == "mine" and f"{served.url}/r18.pth" in record.notes[0]
     assert record.weights_sha256 == hashlib.sha256(served.files["/r18.pth"]).hexdigest()

@@ -56,14 +56,16 @@ def pretraining(data: Path, **changes: object) -> list[str]:
     where = {"DATA__ROOT": data / "images", "DATA__KNN_ROOT": data / "labeled", "OUTPUT_DIR": "run"}
     knn = {"KNN__EVERY_EPOCHS": 1, "KNN__K": 3, "KNN__RESIZE_PX": 16, "KNN__CROP_PX": 16}
     return [
-        "moco.pretrain",
+        "benchmarks",
+        "pretrain",
         *pretrain_options(**{**where, **knn, "LOG__EVERY_ITERS": 3, **changes}),
     ]
 
 
 def classification(program: str, data: Path, **changes: object) -> list[str]:
     keys = {"LOG__EVERY_ITERS": 3, "SOLVER__BASE_LR": 0.1, "SOLVER__MAX_EPOCHS": 4, **changes}
-    return [f"moco.{program}", *classify(Path("run"), data / "labeled", data / "moco.pth", **keys)]
+    words = classify(Path("run"), data / "labeled", data / "moco.pth", **keys)
+    return ["benchmarks", program, *words]
 
 
 def detection(engine: str, data: Path, **changes: object) -> list[str]:

@@ -1,4 +1,4 @@
-"""One training step with a mechanism, as the loop of moco.pretrain does it; what a run left."""
+"""One training step with a mechanism, as the loop of pre-training does it; what a run left."""
 
 import json
 from collections.abc import Sequence

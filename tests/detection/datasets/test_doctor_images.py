@@ -23,7 +23,7 @@ def test_whole(folder, capsys):
     out = capsys.readouterr().out
     assert "300 images\n" in out and "left out by suffix: 1 file (.heic 1)" in out
     command = out.splitlines()[-1].removeprefix("next: ").split()
-    assert command[:3] == ["python", "-m", "moco.pretrain"]
+    assert command[:4] == ["python", "-m", "benchmarks", "pretrain"]
     assert command[-2:] == ["DATA.ROOT", str(folder)]
     assert Path(command[command.index("--config-file") + 1]).is_file()
     assert main(["doctor", "--images", str(folder), "--verify"]) == 0

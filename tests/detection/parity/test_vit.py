@@ -24,8 +24,8 @@ from detection.modeling.norms import with_process_norms
 from detection.train_net import main
 from moco.common.cfgnode import load_cfg
 from moco.common.run import read_record
-from moco.pretrain import main as pretrain
 from tests.detection.conftest import task_files
+from tests.moco.commands import pretrain
 from tests.oracles import tiny_detector as tiny
 from tests.oracles.layouts_vit import dinov2, timm_vit
 from tests.oracles.small_tasks import CONFIGS, SMALL_VIT, SMALL_VOC, assert_same_run, run

@@ -46,7 +46,7 @@ def write_labeled(
 
 
 def write_pretrained(path: Path) -> Path:
-    """A checkpoint as moco.pretrain writes it, with BN statistics that are not the initial ones."""
+    """A checkpoint as pre-training writes it, with BN statistics that are not the initial ones."""
     torch.manual_seed(3)
     backbone = build_backbone(SPEC)
     with torch.no_grad():

@@ -15,11 +15,12 @@ from moco.data.augment import apply_colors
 from moco.data.images import labeled_sets
 from moco.data.views import Views
 from moco.engine.checkpoint import CLASSIFIER_FORMAT, list_checkpoints
-from moco.finetune import FINETUNE, main
+from moco.finetune import FINETUNE
 from moco.linear import LINEAR
 from moco.modeling.encoder import COUNTER
 from moco.modeling.grouped_bn import GroupedBatchNorm2d
 from tests.moco.classification.classify_runs import MEAN, SPEC, STD, TINY, words
+from tests.moco.commands import finetune as main
 from tests.oracles.processes import run_on
 from tests.oracles.training import newest
 

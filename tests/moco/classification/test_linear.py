@@ -11,9 +11,10 @@ from moco.classification.run import Classification, build_classifier, fingerprin
 from moco.common.errors import DataError, UserError
 from moco.common.run import read_record
 from moco.engine.checkpoint import CLASSIFIER_FORMAT, list_checkpoints, load_checkpoint
-from moco.linear import LINEAR, main
+from moco.linear import LINEAR
 from moco.modeling.encoder import COUNTER, load_backbone
 from tests.moco.classification.classify_runs import MEAN, STD, words, write_labeled
+from tests.moco.commands import linear as main
 from tests.oracles.processes import run_on
 from tests.oracles.training import metrics, newest
 

@@ -17,7 +17,7 @@ from moco.modeling.mechanisms.memory_bank import MemoryBank
 from moco.modeling.mechanisms.moco_v3 import MoCoV3
 from moco.modeling.mechanisms.momentum_queue import MomentumQueue
 from moco.modeling.shuffle_bn import exchange_plan, shuffle_plan
-from moco.pretrain import main
+from tests.moco.commands import pretrain as main
 from tests.oracles.connection import gloo_threads
 from tests.oracles.processes import run_on
 from tests.oracles.training import train_step

@@ -9,7 +9,7 @@ import pytest
 
 from moco.common.errors import DataError
 from moco.data.images import find_images
-from moco.pretrain import main
+from tests.moco.commands import pretrain as main
 from tests.oracles.bombs import png_bomb
 
 ROOT = Path(__file__).resolve().parents[3]

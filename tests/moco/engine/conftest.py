@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from moco import finetune, linear, pretrain
 from moco.engine.checkpoint import CLASSIFIER_FORMAT, FORMAT
 from tests.moco.classification import classify_runs
+from tests.moco.commands import finetune, linear, pretrain
 
 labeled, pretrained = classify_runs.labeled, classify_runs.pretrained
 
@@ -21,11 +21,11 @@ def train(request, images, tiny, labeled, pretrained) -> Callable[..., None]:
 
     def go(folder: Path, *flags: str, **changes: object) -> None:
         if request.param == "pretrain":
-            pretrain.main([*tiny(DATA__ROOT=images, OUTPUT_DIR=folder, **changes), *flags])
+            pretrain([*tiny(DATA__ROOT=images, OUTPUT_DIR=folder, **changes), *flags])
             return
         command = linear if request.param == "linear" else finetune
         changes = {"SOLVER__BASE_LR": 0.1, **changes}
-        command.main([*classify_runs.words(folder, labeled, pretrained, **changes), *flags])
+        command([*classify_runs.words(folder, labeled, pretrained, **changes), *flags])
 
     go.name = request.param  # type: ignore[attr-defined]
     go.form = FORMAT if request.param == "pretrain" else CLASSIFIER_FORMAT  # type: ignore[attr-defined]

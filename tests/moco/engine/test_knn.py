@@ -9,10 +9,10 @@ from moco.data.images import labeled_sets
 from moco.engine.checkpoint import list_checkpoints
 from moco.engine.evaluation import CenterCrop
 from moco.engine.knn import evaluate, features, knn_predict
-from moco.knn import main
 from moco.modeling.encoder import EncoderSpec, build_backbone
-from moco.pretrain import main as pretrain
 from tests.moco.classification.classify_runs import write_labeled
+from tests.moco.commands import knn as main
+from tests.moco.commands import pretrain
 from tests.oracles.processes import run_on
 from tests.oracles.resnets import randomize
 from tests.oracles.training import metrics

@@ -10,8 +10,8 @@ from moco.engine.checkpoint import CLASSIFIER_FORMAT
 from moco.engine.config import common_cfg, protocol_sha256
 from moco.engine.lars import LARS
 from moco.engine.optim import OPTIMIZERS
-from moco.linear import main
 from tests.moco.classification.classify_runs import words
+from tests.moco.commands import linear as main
 from tests.oracles.training import weights
 
 RATES = [0.5, 0.5, 0.2, 0.2]

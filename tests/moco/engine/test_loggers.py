@@ -10,7 +10,7 @@ import pytest
 from moco.common.errors import Preempted, UserError
 from moco.common.run import LOGGERS_NAME
 from moco.engine.loggers import LOGGERS, Logger, Loggers
-from moco.pretrain import main
+from tests.moco.commands import pretrain as main
 
 NAMES = ("wandb", "mlflow")
 BLOCK = 1 << 15

@@ -8,7 +8,7 @@ from moco.engine.checkpoint import list_checkpoints, load_checkpoint
 from moco.modeling.loss import info_nce
 from moco.modeling.mechanisms import MECHANISMS
 from moco.modeling.mechanisms.base import Dictionary, Mechanism, StepOutput
-from moco.pretrain import main
+from tests.moco.commands import pretrain as main
 
 
 class Prototypes(Mechanism):

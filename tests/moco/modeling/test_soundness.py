@@ -6,9 +6,9 @@ import torch
 from convert.convert_to_d2 import convert_in_memory
 from convert.initial_weights import read_initial_weights
 from moco.common.errors import DataError, UserError
-from moco.knn import main as knn
 from moco.modeling.soundness import check_arch
 from tests.moco.classification.classify_runs import write_pretrained
+from tests.moco.commands import knn
 from tests.oracles.resnets import make_resnet
 
 R50 = {"depth": 50, "num_groups": 1, "width_per_group": 64, "stem_out_channels": 64}
@@ -19,7 +19,7 @@ def converted(path):
 
 
 def classified(path):
-    """What moco.linear and moco.finetune do first."""
+    """What linear classification and fine-tuning do first."""
     return read_initial_weights(str(path)).notes
 
 
@@ -64,7 +64,7 @@ def test_an_arch_that_a_plain_resnet_has(arch):
 
 
 def test_the_arch_of_the_official_code(tmp_path):
-    """Named as another network by a file of others: said by the converter and by moco.linear."""
+    """Named as another network by a file of others: said by the converter and a classifier."""
     state = {f"module.{key}": value for key, value in make_resnet().state_dict().items()}
     torch.save({"arch": "vit_small", "state_dict": state}, tmp_path / "a.pth")
     for command in (converted, classified):

@@ -48,7 +48,7 @@ def test_every_recipe_loads_and_builds_and_says_what_to_expect(path):
     assert labels == ["Source", "Command", "Expected", "Cost"]
     assert ("\n# Faster: " in head) == (loaded.SOLVER.PRECISION == "fp32")
     command = " ".join(head.split("Command:")[1].split("Expected:")[0].split()).replace("\\ #", "")
-    assert "-m moco.pretrain" in command and "DATA.ROOT " in command
+    assert "-m benchmarks pretrain " in command and "DATA.ROOT " in command
     assert f"--config-file configs/pretrain/{path.name}" in " ".join(command.split())
     opts = [
         w for key, value in pairwise(command.split()) if KEY.fullmatch(key) for w in (key, value)

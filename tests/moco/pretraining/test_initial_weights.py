@@ -8,7 +8,7 @@ from torchvision.models import resnet18
 from moco.common.files import sha256_file
 from moco.common.run import read_record
 from moco.engine.checkpoint import list_checkpoints
-from moco.pretrain import main
+from tests.moco.commands import pretrain as main
 from tests.oracles.resnets import randomize
 from tests.oracles.training import newest
 

@@ -13,8 +13,8 @@ from moco.data.views import Views
 from moco.modeling.mechanisms.memory_bank import MemoryBank
 from moco.modeling.mechanisms.momentum_queue import MomentumQueue
 from moco.modeling.shuffle_bn import Pass
-from moco.pretrain import main
 from tests.moco.classification.classify_runs import write_labeled
+from tests.moco.commands import pretrain as main
 from tests.oracles.training import metrics, newest
 
 BANK = {"MOCO__MECHANISM": "memory_bank"}

@@ -9,7 +9,8 @@ from moco.common.errors import DataError
 from moco.common.run import read_record
 from moco.engine.checkpoint import list_checkpoints, load_checkpoint
 from moco.modeling.mechanisms.momentum_queue import MomentumQueue
-from moco.pretrain import main, parse_args
+from moco.pretrain import parse_args
+from tests.moco.commands import pretrain as main
 from tests.oracles.training import metrics, newest, weights
 
 ROOT = Path(__file__).resolve().parents[3]

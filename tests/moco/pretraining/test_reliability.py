@@ -13,12 +13,12 @@ import pytest
 import torch
 from torchvision.datasets import CIFAR10
 
-from moco import finetune, knn, linear
 from moco.common.errors import DataError, UserError
 from moco.common.run import provenance
 from moco.data.cifar import read_cifar
-from moco.pretrain import main
 from tests.moco.classification.classify_runs import words as classify_words
+from tests.moco.commands import finetune, knn, linear
+from tests.moco.commands import pretrain as main
 from tests.oracles.payloads import corpus, harmless
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -69,7 +69,7 @@ class TestPayloads:
         from detection.engine.weights import read_trained
 
         def classify(program, checkpoint, *flags):
-            program.main([*classify_words(tmp_path / "run", labeled, checkpoint), *flags])
+            program([*classify_words(tmp_path / "run", labeled, checkpoint), *flags])
 
         def convert(path):
             from convert.convert_to_d2 import convert_file
@@ -99,7 +99,7 @@ class TestPayloads:
             "cifar": cifar,
             "pretrain --resume": lambda path: main([*opts(), "--resume"]),
             "pretrain --resume FILE": lambda path: main([*opts(), "--resume", str(path)]),
-            "knn": lambda path: knn.main(["--checkpoint", str(path), "--data", str(labeled)]),
+            "knn": lambda path: knn(["--checkpoint", str(path), "--data", str(labeled)]),
             "linear": lambda path: classify(linear, path, "--resume"),
             "finetune": lambda path: classify(finetune, path, "--resume"),
             "linear --resume": lambda path: classify(linear, pretrained, "--resume"),
@@ -158,14 +158,13 @@ class TestReadingProcess:
         """For ten minutes, and ignoring SIGTERM: the run does not wait for it at its end."""
         code = (
             "import time\n"
-            "from moco import pretrain\n"
-            "from moco.common import errors\n"
+            "from benchmarks.__main__ import cli\n"
             "from moco.data import images\n"
             "images.decode_pixels = lambda path: time.sleep(600)\n"
-            "errors.run_cli(pretrain.main)"
+            "cli()"
         )
         keys = opts(DATA__NUM_WORKERS=2, DATA__WORKER_TIMEOUT_SECONDS=1)
-        done = python("-c", code, *keys)
+        done = python("-c", code, "pretrain", *keys)
         assert done.returncode == 3
         assert re.match(r".*died or hangs .*timed out.*/dev/shm.*TIMEOUT_SECON", done.stderr)
         assert done.stderr.count("\n") == 1
@@ -174,14 +173,14 @@ class TestReadingProcess:
         state = torch.load(pretrained, weights_only=True)
         torch.save({**state, "config": {"AUG.CROP_PX": 16}}, tmp_path / "x.pth.tar")
         command = ["--checkpoint", str(tmp_path / "x.pth.tar"), "--data", str(labeled), "-j", "1"]
-        knn.main(command)
+        knn(command)
         monkeypatch.setattr("moco.data.images.decode_pixels", lambda path: os._exit(1))
         with pytest.raises(DataError, match=r"died or hangs .*/dev/shm"):
-            knn.main(command)
+            knn(command)
         monkeypatch.setattr("moco.engine.knn.WORKER_TIMEOUT_SECONDS", 1)
         monkeypatch.setattr("moco.data.images.decode_pixels", lambda path: time.sleep(3))
         with pytest.raises(DataError, match=r"died or hangs .*timed out.*/dev/shm"):
-            knn.main(command)
+            knn(command)
 
 
 def test_utc_in_any_time_zone(monkeypatch):

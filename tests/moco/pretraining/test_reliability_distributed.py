@@ -21,15 +21,16 @@ from moco.common import distributed
 from moco.common.errors import DataError, NumericError, UserError
 from moco.data.images import open_images
 from moco.modeling.mechanisms.momentum_queue import MomentumQueue
-from moco.pretrain import main
 from moco.pretraining.config import load_pretrain_cfg
 from moco.pretraining.run import open_pretraining_images
+from tests.moco.commands import pretrain as main
 from tests.oracles import commands
 from tests.oracles.commands import TORCHRUN, Fault, run
 from tests.oracles.processes import run_on
 from tests.oracles.training import newest
 
 pytestmark = [pytest.mark.slow, pytest.mark.race, pytest.mark.timeout(400)]
+PRETRAIN = ("benchmarks", "pretrain")
 MECHANISMS = {
     "queue": {},
     "end_to_end": {"MOCO__MECHANISM": "end_to_end", "MOCO__K": 8},
@@ -60,7 +61,7 @@ def straight(images, tiny, tmp_path_factory):
     def run(mechanism="queue"):
         tmp, keys = tmp_path_factory.mktemp("straight"), MECHANISMS[mechanism]
         words = tiny(DATA__ROOT=images, OUTPUT_DIR=tmp / "run", **keys)
-        done = commands.run([*TORCHRUN, "moco.pretrain", *words], tmp)
+        done = commands.run([*TORCHRUN, *PRETRAIN, *words], tmp)
         assert done.code == 0, done.err
         return newest(tmp / "run")["state_dict"]
 
@@ -162,9 +163,9 @@ class TestOtherProcesses:
         self, words, straight, tmp_path, mechanism, before, after
     ):
         stop = ("SOLVER.STOP_AT_ITERS", 3)
-        assert run([*before, "moco.pretrain", *words(mechanism), *stop], tmp_path).code != 0
+        assert run([*before, *PRETRAIN, *words(mechanism), *stop], tmp_path).code != 0
         flags = ("--resume", "--other-processes")
-        done = run([*after, "moco.pretrain", *words(mechanism), *flags], tmp_path)
+        done = run([*after, *PRETRAIN, *words(mechanism), *flags], tmp_path)
         assert done.code == 0 and f"batch 8: {2 if after else 1} process" in done.out, done
         # Sums in another order, and nothing else: weights, queue or bank, momentum.
         ended = newest(tmp_path / "run")
@@ -184,7 +185,7 @@ class TestLostProcess:
     def test_hangs(self, words, images, tmp_path):
         """A stopped process does not even react to SIGTERM."""
         fault = Fault(signal.SIGSTOP, str(images), 12, where="child")
-        command = [*TORCHRUN, "moco.pretrain", *words(), "--dist-timeout", 5]
+        command = [*TORCHRUN, *PRETRAIN, *words(), "--dist-timeout", 5]
         done = run(command, tmp_path, fault)
         assert done.code != 0
         said = r"did not answer in 5 s.*--resume to continue \(.*imed out"
@@ -218,7 +219,7 @@ class TestLostProcess:
         folder = tmp_path / "one_bad"
         shutil.copytree(images, folder)
         (folder / "004.jpg").write_bytes(b"")
-        done = run([*TORCHRUN, "moco.pretrain", *words(), "DATA.ROOT", folder], tmp_path)
+        done = run([*TORCHRUN, *PRETRAIN, *words(), "DATA.ROOT", folder], tmp_path)
         assert done.code != 0 and "one_bad/004.jpg: the file is empty" in done.err
 
 

@@ -6,15 +6,15 @@ import torch
 from convert.convert_to_d2 import convert_file
 from convert.initial_weights import read_initial_weights
 from convert.prove import read_converted
-from moco import finetune, knn, linear
 from moco.common.errors import DataError, UserError
 from moco.common.run import read_record
 from moco.engine.checkpoint import CLASSIFIER_FORMAT, list_checkpoints
 from moco.modeling import archs
 from moco.modeling.archs import ViTArch, ViTSpec
 from moco.modeling.encoder import build_backbone, load_backbone
-from moco.pretrain import main
 from tests.moco.classification.classify_runs import words
+from tests.moco.commands import finetune, knn, linear
+from tests.moco.commands import pretrain as main
 from tests.oracles.training import metrics, newest
 
 SIDE = 32
@@ -53,11 +53,11 @@ def part(state, start):
 def test_knn_is_that_of_the_monitor(checkpoint, labeled, capsys, tmp_path):
     logged = [line["knn/top1"] for line in metrics(checkpoint.parent) if "knn/top1" in line]
     where = ["--checkpoint", str(checkpoint), "--data", str(labeled), "--k", "3"]
-    knn.main([*where, "--output", str(tmp_path / "knn")])
+    knn([*where, "--output", str(tmp_path / "knn")])
     record = read_record(tmp_path / "knn/run.json")
     assert record.metrics["knn/top1"] == logged[0] and record.task == "knn_vit_micro"
     with pytest.raises(UserError, match=r"--crop-px: got 48.* 32 px"):
-        knn.main([*where, "--crop-px", "48"])
+        knn([*where, "--crop-px", "48"])
 
 
 def test_conversion_knows_its_heads(checkpoint, state, tmp_path):
@@ -107,7 +107,7 @@ def test_classification(checkpoint, labeled, tmp_path, program, start):
     if start == "random":
         arguments[1] = "random"
         arguments += ["MODEL.ARCH", "vit_micro"]
-    program.main(arguments)
+    program(arguments)
     content = newest(tmp_path / "run", CLASSIFIER_FORMAT)
     assert content["encoder"] == {"arch": "vit_micro", "image_size": SIDE}
     trained, before = part(content["state_dict"], "module."), read_initial_weights(str(checkpoint))
@@ -120,7 +120,7 @@ def test_classification(checkpoint, labeled, tmp_path, program, start):
 
 def test_images_of_another_size_are_refused(checkpoint, labeled, tmp_path, opts):
     with pytest.raises(UserError, match=r"AUG\.CROP_PX: got 48"):
-        linear.main(words(tmp_path / "run", labeled, checkpoint, AUG__CROP_PX=48))
+        linear(words(tmp_path / "run", labeled, checkpoint, AUG__CROP_PX=48))
     keys = {**KEYS, "AUG__CROP_PX": 48, "MODEL__WEIGHTS": checkpoint}
     with pytest.raises(UserError, match=r"AUG\.CROP_PX: got 48"):
         main(opts("from", **keys))
