@@ -65,6 +65,50 @@ class Pixels:
 
 
 @dataclasses.dataclass(frozen=True)
+class Given:
+    """What the caller knows better than the file; None: the file's or the layout's own.
+
+    Attributes:
+        encoder: one of the layout's networks, e.g. "query", "key", "teacher".
+        mean, std: 0..255 in the order of `channel_order`.
+        channel_order: "RGB" or "BGR"; a mean and std that are not given stay with their colors.
+        options: values of the family's own options, by their names.
+    """
+
+    encoder: str | None = None
+    mean: Triple | None = None
+    std: Triple | None = None
+    channel_order: str | None = None
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, **values: Any) -> Given:
+        """From fields and values of any family's options; None: not given."""
+        fields = {field.name for field in dataclasses.fields(cls)} - {"options"}
+        own = {name: values.pop(name) for name in fields & values.keys()}
+        options = {name: value for name, value in values.items() if value is not None}
+        return cls(**own, options=options)
+
+    def missing_pixels(self) -> list[str]:
+        """Options that would have to be given for pixels of which nobody wrote down."""
+        fields = ("mean", "std", "channel_order")
+        return [f"--{name.replace('_', '-')}" for name in fields if getattr(self, name) is None]
+
+    def missing_convention(self, family: Family) -> list[str]:
+        """The same for weights whose whole convention nobody wrote down."""
+        missing = [o for o in family.options if o.convention and o.name not in self.options]
+        return self.missing_pixels() + [option.flag for option in missing]
+
+    def pixels(self, source: Pixels, where: str) -> Pixels:
+        """How pixels reach the network: as in the source, unless given; raises UserError."""
+        try:
+            source = source.in_order(self.channel_order or source.channel_order)
+            return Pixels(self.mean or source.mean, self.std or source.std, source.channel_order)
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from error
+
+
+@dataclasses.dataclass(frozen=True)
 class InputContract:
     """What a detector has to do to feed and to build this backbone.
 

@@ -26,11 +26,11 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from convert import write
+from convert.contract import Given
 from convert.families.base import LEFT_AT_INIT, Option, families, first_rule
 from convert.projects import PROJECTS
 from convert.read import is_converted, read_file, source_file
 from convert.report import ConversionReport, agreement
-from convert.translate import Given
 from moco.common.command import program
 from moco.common.errors import DataError, UserError, run_cli
 from moco.common.files import TEMPORARY_PREFIX, PathLike, sha256_file
@@ -58,7 +58,7 @@ def convert_file(
         dst: its ending is the format, see convert/write.py; the output of an earlier conversion
             for Detectron2 is replaced, any other existing file only with `overwrite`.
         to: "detectron2" or "torchvision": whose names the file has.
-        given: for what the file does not say: fields of `convert.translate.Given`, and by their
+        given: for what the file does not say: fields of `convert.contract.Given`, and by their
             names the family's options.
 
     Raises UserError or DataError, in one line; what was at `dst` before is then untouched.
@@ -110,6 +110,7 @@ def convert_file(
         to=to,
         output_path=dst,
         output_sha256=sha256,
+        reference=found.reference,
         assumed=found.assumed,
     )
 
@@ -147,8 +148,8 @@ def convert_in_memory(
     note = (
         f"MODEL.WEIGHTS converted in memory: {contract.source} checkpoint{encoder}, "
         f"{contract.architecture}, {len(converted.model) - found.filled} tensors; "
-        f"features of one image {agreement(features)}"
-        + (f" to those of the assumed {found.assumed}" if found.assumed else "")
+        f"features of one image {agreement(features)} to those of {found.reference}"
+        + (f"; assumed: {found.assumed}" if found.assumed else "")
     )
     return dataclasses.replace(converted, notes=(note, *converted.notes, *found.effect_of_tokens()))
 

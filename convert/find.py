@@ -162,7 +162,7 @@ def all_networks(
         if (roles := _roles(project, raw, known, found)) is not None:
             break
     else:
-        project, roles = _nobody(found, known, raw, where), {}
+        project, roles = _nobody(found, known, raw, where, asked or {}), {}
     networks = {role: found[start] for role, start in roles.items() if start in found}
     values = {entry.name: entry.value for entry in entries}
     starts = {network.start for network in networks.values()}
@@ -261,11 +261,23 @@ def _starts(roles: Mapping[str, str], fitting: set[str]) -> dict[str, str]:
     return starts
 
 
-def _nobody(found: Mapping[str, Network], known: Sequence[str], raw: Any, where: str) -> Project:
+def _nobody(
+    found: Mapping[str, Network],
+    known: Sequence[str],
+    raw: Any,
+    where: str,
+    asked: Mapping[str, Any],
+) -> Project:
     """Return a row without roles, named after the names of the first network's tensors."""
     plain = [network for network in found.values() if _is_plain(network)]
     if plain:
         return Project(plain[0].scheme.plain)
+    for family in (family for family in families() if family.named_by in asked):
+        (scheme,) = family.schemes_of(asked).values()
+        raise DataError(
+            f"{where}: not a {asked[family.named_by]} in {scheme.plain}'s names; missing: "
+            f"{' or '.join(scheme.first)}"
+        )
     if any(key.startswith("res2_0_branch") for key in known):
         raise DataError(
             f"{where}: Caffe2 weights, but not of MSRA's networks ({names(raw)}); how its input is "

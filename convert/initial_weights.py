@@ -48,8 +48,9 @@ def read_initial_weights(
         UserError: not determined, not the requested network, or none that the trainings here have.
         DataError: missing, damaged, of an unknown layout, never trained, or overflowing.
     """
+    from convert.contract import Given
     from convert.read import read_file
-    from convert.translate import Given, translate
+    from convert.translate import translate
     from moco.common.files import sha256_file
     from moco.common.pretrained import locate
     from moco.engine.weights import InitialWeights, init_name, random_weights
@@ -161,7 +162,8 @@ def _class_token(raw: Any, found: Recognized, path: Path) -> dict[str, Tensor]:
 
 
 def _can_be_stride2(path: Path, raw: Any) -> bool:
-    from convert.translate import Given, translate
+    from convert.contract import Given
+    from convert.translate import translate
 
     try:
         translate(path, raw, Given.of(stem="stride2"))

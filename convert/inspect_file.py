@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from convert.contract import Given
 from convert.find import all_networks
 from convert.prove import Converted
 from convert.read import (
@@ -21,7 +22,7 @@ from convert.read import (
     source_file,
 )
 from convert.report import command, fine_tune_command, lines
-from convert.translate import Given, Recognized, translate
+from convert.translate import Recognized, translate
 from moco.common.errors import DataError, UserError, shown
 from moco.common.files import PathLike, named_objects
 from moco.common.pretrained import locate

@@ -38,7 +38,8 @@ class ConversionReport:
     to: str  # "detectron2" or "torchvision"
     output_path: Path
     output_sha256: str
-    assumed: str = ""  # of the source, which the features do not prove
+    reference: str  # the network that the features are compared with
+    assumed: str = ""  # what neither the file nor the features tell
 
     def text(self) -> str:
         """The report for people, ending in the next command."""
@@ -63,11 +64,10 @@ class ConversionReport:
             ("verified", "read back and inverted: bitwise equal"),
             (
                 "verified",
-                (f"against the assumed {c.architecture}: {self.assumed}; " if self.assumed else "")
-                + "features of one image in the embedded backbone beside the reference "
-                f"implementation at {strides}: {agreement(self.features)} (max abs difference "
-                f"{difference:g})",
+                f"features of one image at {strides}: {agreement(self.features)} to those of "
+                f"{self.reference} (max abs difference {difference:g})",
             ),
+            *([("assumed", self.assumed)] if self.assumed else []),
             ("output", f"{self.output_path} sha256 {self.output_sha256}"),
             ("next", self.next_command()),
         ]

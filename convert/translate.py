@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from convert import prove
-from convert.contract import FOLDED, InputContract, Pixels, numbers
+from convert.contract import FOLDED, Given, InputContract, Pixels, numbers
 from convert.families.base import PLAIN_DETECTRON2, Adapted, Family, Hints
 from convert.find import Choice, choose_network
 from convert.projects import Project
@@ -17,7 +17,6 @@ from convert.read import about_objects, at, digest, flatten, is_converted, to_te
 from convert.recorded import Recorded, read_beside, recorded_names
 from convert.take import fill_statistics, join, take, to_float32
 from moco.common.errors import DataError, UserError
-from moco.modeling.soundness import Triple
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,50 +24,6 @@ if TYPE_CHECKING:
 # torchvision's files carry the start of their sha256 in their names: resnet50-11ad3fa6.pth. Only
 # the whole file tells V2 from V1; their tensors have the same names and shapes.
 TORCHVISION_V2 = "11ad3fa6"
-
-
-@dataclasses.dataclass(frozen=True)
-class Given:
-    """What the caller knows better than the file; None: the file's or the layout's own.
-
-    Attributes:
-        encoder: one of the layout's networks, e.g. "query", "key", "teacher".
-        mean, std: 0..255 in the order of `channel_order`.
-        channel_order: "RGB" or "BGR"; a mean and std that are not given stay with their colors.
-        options: values of the family's own options, by their names.
-    """
-
-    encoder: str | None = None
-    mean: Triple | None = None
-    std: Triple | None = None
-    channel_order: str | None = None
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-    @classmethod
-    def of(cls, **values: Any) -> Given:
-        """From fields and values of any family's options; None: not given."""
-        fields = {field.name for field in dataclasses.fields(cls)} - {"options"}
-        own = {name: values.pop(name) for name in fields & values.keys()}
-        options = {name: value for name, value in values.items() if value is not None}
-        return cls(**own, options=options)
-
-    def missing_pixels(self) -> list[str]:
-        """Options that would have to be given for pixels of which nobody wrote down."""
-        fields = ("mean", "std", "channel_order")
-        return [f"--{name.replace('_', '-')}" for name in fields if getattr(self, name) is None]
-
-    def missing_convention(self, family: Family) -> list[str]:
-        """The same for weights whose whole convention nobody wrote down."""
-        missing = [o for o in family.options if o.convention and o.name not in self.options]
-        return self.missing_pixels() + [option.flag for option in missing]
-
-    def pixels(self, source: Pixels, where: str) -> Pixels:
-        """How pixels reach the network: as in the source, unless given; raises UserError."""
-        try:
-            source = source.in_order(self.channel_order or source.channel_order)
-            return Pixels(self.mean or source.mean, self.std or source.std, source.channel_order)
-        except UserError as error:
-            raise UserError(f"{where}: {error}") from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +43,7 @@ class Recognized:
         epoch: epochs finished.
         keys: of the nested dicts that its network is in, outermost first.
         unclear_names: where the network is named -> a name that timm alone can explain.
+        reference: the network that the features are compared with, for people.
         assumed: what neither tensors nor a name tell, for people; "": nothing.
         head, notes, warnings: for people.
     """
@@ -103,6 +59,7 @@ class Recognized:
     epoch: int | None = None
     keys: tuple[str, ...] = ()
     unclear_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    reference: str = ""
     assumed: str = ""
     head: str = "already converted"
     notes: list[str] = dataclasses.field(default_factory=list)
@@ -170,7 +127,7 @@ def translate(
 def recognize(
     raw: Any,
     where: str,
-    given: Given = Given(),
+    given: Given | None = None,
     sha256: str = "unknown",
     beside: Callable[[], Recorded | None] = lambda: None,
 ) -> Recognized:
@@ -187,6 +144,7 @@ def recognize(
         DataError: no known network, or damaged: keys, shapes, or records that disagree.
         UserError: `given` does not fit this checkpoint.
     """
+    given = given or Given()
     entries = flatten(raw, where)
     choice = choose_network(raw, entries, given.encoder, where, given.options)
     network, project = choice.network, choice.project
@@ -254,7 +212,8 @@ def recognize(
         epoch=epoch + project.epoch_offset if type(epoch) is int else None,
         keys=network.keys,
         unclear_names=unclear,
-        assumed=_assumed(choice, names, recorded, pixels, given=given.mean is not None),
+        reference=_reference(network.family, is_owners=network.scheme.is_owners),
+        assumed=_assumed(choice, names, hints, adapted.architecture, recorded, pixels, given),
         head=next(heads, network.family.heads[""]),
         notes=notes,
         warnings=warnings,
@@ -288,6 +247,7 @@ def from_contract(
         encoders=(contract.encoder,),
         named=lambda name: family.to_detectron2(name) or name,
         proof=adapted.proof,
+        reference=_reference(family, is_owners=False),
         notes=[f"changed as requested: {change}" for change in adapted.changes],
     )
 
@@ -367,20 +327,31 @@ def _recorded(
     return said, {} if project.is_ours else recorded_names(raw, its.arch if its else None)
 
 
-def _assumed(
-    choice: Choice, names: Mapping[str, str], said: Recorded, pixels: Pixels, *, given: bool
-) -> str:
-    """What a file of unknown origin does not tell and the proof takes for granted.
+def _reference(family: Family, *, is_owners: bool) -> str:
+    """Return whose network the features are compared with, and how it got its tensors."""
+    names = "their own names" if is_owners else "this project's map of names"
+    return f"{family.owner}, filled by {names}"
 
-    Args:
-        given: the command line says the pixels.
-    """
+
+def _assumed(
+    choice: Choice,
+    names: Mapping[str, str],
+    hints: Hints,
+    architecture: Any,
+    said: Recorded,
+    pixels: Pixels,
+    given: Given,
+) -> str:
+    """Return what a file of unknown origin does not tell and the proof takes for granted."""
     project, family = choice.project, choice.network.family
     if not (project.is_nobody or project.any_network):
         return ""
     named_so = any(word in name for name in names.values() for word in family.words)
     known = named_so or "hidden_act" in said.says
     parts = [] if known or not family.assumes else [family.assumes]
-    if not (said.mean or given or choice.network.scheme.mean):
+    eps = getattr(architecture, "layer_norm_eps", None)
+    if eps is not None and not named_so and "layer_norm_eps" not in hints.says:
+        parts.append(f"eps {eps:g}")
+    if not (said.mean or given.mean or choice.network.scheme.mean):
         parts.append(f"mean {numbers(pixels.mean)}, std {numbers(pixels.std)}")
     return ", ".join(parts)

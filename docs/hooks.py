@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # mkdocs imports this file by its path
 
 from benchmarks.__main__ import COMMANDS  # noqa: E402
+from convert import families  # noqa: E402
 from detection.config import keys  # noqa: E402
 from detection.evaluation import metrics  # noqa: E402
 from moco.classification import config as classification  # noqa: E402
@@ -49,6 +50,7 @@ ABOUT = {
     "Detection: fixed on both engines": "Detectron2's keys of what this project's loop does not "
     "have; another value is refused by name.",
 }
+FAMILY_FILES = [file for file in vars(families).values() if hasattr(file, "TASK_KEYS")]
 _LONG_CODE = re.compile(r"(?<=<code>)[^<\n]{16,}(?=</code>)")
 Documented = list[tuple[list[str], str]]  # keys and what is said about them
 
@@ -174,6 +176,10 @@ def config_keys() -> str:
             {"linear": linear, "finetune": finetune},
         ),
         "Detection: this project's keys": (documented(keys, "TRANSFER"), {"": task}),
+        "Detection: the backbone families' keys": (
+            [entry for module in FAMILY_FILES for entry in documented(module, "TASK_KEYS")],
+            {"": task},
+        ),
         "Detection: Detectron2's keys": (documented(keys, "HONORED"), {"": task}),
         "Detection: fixed on the embedded engine": (
             [([key], "") for key in keys.DETECTRON2_ONLY],

@@ -113,10 +113,12 @@ def test_there_is_no_circle_of_imports():
 
 
 def test_no_file_is_long():
-    data = ROOT / "detection" / "config" / "keys.py"  # a table of every key
-    for path in {*SOURCES, *(ROOT / "tests").rglob("*.py")} - {data}:
+    # A table of every key, and one of every project whose files are known.
+    data = {ROOT / "detection" / "config" / "keys.py", ROOT / "convert" / "projects.py"}
+    for path in {*SOURCES, *(ROOT / "tests").rglob("*.py")} - data:
+        limit = 900 if path.parent == ROOT / "convert" / "families" else 450  # a family is one file
         lines = len(path.read_text().splitlines())
-        assert lines <= 450, f"{path.relative_to(ROOT)} has {lines} lines"
+        assert lines <= limit, f"{path.relative_to(ROOT)} has {lines} lines"
 
 
 def test_only_the_plugin_imports_detectron2():

@@ -104,6 +104,7 @@ class Scheme:
         without: a tensor beside `first` that only another network has, in a plain state dict.
         says: what its code says of its networks, in the words of a family's `recognize`.
         dropped: rules beside those of the family.
+        is_owners: whether the names are those of the reference implementation's own class.
         mean, std: of RGB pixels 0..255, where the names are of one network alone.
     """
 
@@ -115,6 +116,7 @@ class Scheme:
     without: str = "\0"
     says: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     dropped: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    is_owners: bool = False
     mean: Triple | None = None
     std: Triple | None = None
 
@@ -213,6 +215,23 @@ class Adapted:
 
 
 @dataclasses.dataclass(frozen=True)
+class Pyramid:
+    """A family's network under an FPN, as both engines register it.
+
+    Attributes:
+        network: () -> its class; an instance has `strides` and `stage_channels` of its features
+            "res2" to "res5", which are of strides 4 to 32, and their `size_divisibility`.
+        arguments: (the family's keys, MODEL.BACKBONE.FREEZE_AT) -> those of the class. Raises
+            UserError for values out of their range.
+        num_parts: how many parts of it FREEZE_AT can hold fixed.
+    """
+
+    network: Callable[[], type[Any]]
+    arguments: Callable[[Any, int], dict[str, Any]]
+    num_parts: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Family:
     """A backbone family.
 
@@ -231,8 +250,11 @@ class Family:
         build: the backbone as Detectron2 has it, with all features; random weights. It returns the
             features of an image by name, and its `strides` are theirs.
         reference: the reference implementation, which shares no code with `build`'s and has the
-            family's names.
+            family's names; `owner`: whose it is, for people.
         features: its modules whose outputs are the features -> Detectron2's names of those.
+        keys: of a detector's configuration, with their defaults; all begin with `section`.
+        not_protocol: those of them that belong to the weights, or change no result.
+        pyramid: its network under an FPN; None: the engines have detectors of their own for it.
         options: of the converter, for this family alone.
         lookalikes: other networks that people take for this family: what one is, and two of its
             keys after one prefix.
@@ -267,7 +289,11 @@ class Family:
     recognize: Callable[[Mapping[str, Tensor], Hints], Any]
     build: Callable[[Any], nn.Module]
     reference: Callable[[Any], nn.Module]
+    owner: str
     features: Mapping[str, str]
+    keys: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    not_protocol: tuple[str, ...] = ()
+    pyramid: Pyramid | None = None
     named_by: str = ""
     named_scheme: Callable[[str], Scheme] | None = None
     options: tuple[Option, ...] = ()
@@ -290,6 +316,11 @@ class Family:
             architecture, state, (), (architecture, state)
         )
     )
+
+    @property
+    def section(self) -> str:
+        """How its keys begin."""
+        return f"MODEL.{self.name.upper()}."
 
     def schemes_of(self, asked: Mapping[str, Any]) -> Mapping[str, Scheme]:
         """How its tensors are named under values of the options."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import pkgutil
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from convert.families.base import (
     Architecture,
     Family,
     Hints,
+    Pyramid,
     Scheme,
     check_layer_norms,
     later,
@@ -176,6 +178,7 @@ def _scheme(names: Names, own: str) -> Scheme:
         re.compile(own),
         lambda name: translate(name, TIMM, names) or name,
         PLAIN,
+        is_owners=names is TIMM,
     )
 
 
@@ -220,11 +223,44 @@ def recognize(state: Mapping[str, Tensor], hints: Hints) -> ConvNeXtArchitecture
     return ConvNeXtArchitecture(tuple(depths), tuple(dims), layer_scale, grn, eps)
 
 
+# Of a detector's configuration.
+TASK_KEYS: dict[str, Any] = {
+    # ConvNeXt: blocks and channels of the four stages, LayerScale (V1), global response
+    # normalization (V2) and LayerNorm's epsilon. Set by the weights' contract.
+    "MODEL.CONVNEXT.DEPTHS": [3, 3, 9, 3],
+    "MODEL.CONVNEXT.DIMS": [96, 192, 384, 768],
+    "MODEL.CONVNEXT.LAYER_SCALE": True,
+    "MODEL.CONVNEXT.GRN": False,
+    "MODEL.CONVNEXT.LAYER_NORM_EPS": 1e-6,
+    # Probability that its last block is skipped for an image, in training; it grows from 0 with the
+    # blocks before. 0 to below 1.
+    "MODEL.CONVNEXT.DROP_PATH": 0.0,
+}
+
+
+def _arguments(keys: Any, freeze_at: int) -> dict[str, Any]:
+    """Return the arguments of `convert.modeling.convnext.ConvNeXt` in a detector."""
+    c = keys
+    if not 0 <= c.DROP_PATH < 1:
+        raise UserError(f"MODEL.CONVNEXT.DROP_PATH: got {c.DROP_PATH}, expected 0 to below 1")
+    try:
+        architecture = ConvNeXtArchitecture(
+            c.DEPTHS, c.DIMS, c.LAYER_SCALE, c.GRN, c.LAYER_NORM_EPS
+        )
+    except UserError as error:
+        raise UserError(f"MODEL.CONVNEXT: {error}") from error
+    return {
+        "architecture": architecture,
+        "drop_path": c.DROP_PATH,
+        "output_norms": True,
+        "freeze_at": freeze_at,
+    }
+
+
 @FAMILIES.register()
 @functools.cache
 def convnext() -> Family:
     """ConvNeXts of any size."""
-    stages = (start.rstrip(".") for start in TORCHVISION_NAMES.stages)
     return Family(
         name="convnext",
         networks="ConvNeXts (V1 and V2, in the names of timm, torchvision or the official code)",
@@ -237,7 +273,17 @@ def convnext() -> Family:
         recognize=recognize,
         build=later("convert.modeling.convnext:ConvNeXt"),
         reference=later("convert.modeling.convnext:reference"),
-        features=dict(zip(stages, FEATURES, strict=True)),
+        owner="timm's ConvNeXt",
+        keys=TASK_KEYS,
+        not_protocol=tuple(
+            f"MODEL.CONVNEXT.{name}" for name in ("LAYER_SCALE", "GRN", "LAYER_NORM_EPS")
+        ),
+        pyramid=Pyramid(
+            lambda: pkgutil.resolve_name("convert.modeling.convnext:ConvNeXt"),
+            _arguments,
+            num_parts=1 + len(FEATURES),
+        ),
+        features={f"stages.{i}": feature for i, feature in enumerate(FEATURES)},
         lookalikes=LOOKALIKES,
         check_trained=functools.partial(check_layer_norms, pattern=r"(norm|stem\.1)\.weight$"),
         in_own_shape=in_own_shape,

@@ -346,6 +346,7 @@ SCHEMES = {
         _OWN,
         plain=PLAIN,
         without="attnpool.positional_embedding",  # CLIP's
+        is_owners=True,
     ),
     "detectron2": Scheme(
         ("stem.conv1.weight", "res2.0.conv1.weight"),
@@ -461,6 +462,7 @@ def resnet() -> Family:
         recognize=recognize,
         build=later("convert.modeling.resnet:build"),
         reference=later("convert.modeling.resnet:torchvision_resnet"),
+        owner="torchvision's ResNet",
         features={"maxpool": "stem", **STAGES},
         options=OPTIONS,
         lookalikes=LOOKALIKES,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import pkgutil
 import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from convert.families.base import (
     Family,
     Hints,
     Option,
+    Pyramid,
     Scheme,
     check_layer_norms,
     later,
@@ -107,7 +109,8 @@ def scheme_of(model: str) -> Scheme:
         re.compile(""),  # every other name is another network's
         lambda key: original.get(key, key),
         "timm",
-        dropped={"head": " ".join(heads), **LEFT_AT_INIT},
+        is_owners=True,
+        dropped={"timm's head": " ".join(heads), **LEFT_AT_INIT},
         says={"pixels of": f"{name}.{its.tag}" if its.tag else name},
         mean=mean,
         std=std,
@@ -119,6 +122,30 @@ def recognize(state: Mapping[str, Tensor], hints: Hints) -> TimmArchitecture:
     if "pixels of" in hints.says:
         hints.notes.append(f"pixels are those of timm's {hints.says['pixels of']}")
     return TimmArchitecture(hints.asked[OPTION.name].partition(".")[0])
+
+
+# Of a detector's configuration.
+TASK_KEYS: dict[str, Any] = {
+    # Any network of timm with maps of strides 4 to 32, by its name without a tag. Weights by
+    # timm://... set it; for a file it has to be set.
+    "MODEL.TIMM.NAME": "",
+    "MODEL.TIMM.DROP_PATH": 0.0,  # timm's drop_path_rate, 0 to below 1
+}
+
+
+def _arguments(keys: Any, freeze_at: int) -> dict[str, Any]:
+    """Return the arguments of `convert.modeling.timm_features.TimmFeatures` in a detector."""
+    if not keys.NAME:
+        raise UserError("MODEL.TIMM.NAME: set it to timm's name of the network, e.g. regnety_004")
+    if not 0 <= keys.DROP_PATH < 1:
+        raise UserError(f"MODEL.TIMM.DROP_PATH: got {keys.DROP_PATH}, expected 0 to below 1")
+    from convert.modeling.timm_features import probe  # imports torch and timm
+
+    try:
+        probe(keys.NAME)
+    except UserError as error:
+        raise UserError(f"MODEL.TIMM.NAME: {error}") from error
+    return {"name": keys.NAME, "drop_path": keys.DROP_PATH}
 
 
 @FAMILIES.register()
@@ -139,6 +166,14 @@ def timm() -> Family:
         recognize=recognize,
         build=lambda architecture: features(architecture.name),
         reference=lambda architecture: loaded_by_timm(architecture.name),
+        owner="timm's own network",
+        keys=TASK_KEYS,
+        # Which tensors are before which map differs from network to network.
+        pyramid=Pyramid(
+            lambda: pkgutil.resolve_name("convert.modeling.timm_features:TimmFeatures"),
+            _arguments,
+            num_parts=0,
+        ),
         features={name: name for name in FEATURES},
         named_by=OPTION.name,
         named_scheme=scheme_of,

@@ -258,7 +258,7 @@ _VIT_NORMS = ("layernorm_before", "layernorm_after")
 _OLD_MLP, _MLP = "intermediate.dense output.dense", "mlp.fc1 mlp.fc2"
 _FIRST = "patch_embed.proj.weight"
 SCHEMES = {
-    USUAL: Scheme((_FIRST, "blocks.0.norm1.weight"), _timm, _OWN, plain=PLAIN),
+    USUAL: Scheme((_FIRST, "blocks.0.norm1.weight"), _timm, _OWN, plain=PLAIN, is_owners=True),
     "chunked": Scheme((_FIRST, "blocks.0.0.norm1.weight"), _chunked, _OWN, plain=PLAIN),
     "transformers": _hugging_face("encoder.layer.0.", *_VIT_NORMS, _OLD_MLP, 1e-12),
     "transformers 5": _hugging_face("layers.0.", *_VIT_NORMS, _MLP, 1e-12),
@@ -582,6 +582,41 @@ def fold_layer_scale(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 RULES = dict(zip(PATCH_RULES, (resize_patches, interpolate_patches), strict=True))
 
 
+_NOT_PROTOCOL = (
+    "NUM_HEADS",
+    "QKV_BIAS",
+    "LAYER_SCALE",
+    "CLASS_POSITION",
+    "PRETRAIN_IMAGE_SIZE",
+    "LAYER_NORM_EPS",
+    "CHECKPOINT_BLOCKS",
+)
+# Of a detector's configuration.
+TASK_KEYS: dict[str, Any] = {
+    # A vision transformer, ViT-B by default. The first ten keys are set by the weights' contract.
+    "MODEL.VIT.PATCH_SIZE": 16,  # px; a power of two from 4
+    "MODEL.VIT.EMBED_DIM": 768,
+    "MODEL.VIT.DEPTH": 12,  # number of blocks
+    "MODEL.VIT.NUM_HEADS": 12,
+    "MODEL.VIT.MLP_DIM": 3072,  # hidden width of the MLPs
+    "MODEL.VIT.QKV_BIAS": True,
+    "MODEL.VIT.LAYER_SCALE": False,
+    # Whether the position embedding has a first slot, for a class token (which is not used).
+    "MODEL.VIT.CLASS_POSITION": True,
+    "MODEL.VIT.PRETRAIN_IMAGE_SIZE": 224,  # px, of the position embedding
+    "MODEL.VIT.LAYER_NORM_EPS": 1e-6,
+    # Side of the windows that attention is within, in patches; 0: it is global in every block.
+    "MODEL.VIT.WINDOW_SIZE": 14,
+    # Blocks with global attention all the same, from 0; empty: the ends of four equal parts.
+    "MODEL.VIT.GLOBAL_BLOCKS": [],
+    # Decomposed relative positions in every attention (arXiv 2112.01526), 0 at initialization.
+    "MODEL.VIT.REL_POS": True,
+    "MODEL.VIT.DROP_PATH": 0.0,  # of the last block, rising linearly from 0 at the first; 0..1
+    # Compute a block's activations again in the backward pass: less memory, more time.
+    "MODEL.VIT.CHECKPOINT_BLOCKS": False,
+}
+
+
 @FAMILIES.register()
 @functools.cache
 def vit() -> Family:
@@ -598,6 +633,9 @@ def vit() -> Family:
         recognize=recognize,
         build=later("convert.modeling.vit:ViT"),
         reference=later("convert.modeling.vit:reference"),
+        owner="timm's VisionTransformer",
+        keys=TASK_KEYS,
+        not_protocol=tuple(f"MODEL.VIT.{name}" for name in _NOT_PROTOCOL),
         features={"norm": FEATURE},
         options=OPTIONS,
         lookalikes=LOOKALIKES,

@@ -1,28 +1,25 @@
 """The ConvNeXt backbone with timm's names, and its reference.
 
-Both engines train this `ConvNeXt`, as Detectron2 has none. The reference is torchvision's own
-class; of version 2, which torchvision lacks, with a block of this file. They share nothing with
-`ConvNeXt`.
+Both engines train this `ConvNeXt`, as Detectron2 has none. The reference is timm's own class, which
+shares nothing with it.
 
 Shapes: N images, C channels, H W pixels or cells.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from convert.families.base import stochastic_depth
 from convert.families.convnext import FEATURES, ConvNeXtArchitecture
 
 if TYPE_CHECKING:
-    from torchvision.models import convnext as tv
+    pass
 
 
 class LayerNorm2d(nn.LayerNorm):
@@ -130,67 +127,20 @@ class ConvNeXt(nn.Module):
         return features
 
 
-class TranscribedBlockV2(nn.Module):
-    """A block of facebookresearch/ConvNeXt-V2@2553895 models/convnextv2.py, its order of sums."""
-
-    def __init__(self, dim: int, layer_scale: float, probability: float, eps: float) -> None:
-        super().__init__()
-        conv = nn.Conv2d(dim, dim, 7, padding=3, groups=dim)
-        wide = 4 * dim
-        layers = [conv, nn.LayerNorm(dim, eps), nn.Linear(dim, wide), nn.Linear(wide, dim)]
-        self.block = nn.ModuleDict(dict(zip("0235", layers, strict=True)))
-        self.gamma, self.beta = (nn.Parameter(torch.zeros(wide)) for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.block["2"](self.block["0"](x).movedim(1, -1))
-        y = F.gelu(self.block["3"](y))
-        length = (y * y).sum(dim=(1, 2), keepdim=True).sqrt()
-        y = self.gamma * (y * (length / (length.mean(dim=-1, keepdim=True) + 1e-6))) + self.beta + y
-        y = self.block["5"](y).movedim(-1, 1)
-        return x + y
-
-
-def reference(architecture: ConvNeXtArchitecture) -> tv.ConvNeXt:
-    """torchvision's own ConvNeXt without classifier, which takes timm's names when it loads."""
-    from torchvision.models import convnext as tv
+def reference(architecture: ConvNeXtArchitecture) -> nn.Module:
+    """Build timm's own class without its head."""
+    from timm.models import convnext
 
     a = architecture
-    last = partial(nn.LayerNorm, eps=a.layer_norm_eps)
-    block: Any = partial(tv.CNBlock, norm_layer=last)
-    if a.grn:
-        block = partial(TranscribedBlockV2, eps=a.layer_norm_eps)
-    settings = [
-        tv.CNBlockConfig(dim, following, depth)
-        for dim, following, depth in zip(a.dims, (*a.dims[1:], None), a.depths, strict=True)
-    ]
-    first = partial(tv.LayerNorm2d, eps=a.layer_norm_eps)
-    net = tv.ConvNeXt(settings, block=block, norm_layer=first)
-    net.classifier = nn.Identity()
-    net.register_load_state_dict_pre_hook(_take_timms_names)
-    return net
-
-
-# timm's parts of a block -> torchvision's; of version 2 `TranscribedBlockV2`'s.
-_PARTS = {
-    "conv_dw": "block.0",
-    "norm": "block.2",
-    "mlp.fc1": "block.3",
-    "mlp.fc2": "block.5",
-    "mlp.grn.weight": "gamma",
-    "mlp.grn.bias": "beta",
-    "gamma": "layer_scale",
-}
-
-
-def _take_timms_names(module: nn.Module, state: dict[str, Tensor], *_: Any) -> None:
-    for key in list(state):
-        value = state.pop(key)
-        if match := re.fullmatch(r"stages\.(\d)\.blocks\.(\d+)\.(.+)", key):
-            part = match[3]
-            old = next(old for old in _PARTS if part.startswith(old))
-            name = f"features.{2 * int(match[1]) + 1}.{match[2]}.{part.replace(old, _PARTS[old])}"
-            value = value[:, None, None] if part == "gamma" else value
-        else:
-            name = re.sub(r"^stem", "features.0", key)
-            name = re.sub(r"^stages\.(\d)\.downsample", lambda m: f"features.{2 * int(m[1])}", name)
-        state[name] = value
+    net: Any = convnext.ConvNeXt(
+        num_classes=0,
+        global_pool="",
+        depths=a.depths,
+        dims=a.dims,
+        ls_init_value=1.0 if a.layer_scale else None,
+        use_grn=a.grn,
+        norm_eps=a.layer_norm_eps,
+    )
+    net.head = nn.Identity()
+    module: nn.Module = net
+    return module

@@ -231,64 +231,10 @@ class _AsMap(nn.Module):
         return x.transpose(1, 2).reshape(len(x), -1, side, side)
 
 
-class Transcription(nn.Module):
-    """A vision transformer of torch's functions alone, with timm's names.
-
-    `tokens`: (1, n, C), what comes before the patches, positions added.
-    """
-
-    def __init__(self, architecture: ViTArchitecture, tokens: Tensor | None = None) -> None:
-        super().__init__()
-        self.architecture, self.tokens = architecture, tokens
-        for key, value in ViT(architecture).state_dict().items():
-            *path, last = key.split(".")
-            module: nn.Module = self
-            for name in path:
-                if not hasattr(module, name):
-                    module.add_module(name, nn.Module())
-                module = module.get_submodule(name)
-            module.register_parameter(last, nn.Parameter(value))
-        self.norm = _AsMap(0 if tokens is None else tokens.shape[1])
-
-    def forward(self, image: Tensor) -> Tensor:
-        a, p = self.architecture, self.state_dict()
-        x = F.conv2d(
-            image, p["patch_embed.proj.weight"], p["patch_embed.proj.bias"], stride=a.patch_size
-        )
-        x = x.flatten(2).transpose(1, 2) + p["pos_embed"][:, int(a.class_position) :]
-        if self.tokens is not None:
-            x = torch.cat([self.tokens, x], dim=1)
-        for i in range(a.depth):
-            for norm, branch, scale in (
-                ("norm1", self._attend, "ls1"),
-                ("norm2", self._mlp, "ls2"),
-            ):
-                its = {
-                    k.removeprefix(f"blocks.{i}."): v for k, v in p.items() if f"blocks.{i}." in k
-                }
-                weight, bias = its[f"{norm}.weight"], its[f"{norm}.bias"]
-                y = F.layer_norm(x, (a.embed_dim,), weight, bias, a.layer_norm_eps)
-                y = branch(y, its)
-                x = x + y * its[f"{scale}.gamma"] if a.layer_scale else x + y
-        result: Tensor = self.norm(x)
-        return result
-
-    def _attend(self, x: Tensor, p: Mapping[str, Tensor]) -> Tensor:
-        qkv = F.linear(x, p["attn.qkv.weight"], p.get("attn.qkv.bias"))
-        q, k, v = (
-            part.unflatten(2, (self.architecture.num_heads, -1)).transpose(1, 2)
-            for part in qkv.chunk(3, dim=2)
-        )
-        x = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-        return F.linear(x, p["attn.proj.weight"], p["attn.proj.bias"])
-
-    def _mlp(self, x: Tensor, p: Mapping[str, Tensor]) -> Tensor:
-        x = F.gelu(F.linear(x, p["mlp.fc1.weight"], p["mlp.fc1.bias"]))
-        return F.linear(x, p["mlp.fc2.weight"], p["mlp.fc2.bias"])
-
-
-def reference(architecture: ViTArchitecture) -> nn.Module:
-    """Build timm's own class, without class token.
+def reference(
+    architecture: ViTArchitecture, class_token: bool = False, registers: int = 0
+) -> nn.Module:
+    """Build timm's own class, whose class token and registers have no position to be added.
 
     The output of its `norm` is the map after the last block, before any final norm.
     """
@@ -306,12 +252,14 @@ def reference(architecture: ViTArchitecture) -> nn.Module:
         mlp_ratio=cast(float, Fraction(a.mlp_dim, a.embed_dim)),  # without rounding
         qkv_bias=a.qkv_bias,
         init_values=1.0 if a.layer_scale else None,
-        class_token=False,
+        class_token=class_token,
+        reg_tokens=registers,
+        no_embed_class=True,
         norm_layer=partial(nn.LayerNorm, eps=a.layer_norm_eps),
     )
     if a.class_position:
         net.register_load_state_dict_pre_hook(_drop_class_position)
-    net.norm = _AsMap(0)
+    net.norm = _AsMap(class_token + registers)
     module: nn.Module = net
     return module
 
@@ -320,63 +268,69 @@ def _drop_class_position(module: nn.Module, state: dict[str, Tensor], *_: Any) -
     state["pos_embed"] = state["pos_embed"][:, 1:]
 
 
-def _whole_tokens(
-    architecture: ViTArchitecture, state: Mapping[str, Tensor], dropped: Mapping[str, Tensor]
-) -> Tensor | None:
-    """(1, n, C) class token and registers, positions added; raises DataError."""
-    tokens = []
-    for name, value in dropped.items():
+def _with_tokens(
+    architecture: ViTArchitecture, state: Mapping[str, Tensor], tokens: Mapping[str, Tensor]
+) -> nn.Module:
+    """Return the reference with these tensors, eval mode; raises DataError for unfit tokens.
+
+    Args:
+        tokens: class token and registers by their names, (1, n, C).
+    """
+    whole, registers = dict(state), []
+    for name, value in tokens.items():
         if value.dim() != 3 or (len(value), value.shape[2]) != (1, architecture.embed_dim):
             raise DataError(
                 f"{name}: got shape {list(value.shape)}, expected [1, n, {architecture.embed_dim}]"
             )
         if problem := soundness.problem(name, value):
             raise DataError(f"{name}: {problem}")
-        first = state["pos_embed"][:, :1]
-        tokens.append(
-            value + first if name == "cls_token" and architecture.class_position else value
-        )
-    return torch.cat(tokens, dim=1) if tokens else None
-
-
-def _transcription(
-    architecture: ViTArchitecture, state: Mapping[str, Tensor], tokens: Tensor | None
-) -> Transcription:
+        if name == "cls_token":
+            first = state["pos_embed"][:, :1] if architecture.class_position else 0
+            whole["cls_token"] = value + first
+        else:
+            registers.append(value)
+    if registers:
+        whole["reg_token"] = torch.cat(registers, dim=1)
+    count = sum(value.shape[1] for value in registers)
     with torch.device("meta"):
-        net = Transcription(architecture, tokens)
-    net.load_state_dict(dict(state), strict=True, assign=True)
+        net = reference(architecture, "cls_token" in whole, count)
+    net.load_state_dict(whole, strict=True, assign=True)
     return net.eval()
 
 
 def source_features(
     architecture: ViTArchitecture,
     state: Mapping[str, Tensor],
-    dropped: Mapping[str, Tensor],
+    tokens: Mapping[str, Tensor],
     image: Tensor,
 ) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """The last block of timm's network, and what comes out of it by this project's reckoning.
+    """Return the last block of timm's networks, and what comes out of a plain one's.
 
-    `dropped`: class token and registers, by their names.
+    Args:
+        tokens: class token and registers, by their names.
     """
-    net: Any = _transcription(architecture, state, _whole_tokens(architecture, state, dropped))
+    net: Any = _with_tokens(architecture, state, tokens)
     net.norm = nn.Identity()
     return {f"blocks.{architecture.depth - 1}": "tokens"}, {"tokens": net(image)}
 
 
 def effect_of_tokens(
-    architecture: ViTArchitecture, state: Mapping[str, Tensor], dropped: Mapping[str, Tensor]
+    architecture: ViTArchitecture, state: Mapping[str, Tensor], tokens: Mapping[str, Tensor]
 ) -> str:
     """Measure how the last map of one image changes without class token and registers.
 
-    `dropped`: these, by their names. Raises DataError: another shape, or not finite.
+    Args:
+        tokens: these, by their names.
+
+    Raises:
+        DataError: another shape, or not finite.
     """
     image = soundness.fixed_image((architecture.image_size, architecture.image_size))
-    whole = _whole_tokens(architecture, state, dropped)
     with torch.no_grad():
-        maps = [_transcription(architecture, state, tokens)(image) for tokens in (None, whole)]
+        maps = [_with_tokens(architecture, state, its)(image) for its in ({}, tokens)]
     change = float((maps[0] - maps[1]).norm() / maps[1].norm())
     largest = float((maps[0] - maps[1]).abs().max())
-    names = " and ".join(dropped)
+    names = " and ".join(tokens)
     return (
         f"{names}: a detector has no place for it; without it the last map of one image changes by "
         f"{100 * change:.3g} % (norm of the difference; largest {largest:.3g})"

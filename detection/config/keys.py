@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from convert.families.base import families
 from moco.common.cfgnode import cfg_sha256, differing
 
 # Names, defaults and meaning are Detectron2's (detectron2/config/defaults.py). px: pixels of the
@@ -180,7 +181,7 @@ HONORED: dict[str, Any] = {
     "CUDNN_BENCHMARK": False,  # fastest kernels by trial; not reproducible
 }
 
-# This project's own keys.
+# This project's own keys, beside those of its backbone families (convert/families/).
 TRANSFER: dict[str, Any] = {
     # imagenet: 7x7 stride 2 + max-pool. cifar: 3x3 stride 1. stride2: 3x3 stride 2. The last two
     # have no max-pool and exist on the embedded engine only. Set by the weights' contract.
@@ -188,41 +189,6 @@ TRANSFER: dict[str, Any] = {
     # Side of the square that images are padded to, px, also in evaluation; 0: as far as the
     # backbone needs. For backbones with a pyramid.
     "MODEL.BACKBONE.SQUARE_PAD": 0,
-    # ConvNeXt: blocks and channels of the four stages, LayerScale (V1), global response
-    # normalization (V2) and LayerNorm's epsilon. Set by the weights' contract.
-    "MODEL.CONVNEXT.DEPTHS": [3, 3, 9, 3],
-    "MODEL.CONVNEXT.DIMS": [96, 192, 384, 768],
-    "MODEL.CONVNEXT.LAYER_SCALE": True,
-    "MODEL.CONVNEXT.GRN": False,
-    "MODEL.CONVNEXT.LAYER_NORM_EPS": 1e-6,
-    # Probability that its last block is skipped for an image, in training; it grows from 0 with the
-    # blocks before. 0 to below 1.
-    "MODEL.CONVNEXT.DROP_PATH": 0.0,
-    # Any network of timm with maps of strides 4 to 32, by its name without a tag. Weights by
-    # timm://... set it; for a file it has to be set.
-    "MODEL.TIMM.NAME": "",
-    "MODEL.TIMM.DROP_PATH": 0.0,  # timm's drop_path_rate, 0 to below 1
-    # A vision transformer, ViT-B by default. The first ten keys are set by the weights' contract.
-    "MODEL.VIT.PATCH_SIZE": 16,  # px; a power of two from 4
-    "MODEL.VIT.EMBED_DIM": 768,
-    "MODEL.VIT.DEPTH": 12,  # number of blocks
-    "MODEL.VIT.NUM_HEADS": 12,
-    "MODEL.VIT.MLP_DIM": 3072,  # hidden width of the MLPs
-    "MODEL.VIT.QKV_BIAS": True,
-    "MODEL.VIT.LAYER_SCALE": False,
-    # Whether the position embedding has a first slot, for a class token (which is not used).
-    "MODEL.VIT.CLASS_POSITION": True,
-    "MODEL.VIT.PRETRAIN_IMAGE_SIZE": 224,  # px, of the position embedding
-    "MODEL.VIT.LAYER_NORM_EPS": 1e-6,
-    # Side of the windows that attention is within, in patches; 0: it is global in every block.
-    "MODEL.VIT.WINDOW_SIZE": 14,
-    # Blocks with global attention all the same, from 0; empty: the ends of four equal parts.
-    "MODEL.VIT.GLOBAL_BLOCKS": [],
-    # Decomposed relative positions in every attention (arXiv 2112.01526), 0 at initialization.
-    "MODEL.VIT.REL_POS": True,
-    "MODEL.VIT.DROP_PATH": 0.0,  # of the last block, rising linearly from 0 at the first; 0..1
-    # Compute a block's activations again in the backward pass: less memory, more time.
-    "MODEL.VIT.CHECKPOINT_BLOCKS": False,
     # Keep maps and kernels in memory as (H, W, C): faster in mixed precision, other last bits.
     "MODEL.CHANNELS_LAST": False,
     # A custom dataset in VOC layout (Annotations/ ImageSets/Main/ JPEGImages/). When set,
@@ -285,6 +251,8 @@ TRANSFER: dict[str, Any] = {
     # moco.engine.loggers.LOGGERS.
     "LOG.LOGGERS": ("tensorboard",),
 }
+FAMILIES = families()
+TRANSFER |= {key: value for family in FAMILIES for key, value in family.keys.items()}
 
 _NORMS = ("BN", "FrozenBN", "SyncBN", "naiveSyncBN")
 # The embedded engine's choices where Detectron2 has more (detection/embedded/supported.py checks).
@@ -295,10 +263,9 @@ EMBEDDED_CHOICES: dict[str, tuple[Any, ...]] = {
         "build_resnet_fpn_backbone",
         "build_retinanet_resnet_fpn_backbone",
         "build_resnet_dilated_c5_backbone",
-        "build_convnext_fpn_backbone",
-        "build_timm_fpn_backbone",
         "build_vit_sfp_backbone",
         "build_vit_fpn_backbone",
+        *(f"build_{family.name}_fpn_backbone" for family in FAMILIES if family.pyramid),
     ),
     "MODEL.RESNETS.DEPTH": (10, 18, 34, 50, 101, 152),
     "MODEL.RESNETS.NORM": _NORMS,
@@ -352,16 +319,7 @@ NOT_PROTOCOL = (
     "MODEL.PIXEL_MEAN",
     "MODEL.PIXEL_STD",
     "MODEL.RESNETS.STRIDE_IN_1X1",
-    "MODEL.CONVNEXT.LAYER_SCALE",
-    "MODEL.CONVNEXT.GRN",
-    "MODEL.CONVNEXT.LAYER_NORM_EPS",
-    "MODEL.VIT.NUM_HEADS",
-    "MODEL.VIT.QKV_BIAS",
-    "MODEL.VIT.LAYER_SCALE",
-    "MODEL.VIT.CLASS_POSITION",
-    "MODEL.VIT.PRETRAIN_IMAGE_SIZE",
-    "MODEL.VIT.LAYER_NORM_EPS",
-    "MODEL.VIT.CHECKPOINT_BLOCKS",
+    *(key for family in FAMILIES for key in family.not_protocol),
 )
 
 DATA_KEY = "DATASETS.ANNOTATIONS_SHA256"  # in a record; not a key that a user sets

@@ -7,6 +7,7 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
+from convert.families.base import families
 from detection.config.keys import NOT_PROTOCOL
 from detection.config.weights import TORCHVISION_INPUT, apply_keys
 from moco.common.cfgnode import flatten, read_yaml
@@ -29,7 +30,7 @@ _MODEL_KEYS = (
     "DATASETS.VOC_CLASSES",
 )
 # Beginnings of more of them: the keys of other families.
-_FAMILY_KEYS = ("MODEL.VIT.", "MODEL.CONVNEXT.", "MODEL.TIMM.")
+_FAMILY_KEYS = tuple(family.section for family in families() if family.keys)
 # How it was trained. Evaluation does not need these, but its record is of that protocol.
 _TRAINING_KEYS = (
     "SOLVER.",

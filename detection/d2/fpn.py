@@ -1,7 +1,4 @@
-"""Detectron2's FPN over the networks of both engines, and ConvNeXt and timm's networks under it.
-
-The networks are convert/families'.
-"""
+"""Detectron2's FPN over the networks of both engines, and under it those of convert/modeling/."""
 
 from collections.abc import Mapping
 
@@ -10,9 +7,8 @@ from detectron2.layers import ShapeSpec
 from detectron2.modeling import BACKBONE_REGISTRY, FPN, Backbone
 from detectron2.modeling.backbone.fpn import LastLevelMaxPool
 
-from convert.modeling.convnext import ConvNeXt
-from convert.modeling.timm_features import TimmFeatures
-from detection.modeling.backbones.convnext import build_convnext
+from convert.families.base import Family
+from detection.modeling.backbones.pyramids import PYRAMIDS, network_arguments
 
 
 class WithShapes(Backbone):
@@ -26,14 +22,6 @@ class WithShapes(Backbone):
             name: ShapeSpec(channels=self.stage_channels[name], stride=stride)
             for name, stride in self.strides.items()
         }
-
-
-class ConvNeXtBackbone(ConvNeXt, WithShapes):
-    """The same as a backbone of Detectron2."""
-
-
-class TimmBackbone(TimmFeatures, WithShapes):
-    """The same as a backbone of Detectron2."""
 
 
 class StageFPN(FPN):
@@ -76,14 +64,14 @@ def build_fpn(cfg: CfgNode, bottom_up: Backbone, in_features: list[str] | None =
     return StageFPN(bottom_up, names, fpn.OUT_CHANNELS, fpn.NORM, fpn.FUSE_TYPE, square_pad)
 
 
-@BACKBONE_REGISTRY.register()
-def build_convnext_fpn_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> FPN:
-    """MODEL.CONVNEXT with norms after its stages, and MODEL.FPN."""
-    return build_fpn(cfg, build_convnext(cfg.MODEL, ConvNeXtBackbone))
+for _name, _family in PYRAMIDS.items():
 
+    def _make(cfg: CfgNode, input_shape: ShapeSpec, family: Family = _family) -> FPN:
+        assert family.pyramid
+        network = family.pyramid.network()
+        # The same class as a backbone of Detectron2.
+        backbone = type(f"{network.__name__}Backbone", (network, WithShapes), {})
+        return build_fpn(cfg, backbone(**network_arguments(family, cfg.MODEL)))
 
-@BACKBONE_REGISTRY.register()
-def build_timm_fpn_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> FPN:
-    """MODEL.TIMM and MODEL.FPN."""
-    keys = cfg.MODEL.TIMM
-    return build_fpn(cfg, TimmBackbone(keys.NAME, keys.DROP_PATH))
+    _make.__name__ = _name
+    BACKBONE_REGISTRY.register(_make)

@@ -14,11 +14,10 @@ from fvcore.common.registry import Registry
 from fvcore.nn.weight_init import c2_xavier_fill
 from torch import Tensor, nn
 
-from convert.modeling.convnext import ConvNeXt
+from convert.families.base import Family
 from convert.modeling.resnet import FEATURES, ConvNorm, NormLayer, ResNet, make_stage
-from convert.modeling.timm_features import TimmFeatures
 from detection.embedded.layers import NORMS, conv, freeze, norm_layer
-from detection.modeling.backbones.convnext import build_convnext
+from detection.modeling.backbones.pyramids import PYRAMIDS, network_arguments
 
 BACKBONES = Registry("embedded backbones")
 DILATED_CHANNELS = 512
@@ -172,14 +171,14 @@ def build_fpn(
     return FPN(bottom_up, names, fpn.OUT_CHANNELS, norm, fpn.FUSE_TYPE, top_block)
 
 
-@BACKBONES.register()
-def build_convnext_fpn_backbone(model: CfgNode) -> FPN:
-    return build_fpn(model, build_convnext(model, ConvNeXt))
+for _name, _family in PYRAMIDS.items():
 
+    def _make(model: CfgNode, family: Family = _family) -> FPN:
+        assert family.pyramid
+        return build_fpn(model, family.pyramid.network()(**network_arguments(family, model)))
 
-@BACKBONES.register()
-def build_timm_fpn_backbone(model: CfgNode) -> FPN:
-    return build_fpn(model, TimmFeatures(model.TIMM.NAME, model.TIMM.DROP_PATH))
+    _make.__name__ = _name
+    BACKBONES.register(_make)
 
 
 @BACKBONES.register()

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from convert.contract import InputContract
+from convert.contract import Given, InputContract
 from convert.convert_to_d2 import build_parser
 from convert.families.base import FAMILIES, PLAIN, USUAL, Family, Option, Scheme
-from convert.translate import Given, recognize
+from convert.translate import recognize
 from moco.common.errors import DataError, UserError
 
 
@@ -53,6 +53,7 @@ def toy() -> Family:
         recognize=lambda state, *rest: ToyArchitecture(len(state["patch.weight"])),
         build=lambda architecture: torch.nn.Identity(),
         reference=lambda architecture: torch.nn.Identity(),
+        owner="nobody's",
         features={},
         options=(OPTION,),
         lookalikes=(("a brick", "studs.weight", "walls.weight"),),

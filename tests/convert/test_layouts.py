@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from convert.contract import Given
 from convert.read import read_file
-from convert.translate import Given, recognize
+from convert.translate import recognize
 from moco.common.errors import DataError, UserError
 from tests.convert.layout_checks import MAKERS, made
 from tests.oracles import layouts_fair, layouts_frameworks

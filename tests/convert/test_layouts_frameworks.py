@@ -12,9 +12,10 @@ import torch
 from torch import nn
 from torchvision import models
 
+from convert.contract import Given
 from convert.families import resnet
 from convert.read import read_file
-from convert.translate import Given, recognize
+from convert.translate import recognize
 from moco.common.errors import DataError
 from tests.convert.layout_checks import assert_has_pixels, assert_is, made
 from tests.oracles import layouts_frameworks, layouts_lightning

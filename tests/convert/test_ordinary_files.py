@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from convert.contract import Given
 from convert.convert_to_d2 import convert_file
 from convert.inspect_file import inspect_file
 from convert.read import read_file
-from convert.translate import Given, Recognized, recognize
+from convert.translate import Recognized, recognize
 from moco.common.errors import DataError
 from tests.convert.layout_checks import assert_is
 from tests.oracles import layouts_frameworks

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from convert.contract import Given
 from convert.convert_to_d2 import convert_file
 from convert.inspect_file import inspect_file
 from convert.read import read_file
-from convert.translate import Given, recognize
+from convert.translate import recognize
 from moco.common.errors import DataError
 from tests.oracles.checkpoints import official, own
 from tests.oracles.resnets import make_resnet

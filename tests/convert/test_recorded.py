@@ -14,12 +14,12 @@ import torch
 from torchvision.models import resnet as tv
 from torchvision.models.segmentation import deeplabv3_resnet50
 
-from convert.contract import IMAGENET_MEAN, IMAGENET_STD
+from convert.contract import IMAGENET_MEAN, IMAGENET_STD, Given
 from convert.convert_to_d2 import convert_file
 from convert.families import resnet
 from convert.inspect_file import inspect_file
 from convert.read import read_file
-from convert.translate import Given, recognize
+from convert.translate import recognize
 from moco.common.errors import DataError
 from tests.oracles.checkpoints import caffe2, official
 from tests.oracles.convert_damaged import NARROW

@@ -11,18 +11,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from convert.contract import InputContract
+from convert.contract import Given, InputContract
 from convert.convert_to_d2 import convert_file
 from convert.families.vit import FEATURE, ViTArchitecture, vit
 from convert.initial_weights import read_initial_weights
 from convert.inspect_file import inspect_file
 from convert.modeling import vit as vit_network
 from convert.prove import Converted, check_features, read_converted
-from convert.translate import Given, recognize
+from convert.translate import recognize
 from detection.config.task import default_task
 from detection.config.weights import apply_contract
 from moco.common.errors import DataError, UserError
 from moco.modeling.soundness import fixed_image
+from tests.oracles.vit import Transcription
 
 SMALL = ViTArchitecture(
     embed_dim=24,
@@ -103,7 +104,7 @@ def test_the_effect_of_tokens_is_that_of_timms_class() -> None:
     with torch.no_grad():
         theirs = net.eval().forward_features(image)[:, 1:]
         tokens = state["cls_token"] + state["pos_embed"][:, :1]
-        own = vit_network.Transcription(SMALL, tokens)
+        own = Transcription(SMALL, tokens)
         own.load_state_dict({k: v for k, v in state.items() if vit().to_detectron2(k)})
         mine = own(image).flatten(2).transpose(1, 2)
         alone = vit_network.ViT(SMALL)

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from convert.contract import Given
 from convert.convert_to_d2 import convert_file
 from convert.families.vit import (
     fold_layer_scale,
@@ -19,7 +20,7 @@ from convert.families.vit import (
 )
 from convert.inspect_file import inspect_file
 from convert.prove import check_features, read_converted
-from convert.translate import Given, recognize
+from convert.translate import recognize
 from moco.common.errors import DataError
 from tests.convert.test_vit import FROM_FILE, make_state
 

@@ -10,17 +10,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from convert.contract import Given
 from convert.convert_to_d2 import convert_file, convert_in_memory
 from convert.families.vit import OBSTACLES, SCHEMES, TENSORS, ViTArchitecture
-from convert.modeling.vit import Transcription
 from convert.prove import read_converted
 from convert.read import read_file
-from convert.translate import Given, Recognized, recognize
+from convert.translate import Recognized, recognize
 from moco.common.errors import DataError, UserError
 from moco.modeling.soundness import fixed_image
 from tests.convert.test_vit import make_state
 from tests.oracles import layouts_vit
 from tests.oracles.layouts_vit import DEPTH, HEADS, IMAGE, MLP, PATCH, WIDTH
+from tests.oracles.vit import Transcription
 
 SIZES = {
     "hidden_size": WIDTH,

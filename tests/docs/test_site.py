@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from convert.families.base import families
 from detection.config.task import default_task
 from docs import hooks
 from moco.classification.config import default_cfg
@@ -57,6 +58,11 @@ def test_every_key_of_a_training_is_described():
         cfg = training.default_cfg(*([{}] if training is hooks.classification else []))
         assert set(flatten(cfg)) <= described
     assert all(said for _, said in hooks.documented(hooks.keys, "TRANSFER"))
+    files = hooks.FAMILY_FILES
+    of_families = [entry for file in files for entry in hooks.documented(file, "TASK_KEYS")]
+    assert all(said for _, said in of_families)
+    named = {key for keys, _ in of_families for key in keys}
+    assert named == {key for family in families() for key in family.keys}
 
 
 def test_what_a_comment_is_about():

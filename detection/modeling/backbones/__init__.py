@@ -1,8 +1,7 @@
 """Backbones that both engines have, one file per family; importing them here registers them."""
 
-from detection.modeling.backbones import convnext as convnext
+from detection.modeling.backbones import pyramids as pyramids
 from detection.modeling.backbones import resnet as resnet
-from detection.modeling.backbones import timm_backbone as timm_backbone
 from detection.modeling.backbones import vit as vit
 from detection.modeling.backbones.base import backbone_type as backbone_type
 from detection.modeling.backbones.base import check_backbone as check_backbone

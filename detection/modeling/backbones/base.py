@@ -126,14 +126,6 @@ def _check_square_pad(cfg: CfgNode, kind: BackboneType) -> None:
             )
 
 
-def maps_of_four_stages(cfg: CfgNode) -> list[str]:
-    """Names of the maps of an FPN over res2 to res5; raises UserError where it is over others."""
-    given, stages = list(cfg.MODEL.FPN.IN_FEATURES), ["res2", "res3", "res4", "res5"]
-    if given != stages:
-        raise UserError(f"MODEL.FPN.IN_FEATURES {given}: expected {stages}")
-    return ["p2", "p3", "p4", "p5", "p6"]
-
-
 def require_maps(key: str, names: Sequence[str], given: Sequence[str]) -> None:
     """Raise UserError unless `names`, the value of a key, are some of the maps `given`."""
     if not names or not set(names) <= set(given):

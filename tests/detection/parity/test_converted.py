@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from convert import prove
+from convert.contract import Given
 from convert.convert_to_d2 import convert_file
 from convert.read import read_file
-from convert.translate import Given, translate
+from convert.translate import translate
 from detection.config.engines import find_engine
 from detection.config.weights import apply_contract
 from detection.engine.weights import load_converted
