@@ -101,6 +101,41 @@ def test_imports_point_one_way():
                 assert theirs > floor, wrong
 
 
+# Stages of a conversion, and the commands after them: each imports only what is before it.
+STAGES = [
+    "families",
+    "contract",
+    "read",
+    "recorded",
+    "projects",
+    "find",
+    "take",
+    "prove",
+    "translate",
+    "write",
+    "initial_weights",
+    "report",
+    "inspect_file",
+    "convert_to_d2",
+]
+
+
+def test_a_stage_of_a_conversion_imports_those_before_it():
+    """Families and their networks are at the start, together."""
+    order = {name: i for i, name in enumerate(STAGES)} | {"modeling": 0}
+    paths = {tuple(name.split(".")): path for name, path in MODULES.items()}
+    stages = {
+        parts[1]: path for parts, path in paths.items() if parts[0] == "convert" and parts[1:]
+    }
+    assert stages.keys() == order.keys() | {"weights"}  # that command knows no stage
+    for (_, stage, *_), path in ((p, f) for p, f in paths.items() if p[0] == "convert" and p[1:]):
+        for other in imported_modules(path):
+            package, *theirs = other.split(".")
+            if package == "convert" and theirs and theirs[0] != stage:
+                wrong = f"{path.relative_to(ROOT)} imports {other}"
+                assert order[theirs[0]] <= order.get(stage, 0), wrong
+
+
 def test_there_is_no_circle_of_imports():
     """Not even one that only closes inside a function."""
     waiting = {name: imported_modules(path) - {name} for name, path in MODULES.items()}
