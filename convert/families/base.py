@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
+import itertools
 import pkgutil
 import re
-from collections.abc import Callable, Collection, Mapping
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Collection, Iterable, Mapping
+from fnmatch import translate
 from typing import TYPE_CHECKING, Any
 
 from fvcore.common.registry import Registry
@@ -35,6 +37,9 @@ PLAIN_DETECTRON2 = "Detectron2's names"
 # The scheme that most projects have.
 USUAL = "usual"
 
+_NUMBER = re.compile(r"(\d+)", re.ASCII)
+# "01" would be read as block 1 and could not be read back.
+_INDEX = re.compile(r"0|[1-9]\d{0,3}", re.ASCII)
 # Rule -> patterns of Detectron2's names that no source fills. The counter only matters to a
 # BatchNorm with momentum None, which neither engine uses.
 LEFT_AT_INIT = {"batch counter": "*.num_batches_tracked"}
@@ -87,6 +92,52 @@ class Architecture(abc.ABC):
     def in_torchvision(self) -> str:
         """Why torchvision has no such network; "": it has."""
         return f"torchvision has other names for the tensors of a {self}"
+
+
+class Names:
+    """A table of names that is read both ways.
+
+    Args:
+        pairs: another's name, and the family's own. A "*" in both is one and the same number, as of
+            a block; a "?" in the other's is any number. Own names that end in "#0", "#1", … are
+            parts of one tensor. Of several names for one tensor messages have the first.
+    """
+
+    def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
+        self._own: dict[str, str] = {}
+        self._theirs: dict[str, list[str]] = {}
+        for theirs, own in pairs:
+            self._own[theirs] = own
+            self._theirs.setdefault(own, []).append(theirs)
+
+    def own(self, name: str) -> str | None:
+        """Return the family's name of a tensor, or None for what the table does not have."""
+        return _look_up(name, self._own.get)
+
+    def theirs(self, name: str) -> str | None:
+        """Return the other's name of a tensor; of one in parts theirs, with " + " between them."""
+        return _look_up(name, self._parts)
+
+    def _parts(self, own: str) -> str | None:
+        parts = [self._theirs[own][0]] if own in self._theirs else []
+        while found := self._theirs.get(f"{own}#{len(parts)}"):
+            parts.append(found[0])
+        return " + ".join(parts) or None
+
+
+def _look_up(name: str, find: Callable[[str], str | None]) -> str | None:
+    """What is found for a name, or for it with one number as "*" and perhaps another as "?"."""
+    if "*" in name or "?" in name:
+        return None
+    if found := find(name):
+        return found
+    pieces = _NUMBER.split(name)
+    numbers = [i for i in range(1, len(pieces), 2) if _INDEX.fullmatch(pieces[i])]
+    for star, other in itertools.product(numbers, (None, *numbers)):
+        wild = {star: "*", **({} if other in (None, star) else {other: "?"})}
+        if found := find("".join(wild.get(i, piece) for i, piece in enumerate(pieces))):
+            return found.replace("*", pieces[star])
+    return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -411,7 +462,9 @@ def stochastic_depth(p: float) -> nn.Module:
 
 def first_rule(key: str, rules: Mapping[str, str]) -> str | None:
     """Name of the first of `rules` (name -> patterns between spaces) that a key falls under."""
-    for rule, patterns in rules.items():
-        if any(fnmatchcase(key, pattern) for pattern in patterns.split()):
-            return rule
-    return None
+    return next((rule for rule, patterns in rules.items() if _matcher(patterns)(key)), None)
+
+
+@functools.cache
+def _matcher(patterns: str) -> Callable[[str], Any]:
+    return re.compile("|".join(map(translate, patterns.split()))).match

@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import pkgutil
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from convert.families.base import (
@@ -24,6 +24,7 @@ from convert.families.base import (
     Architecture,
     Family,
     Hints,
+    Names,
     Pyramid,
     Scheme,
     check_layer_norms,
@@ -92,42 +93,45 @@ class ConvNeXtArchitecture(Architecture):
 OFFICIAL, TORCHVISION = "official", "torchvision"  # names of schemes
 
 
-@dataclasses.dataclass(frozen=True)
-class Names:
-    """How files name a ConvNeXt's tensors.
+def _pairs(
+    layers: Iterable[str], stages: Iterable[str], parts: Iterable[str]
+) -> Iterator[tuple[str, str]]:
+    """Yield pairs of another's tensor and timm's.
 
-    Attributes:
+    Args:
         layers: how the names of the stem and of the convolutions between the stages begin.
         stages: how those of the blocks begin.
-        parts: what is in a block, in the order of `TIMM`.
+        parts: what is in a block, in the order of `_PARTS`.
     """
-
-    layers: tuple[str, ...]
-    stages: tuple[str, ...]
-    parts: tuple[str, ...]
+    for theirs, own in zip(layers, _LAYERS, strict=True):
+        for tensor in ("0.weight", "0.bias", "1.weight", "1.bias"):
+            yield f"{theirs}.{tensor}", f"{own}.{tensor}"
+    for i, theirs in enumerate(stages):
+        for part, own in zip(parts, _PARTS, strict=False):
+            yield f"{theirs}.*.{part}", f"stages.{i}.blocks.*.{own}"
 
 
 def _with_bias(*names: str) -> tuple[str, ...]:
     return tuple(f"{name}.{tensor}" for name in names for tensor in ("weight", "bias"))
 
 
-TIMM = Names(
-    ("stem.", *(f"stages.{i}.downsample." for i in range(1, 4))),
-    tuple(f"stages.{i}.blocks." for i in range(4)),
-    (*_with_bias("conv_dw", "norm", "mlp.fc1", "mlp.fc2"), "gamma", *_with_bias("mlp.grn")),
-)
+_PARTS = (*_with_bias("conv_dw", "norm", "mlp.fc1", "mlp.fc2"), "gamma", *_with_bias("mlp.grn"))
+_LAYERS = ["stem", *(f"stages.{i}.downsample" for i in range(1, 4))]
+TIMM = Names(_pairs(_LAYERS, [f"stages.{i}.blocks" for i in range(4)], _PARTS))
 OFFICIAL_NAMES = Names(
-    tuple(f"downsample_layers.{i}." for i in range(4)),
-    tuple(f"stages.{i}." for i in range(4)),
-    (*_with_bias("dwconv", "norm", "pwconv1", "pwconv2"), "gamma", "grn.gamma", "grn.beta"),
+    _pairs(
+        [f"downsample_layers.{i}" for i in range(4)],
+        [f"stages.{i}" for i in range(4)],
+        (*_with_bias("dwconv", "norm", "pwconv1", "pwconv2"), "gamma", "grn.gamma", "grn.beta"),
+    )
 )
 TORCHVISION_NAMES = Names(
-    tuple(f"features.{2 * i}." for i in range(4)),
-    tuple(f"features.{2 * i + 1}." for i in range(4)),
-    (*_with_bias("block.0", "block.2", "block.3", "block.5"), "layer_scale"),
+    _pairs(
+        [f"features.{2 * i}" for i in range(4)],
+        [f"features.{2 * i + 1}" for i in range(4)],
+        (*_with_bias("block.0", "block.2", "block.3", "block.5"), "layer_scale"),
+    )
 )
-_BLOCK = re.compile(r"0|[1-9]\d{0,2}", re.ASCII)
-_LAYER = re.compile(r"[01]\.(weight|bias)")
 
 DROPPED = {
     "final norm": "norm.weight norm.bias norm_pre.* head.norm.* classifier.0.*",
@@ -156,27 +160,13 @@ LOOKALIKES = (
 )
 
 
-def translate(key: str, old: Names, new: Names) -> str | None:
-    """The same tensor's name by other names, or None for what the tables do not have."""
-    for start, other in zip(old.layers, new.layers, strict=True):
-        rest = key.removeprefix(start)
-        if rest != key and _LAYER.fullmatch(rest):
-            return other + rest
-    for start, other in zip(old.stages, new.stages, strict=True):
-        rest = key.removeprefix(start)
-        block, _, part = rest.partition(".")
-        parts = dict(zip(old.parts, new.parts, strict=False))
-        if rest != key and _BLOCK.fullmatch(block) and part in parts:
-            return f"{other}{block}.{parts[part]}"
-    return None
-
-
 def _scheme(names: Names, own: str) -> Scheme:
+    first = ("stem.0.weight", "stages.0.blocks.0.conv_dw.weight")
     return Scheme(
-        (f"{names.layers[0]}0.weight", f"{names.stages[0]}0.{names.parts[0]}"),
-        lambda key: translate(key, names, TIMM),
+        (names.theirs(first[0]) or "", names.theirs(first[1]) or ""),
+        names.own,
         re.compile(own),
-        lambda name: translate(name, TIMM, names) or name,
+        lambda name: names.theirs(name) or name,
         PLAIN,
         is_owners=names is TIMM,
     )
@@ -190,8 +180,8 @@ SCHEMES = {
 
 
 def to_detectron2(key: str) -> str | None:
-    """The name itself where the table has it, or None."""
-    return translate(key, TIMM, TIMM)
+    """Return the name itself where the table has it, or None."""
+    return TIMM.own(key)
 
 
 def in_own_shape(name: str, value: Tensor) -> Tensor:
@@ -208,17 +198,17 @@ def in_own_shape(name: str, value: Tensor) -> Tensor:
 def recognize(state: Mapping[str, Tensor], hints: Hints) -> ConvNeXtArchitecture:
     """Recognize a ConvNeXt by its shapes, see `convert.families.base.Family`."""
     depths, dims = [], []
-    for start in TIMM.stages:
+    for start in (f"stages.{i}.blocks." for i in range(4)):
         blocks = {int(key.removeprefix(start).split(".")[0]) for key in state if start in key}
         if missing := sorted(set(range(max(blocks, default=0) + 1)) - blocks):
-            key = hints.name(f"{start}{missing[0]}.{TIMM.parts[0]}")
+            key = hints.name(f"{start}{missing[0]}.conv_dw.weight")
             raise DataError(f"{hints.where}: {key} is missing; not the whole of a ConvNeXt")
-        key = f"{start}0.{TIMM.parts[0]}"
+        key = f"{start}0.conv_dw.weight"
         depths.append(len(blocks))
         dims.append(hints.shape(state, key, 4, "not the whole of a ConvNeXt")[0])
     # timm's convnext_xxlarge, CLIP's, is the only one with another; it is in no file.
     eps = 1e-5 if depths == [3, 4, 30, 3] else 1e-6
-    first = f"{TIMM.stages[0]}0."
+    first = "stages.0.blocks.0."
     layer_scale, grn = f"{first}gamma" in state, f"{first}mlp.grn.weight" in state
     return ConvNeXtArchitecture(tuple(depths), tuple(dims), layer_scale, grn, eps)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from convert.families.base import (
@@ -22,6 +22,7 @@ from convert.families.base import (
     Architecture,
     Family,
     Hints,
+    Names,
     Option,
     Scheme,
     later,
@@ -118,9 +119,8 @@ class ResNetArchitecture(Architecture):
         return f"{folder}_R_18_C4_small.yaml", {depth: 18, **channels}, data
 
 
-# torchvision -> Detectron2. A name is <stem module>.<tensor> or <stage>.<block>.<module>.<tensor>.
-STEM_MODULES = {"conv1": "stem.conv1", "bn1": "stem.conv1.norm"}
-STAGES = {"layer1": "res2", "layer2": "res3", "layer3": "res4", "layer4": "res5"}
+# Modules of a block: torchvision's -> Detectron2's. The same with a stage's and a block's number
+# before them are the tables below; "*" is the block's.
 BLOCK_MODULES = {
     "conv1": "conv1",
     "bn1": "conv1.norm",
@@ -131,59 +131,121 @@ BLOCK_MODULES = {
     "downsample.0": "shortcut",
     "downsample.1": "shortcut.norm",
 }
+# What CIFAR ResNets call them, kuangliu/pytorch-cifar@49b7aa9 models/resnet.py, and lightly's own
+# (lightly/models/resnet.py).
+SHORTCUT_BLOCK_MODULES = {name.replace("downsample", "shortcut"): name for name in BLOCK_MODULES}
+STAGES = {"layer1": "res2", "layer2": "res3", "layer3": "res4", "layer4": "res5"}
 CONV_TENSORS = ("weight",)
 NORM_TENSORS = ("weight", "bias", "running_mean", "running_var")
-# "01" would be read as block 1 and could not be read back.
-_INDEX = re.compile(r"0|[1-9]\d{0,3}", re.ASCII)
 
-# Others' names -> Detectron2's, and from there torchvision's.
-# nn.Sequential(*list(torchvision_resnet.children())[:-1]): 2 and 3 are ReLU and max-pool.
-NUMBERED_STEM = {"0": "stem.conv1", "1": "stem.conv1.norm"}
-NUMBERED_STAGES = {"4": "res2", "5": "res3", "6": "res4", "7": "res5"}
-# The same of lightly's own ResNet (lightly/models/resnet.py), whose ReLU is no module, which has no
-# max-pool and whose shortcuts have another name.
-LIGHTLY_STAGES = {"2": "res2", "3": "res3", "4": "res4", "5": "res5"}
-# Also what CIFAR ResNets call theirs: kuangliu/pytorch-cifar@49b7aa9 models/resnet.py.
-SHORTCUT_BLOCK_MODULES = {
-    name.replace("downsample", "shortcut"): new for name, new in BLOCK_MODULES.items()
-}
-# The children without the max-pool: 2 is ReLU (facebookresearch/moco, branch colab-notebook).
-UNPOOLED_STAGES = {"3": "res2", "4": "res3", "5": "res4", "6": "res5"}
 
-# Separius/SimCLRv2-Pytorch@f4c2f41 resnet.py -> torchvision. A block's module is
-# net.<stage>.blocks.<block>.<module>; batch norms are the first of two in a Sequential.
-SIMCLR_V2_STEM = {"net.0.0": "conv1", "net.0.1.0": "bn1"}
-SIMCLR_V2_BLOCK_MODULES = {
-    "net.0": "conv1",
-    "net.1.0": "bn1",
-    "net.2": "conv2",
-    "net.3.0": "bn2",
-    "net.4": "conv3",
-    "net.5.0": "bn3",
-    "projection.shortcut": "downsample.0",
-    "projection.bn.0": "downsample.1",
-}
-_SIMCLR_V2_BLOCK = re.compile(r"net\.([1-4])\.blocks\.(\w+)\.([\w.]+)")
+def modules(
+    stem: tuple[str, str], stages: Iterable[str], block: Mapping[str, str]
+) -> list[tuple[str, str]]:
+    """Return pairs of another's module and torchvision's.
 
-# Caffe2 -> torchvision, bottlenecks only: detectron2/checkpoint/c2_model_loading.py,
-# convert_basic_c2_names. A name is res<stage>_<block>_<branch>_w or ..._bn_<tensor>; the stem's are
-# conv1_w and res_conv1_bn_<tensor>.
-CAFFE2_BRANCHES = {
+    Args:
+        stem: the other's conv1 and bn1.
+        stages: how names in its four stages begin, "*" the block.
+        block: its modules of a block -> torchvision's.
+    """
+    return [
+        *zip(stem, ("conv1", "bn1"), strict=True),
+        *(
+            (f"{theirs}.{module}", f"{own}.*.{of_torchvision}")
+            for theirs, own in zip(stages, STAGES, strict=True)
+            for module, of_torchvision in block.items()
+        ),
+    ]
+
+
+def tensors(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Yield pairs of tensors from `modules`: of a convolution one, of a batch norm four."""
+    for theirs, own in pairs:
+        is_norm = own.rpartition(".")[2].startswith("bn") or own.endswith("downsample.1")
+        for tensor in NORM_TENSORS if is_norm else CONV_TENSORS:
+            yield f"{theirs}.{tensor}", f"{own}.{tensor}"
+
+
+_SAME = {name: name for name in BLOCK_MODULES}
+_INVERSE = {new: old for old, new in BLOCK_MODULES.items()}
+_OF_TORCHVISION = [f"{stage}.*" for stage in STAGES]
+TORCHVISION = Names(
+    tensors(
+        [
+            *modules(("conv1", "bn1"), _OF_TORCHVISION, _SAME),
+            *modules(("conv1", "bn1"), _OF_TORCHVISION, SHORTCUT_BLOCK_MODULES),
+        ]
+    )
+)
+DETECTRON2 = Names(
+    tensors(
+        modules(
+            ("stem.conv1", "stem.conv1.norm"), [f"{new}.*" for new in STAGES.values()], _INVERSE
+        )
+    )
+)
+
+
+def _numbered(first: int, block: Mapping[str, str]) -> Scheme:
+    """The children of a ResNet as an nn.Sequential; what comes after the last stage is a head.
+
+    first: number of the first stage.
+    """
+    stages = [f"{first + i}.*" for i in range(4)]
+    names = Names(tensors(modules(("0", "1"), stages, block)))
+    own = re.compile(rf"[0-{first + 3}]\.")
+    return Scheme(
+        ("0.weight", f"{first}.0.conv1.weight"),
+        names.own,
+        own,
+        lambda name: names.theirs(name) or name,
+        PLAIN,
+    )
+
+
+# Separius/SimCLRv2-Pytorch@f4c2f41 resnet.py; batch norms are the first of two in a Sequential.
+_SIMCLR_V2 = Names(
+    tensors(
+        modules(
+            ("net.0.0", "net.0.1.0"),
+            [f"net.{i}.blocks.*" for i in range(1, 5)],
+            {
+                "net.0": "conv1",
+                "net.1.0": "bn1",
+                "net.2": "conv2",
+                "net.3.0": "bn2",
+                "net.4": "conv3",
+                "net.5.0": "bn3",
+                "projection.shortcut": "downsample.0",
+                "projection.bn.0": "downsample.1",
+            },
+        )
+    )
+)
+# Caffe2's names, bottlenecks only: detectron2/checkpoint/c2_model_loading.py,
+# convert_basic_c2_names. Detectron2's files keep the statistics; Detectron's fold them into scale
+# and bias (facebookresearch/Detectron tools/pickle_caffe_blobs.py, remove_spatial_bn_layers).
+_CAFFE2_BRANCHES = {
     "branch2a": ("conv1", "bn1"),
     "branch2b": ("conv2", "bn2"),
     "branch2c": ("conv3", "bn3"),
     "branch1": ("downsample.0", "downsample.1"),
 }
-# Detectron2's files keep the statistics; Detectron's fold them into scale and bias
-# (facebookresearch/Detectron tools/pickle_caffe_blobs.py, remove_spatial_bn_layers).
-CAFFE2_NORM_TENSORS = {
-    "gamma": "weight",
-    "beta": "bias",
-    "running_mean": "running_mean",
-    "running_var": "running_var",
-}
-CAFFE2_FOLDED_TENSORS = {"s": "weight", "b": "bias"}
-_CAFFE2_KEY = re.compile(r"res([2-5])_(0|[1-9]\d*)_(branch[12][abc]?)_(w|bn_\w+)")
+
+
+def _caffe2(norm_tensors: Mapping[str, str]) -> Scheme:
+    """Caffe2's names, with the tensors of its batch norms; every name beside is a detector's."""
+    pairs = [("conv1_w", "conv1.weight")]
+    pairs += [(f"res_conv1_bn_{old}", f"bn1.{new}") for old, new in norm_tensors.items()]
+    for i, stage in enumerate(STAGES, start=2):
+        for branch, (conv, norm) in _CAFFE2_BRANCHES.items():
+            theirs, own = f"res{i}_*_{branch}", f"{stage}.*"
+            pairs += [(f"{theirs}_w", f"{own}.{conv}.weight")]
+            pairs += [(f"{theirs}_bn_{a}", f"{own}.{norm}.{b}") for a, b in norm_tensors.items()]
+    first = ("conv1_w", f"res2_0_branch2a_bn_{next(iter(norm_tensors))}")
+    return Scheme(first, Names(pairs).own, re.compile(""))
+
 
 # Tensors beside a backbone that a detector has no place for. An MLP head is fc.0.*, fc.2.*
 # (moco/builder.py).
@@ -246,94 +308,13 @@ LOOKALIKES = (
 
 
 def to_detectron2(key: str) -> str | None:
-    """Detectron2's name of a torchvision tensor, or None when the table does not have it."""
-    return _translate(key, STEM_MODULES, STAGES, BLOCK_MODULES)
+    """Return Detectron2's name of a torchvision tensor, or None for what no table has."""
+    return DETECTRON2.theirs(key)
 
 
 def from_detectron2(key: str) -> str | None:
-    """Torchvision's name of a Detectron2 tensor, or None; the inverse of `to_detectron2`."""
-    return _translate(key, _inverse(STEM_MODULES), _inverse(STAGES), _inverse(BLOCK_MODULES))
-
-
-def _translate(
-    key: str, stem: Mapping[str, str], stages: Mapping[str, str], block: Mapping[str, str]
-) -> str | None:
-    module, _, tensor = key.rpartition(".")
-    stage, _, rest = module.partition(".")
-    index, _, part = rest.partition(".")
-    if module in stem:
-        new_module = stem[module]
-        names = (module, new_module)
-    elif stage in stages and _INDEX.fullmatch(index) and part in block:
-        new_module = f"{stages[stage]}.{index}.{block[part]}"
-        names = (part, block[part])
-    else:
-        return None
-    is_norm = any(name.endswith(".norm") for name in names)
-    if tensor not in (NORM_TENSORS if is_norm else CONV_TENSORS):
-        return None
-    return f"{new_module}.{tensor}"
-
-
-def _inverse(table: Mapping[str, str]) -> dict[str, str]:
-    return {new: old for old, new in table.items()}
-
-
-def _numbered(stages: Mapping[str, str], blocks: Mapping[str, str], plain: str = PLAIN) -> Scheme:
-    """The children of a ResNet as an nn.Sequential; what comes after the last stage is a head."""
-
-    def rename(key: str) -> str | None:
-        name = _translate(key, NUMBERED_STEM, stages, blocks)
-        return from_detectron2(name) if name else None
-
-    def original(name: str) -> str:
-        tables = map(_inverse, (NUMBERED_STEM, stages, blocks))
-        return _translate(to_detectron2(name) or "", *tables) or name
-
-    first, last = min(stages), max(stages)
-    own = re.compile(rf"[0-{last}]\.")
-    return Scheme(("0.weight", f"{first}.0.conv1.weight"), rename, own, original, plain)
-
-
-def _keep_torchvision(key: str) -> str | None:
-    """The name itself where the table has it, or None; `shortcut` is taken for `downsample`."""
-    name = key.replace(".shortcut.", ".downsample.", 1)
-    return name if to_detectron2(name) else None
-
-
-def _from_simclr_v2(key: str) -> str | None:
-    """Torchvision's name of a tensor of SimCLRv2-Pytorch's bottleneck ResNets, or None."""
-    module, _, tensor = key.rpartition(".")
-    name = SIMCLR_V2_STEM.get(module)
-    if match := _SIMCLR_V2_BLOCK.fullmatch(module):
-        stage, block, part = match.groups()
-        part = SIMCLR_V2_BLOCK_MODULES.get(part)
-        name = part and f"layer{stage}.{block}.{part}"
-    name = f"{name}.{tensor}" if name else ""
-    return name if to_detectron2(name) else None
-
-
-def _caffe2(norm_tensors: Mapping[str, str]) -> Scheme:
-    """Caffe2's names, with the tensors of its batch norms; every name beside is a detector's."""
-
-    def rename(key: str) -> str | None:
-        if key == "conv1_w":
-            return "conv1.weight"
-        stem, start, tensor = key.partition("res_conv1_bn_")
-        if start and not stem:
-            return f"bn1.{norm_tensors[tensor]}" if tensor in norm_tensors else None
-        match = _CAFFE2_KEY.fullmatch(key)
-        if match is None or match[3] not in CAFFE2_BRANCHES:
-            return None
-        conv, norm = CAFFE2_BRANCHES[match[3]]
-        block = f"layer{int(match[1]) - 1}.{match[2]}"
-        if match[4] == "w":
-            return f"{block}.{conv}.weight"
-        new = norm_tensors.get(match[4].removeprefix("bn_"))
-        return f"{block}.{norm}.{new}" if new else None
-
-    first = ("conv1_w", f"res2_0_branch2a_bn_{next(iter(norm_tensors))}")
-    return Scheme(first, rename, re.compile(""))
+    """Return torchvision's name of a Detectron2 tensor, or None; the inverse of `to_detectron2`."""
+    return DETECTRON2.own(key)
 
 
 _OWN = re.compile(r"(conv|bn|layer)\d|(downsample|shortcut|stem)\b|res(\d|_conv)|net\.\d", re.ASCII)
@@ -342,7 +323,7 @@ _OWN = re.compile(r"(conv|bn|layer)\d|(downsample|shortcut|stem)\b|res(\d|_conv)
 SCHEMES = {
     USUAL: Scheme(
         ("conv1.weight", "layer1.0.conv1.weight"),
-        _keep_torchvision,
+        TORCHVISION.own,
         _OWN,
         plain=PLAIN,
         without="attnpool.positional_embedding",  # CLIP's
@@ -355,12 +336,22 @@ SCHEMES = {
         lambda name: to_detectron2(name) or name,
         PLAIN_DETECTRON2,
     ),
-    "lightly": _numbered(LIGHTLY_STAGES, SHORTCUT_BLOCK_MODULES),
-    "unpooled": _numbered(UNPOOLED_STAGES, BLOCK_MODULES),
-    "numbered": _numbered(NUMBERED_STAGES, BLOCK_MODULES),
-    "simclr v2": Scheme(("net.0.0.weight", "net.1.blocks.0.net.0.weight"), _from_simclr_v2, _OWN),
-    "caffe2": _caffe2(CAFFE2_NORM_TENSORS),
-    "caffe2 folded": _caffe2(CAFFE2_FOLDED_TENSORS),
+    # lightly's own ResNet, whose ReLU is no module and which has no max-pool.
+    "lightly": _numbered(2, SHORTCUT_BLOCK_MODULES),
+    # Without the max-pool: 2 is ReLU (facebookresearch/moco, branch colab-notebook).
+    "unpooled": _numbered(3, _SAME),
+    # nn.Sequential(*list(torchvision_resnet.children())[:-1]): 2 and 3 are ReLU and max-pool.
+    "numbered": _numbered(4, _SAME),
+    "simclr v2": Scheme(("net.0.0.weight", "net.1.blocks.0.net.0.weight"), _SIMCLR_V2.own, _OWN),
+    "caffe2": _caffe2(
+        {
+            "gamma": "weight",
+            "beta": "bias",
+            "running_mean": "running_mean",
+            "running_var": "running_var",
+        }
+    ),
+    "caffe2 folded": _caffe2({"s": "weight", "b": "bias"}),
 }
 
 

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from convert.families.base import (
@@ -23,6 +23,7 @@ from convert.families.base import (
     Architecture,
     Family,
     Hints,
+    Names,
     Option,
     Scheme,
     check_layer_norms,
@@ -126,11 +127,6 @@ class ViTArchitecture(Architecture):
 HUGGING_FACE = "huggingface/transformers"
 TORCHVISION = "pytorch/vision ViT"
 
-TENSORS = re.compile(
-    r"pos_embed|patch_embed\.proj\.(weight|bias)|blocks\.(0|[1-9]\d{0,2})\."
-    r"((norm[12]|attn\.(qkv|proj)|mlp\.fc[12])\.(weight|bias)|ls[12]\.gamma)",
-    re.ASCII,
-)
 CLASS_TOKEN, REGISTERS, FINAL_NORM = "class token", "registers", "final norm"
 # Detectron2's `ViT` has no place for these.
 DROPPED = {
@@ -141,29 +137,46 @@ DROPPED = {
     "pooler": "pooler.*",
     "head": "head.* head_dist.* heads.*",
 }
-# Beginnings of names inside a transformer; one that `TENSORS` and DROPPED lack is another's.
+# Beginnings of names inside a transformer; one that the tables and DROPPED lack is another's.
 _OWN = re.compile(
     r"(patch_embed|blocks|pos_embed|norm_pre|rel_pos_bias|rope|rope_embed|storage_tokens|"
     r"dist_token|attn_pool)\b"
 )
-# DeiT III's LayerScale: facebookresearch/deit models_v2.py, Layer_scale_init_Block.
-_GAMMA = re.compile(r"(blocks\.\d+)\.gamma_([12])", re.ASCII)
+
+
+def _with_bias(names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield pairs of tensors from those of modules; "attn.qkv#0" is a part of its tensors."""
+    for theirs, own in names.items():
+        module, mark, part = own.partition("#")
+        for tensor in ("weight", "bias"):
+            yield f"{theirs}.{tensor}", f"{module}.{tensor}{mark}{part}"
+
+
+_BLOCK = {name: name for name in ("norm1", "norm2", "attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")}
+
+
+def _in_block(start: str, pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [(f"{start}{theirs}", f"blocks.*.{own}") for theirs, own in pairs]
+
+
+def _timms(start: str) -> Names:
+    """Return timm's names, where those of a block begin so."""
+    own = [*_with_bias(_BLOCK), *((f"ls{i}.gamma", f"ls{i}.gamma") for i in (1, 2))]
+    # DeiT III's LayerScale: facebookresearch/deit models_v2.py, Layer_scale_init_Block.
+    deit = [(f"gamma_{i}", f"ls{i}.gamma") for i in (1, 2)]
+    top = [("pos_embed", "pos_embed"), *_with_bias({"patch_embed.proj": "patch_embed.proj"})]
+    return Names([*top, *_in_block(start, [*own, *deit])])
+
+
+TIMM = _timms("blocks.*.")
 # facebookresearch/dinov2 dinov2/models/vision_transformer.py, BlockChunk: chunk, then the number of
 # the block in the whole network.
-_CHUNKED = re.compile(r"blocks\.\d+\.(\d+\.)(?=norm|attn|mlp|ls)", re.ASCII)
+CHUNKED = _timms("blocks.?.*.")
 
 
 def known(name: str) -> str | None:
-    """The name itself where a backbone has it, or None."""
-    return name if TENSORS.fullmatch(name) else None
-
-
-def _timm(name: str) -> str | None:
-    return known(_GAMMA.sub(r"\1.ls\2.gamma", name))
-
-
-def _chunked(name: str) -> str | None:
-    return known(_CHUNKED.sub(r"blocks.\1", name)) if _CHUNKED.match(name) else known(name)
+    """Return the name itself where a backbone has it, or None."""
+    return name if TIMM.own(name) == name else None
 
 
 def _table(
@@ -173,51 +186,25 @@ def _table(
     others: Mapping[str, str],
     **scheme: Any,
 ) -> Scheme:
-    """A scheme of other names than timm's.
+    """Return a scheme of other names than timm's.
 
     Args:
-        top: module or tensor outside the blocks -> timm's.
-        block: how names in block 0 begin.
-        modules: module of a block -> timm's; "attn.qkv#0" is the first part of timm's tensors.
+        top: tensor outside the blocks -> timm's; and of these modules.
+        block: how names in a block begin, "*" its number.
+        modules: module of a block -> timm's.
         others: tensor of a block -> timm's.
         scheme: further fields of `Scheme`.
     """
-    inside = dict(others)
-    for theirs, own in modules.items():
-        module, mark, part = own.partition("#")
-        for tensor in ("weight", "bias"):
-            inside[f"{theirs}.{tensor}"] = f"{module}.{tensor}{mark}{part}"
-    in_block = re.compile(re.escape(block).replace("0", r"(0|[1-9]\d{0,2})") + "(.+)", re.ASCII)
-
-    def rename(name: str) -> str | None:
-        if match := in_block.fullmatch(name):
-            own = inside.get(match[2])
-            return f"blocks.{match[1]}.{own}" if own else None
-        return _replaced(name, top.items())
-
-    def original(name: str) -> str:
-        if not name.startswith("blocks."):
-            return _replaced(name, [(own, theirs) for theirs, own in top.items()]) or name
-        _, number, tensor = name.split(".", 2)
-        first: dict[str, str] = {}
-        for theirs, own in inside.items():
-            if own.partition("#")[0] == tensor:
-                first.setdefault(own, theirs)
-        return block.replace("0", number) + " + ".join(first.values())
-
-    patches = next(theirs for theirs, own in top.items() if own == "patch_embed.proj")
-    norm = next(theirs for theirs, own in inside.items() if own == "norm1.weight")
-    begin = {name.split(".")[0] for name in (*top, block)}
+    tensors = {theirs: own for theirs, own in top.items() if own in _TENSORS}
+    pairs = [*tensors.items(), *_with_bias({k: v for k, v in top.items() if k not in tensors})]
+    pairs += _in_block(block, [*_with_bias(modules), *others.items()])
+    names = Names(pairs)
+    begin = {theirs.split(".")[0] for theirs, _ in pairs}
     words = re.compile(rf"({'|'.join(sorted(begin))})\b")
-    return Scheme((f"{patches}.weight", block + norm), rename, words, original, **scheme)
-
-
-def _replaced(name: str, pairs: Iterable[tuple[str, str]]) -> str | None:
-    """A name whose module is the first of a pair, with the second instead; None: there is none."""
-    for old, new in pairs:
-        if name == old or name.startswith(f"{old}."):
-            return new + name.removeprefix(old)
-    return None
+    first, norm = (names.theirs(n) or "" for n in (_FIRST, "blocks.0.norm1.weight"))
+    return Scheme(
+        (first, norm), names.own, words, lambda name: names.theirs(name) or name, **scheme
+    )
 
 
 def _hugging_face(block: str, before: str, after: str, mlp: str, eps: float) -> Scheme:
@@ -244,7 +231,6 @@ def _hugging_face(block: str, before: str, after: str, mlp: str, eps: float) -> 
             "embeddings.position_embeddings": "pos_embed",
             "embeddings.patch_embeddings.projection": "patch_embed.proj",
             "layernorm": "norm",
-            "pooler": "pooler",
         },
         block,
         modules,
@@ -254,15 +240,16 @@ def _hugging_face(block: str, before: str, after: str, mlp: str, eps: float) -> 
     )
 
 
+_FIRST = "patch_embed.proj.weight"
+_TENSORS = ("cls_token", "register_tokens", "mask_token", "pos_embed")  # the others are modules
 _VIT_NORMS = ("layernorm_before", "layernorm_after")
 _OLD_MLP, _MLP = "intermediate.dense output.dense", "mlp.fc1 mlp.fc2"
-_FIRST = "patch_embed.proj.weight"
 SCHEMES = {
-    USUAL: Scheme((_FIRST, "blocks.0.norm1.weight"), _timm, _OWN, plain=PLAIN, is_owners=True),
-    "chunked": Scheme((_FIRST, "blocks.0.0.norm1.weight"), _chunked, _OWN, plain=PLAIN),
-    "transformers": _hugging_face("encoder.layer.0.", *_VIT_NORMS, _OLD_MLP, 1e-12),
-    "transformers 5": _hugging_face("layers.0.", *_VIT_NORMS, _MLP, 1e-12),
-    "transformers DINOv2": _hugging_face("encoder.layer.0.", "norm1", "norm2", _MLP, 1e-6),
+    USUAL: Scheme((_FIRST, "blocks.0.norm1.weight"), TIMM.own, _OWN, plain=PLAIN, is_owners=True),
+    "chunked": Scheme((_FIRST, "blocks.0.0.norm1.weight"), CHUNKED.own, _OWN, plain=PLAIN),
+    "transformers": _hugging_face("encoder.layer.*.", *_VIT_NORMS, _OLD_MLP, 1e-12),
+    "transformers 5": _hugging_face("layers.*.", *_VIT_NORMS, _MLP, 1e-12),
+    "transformers DINOv2": _hugging_face("encoder.layer.*.", "norm1", "norm2", _MLP, 1e-6),
     # torchvision/models/vision_transformer.py, whose builders have these heads.
     TORCHVISION: _table(
         {
@@ -270,9 +257,8 @@ SCHEMES = {
             "encoder.pos_embedding": "pos_embed",
             "conv_proj": "patch_embed.proj",
             "encoder.ln": "norm",
-            "heads": "head",
         },
-        "encoder.layers.encoder_layer_0.",
+        "encoder.layers.encoder_layer_*.",
         {
             "ln_1": "norm1",
             "self_attention.out_proj": "attn.proj",
@@ -307,7 +293,7 @@ HEADS = {
 _TIMM_ARCH = re.compile(r"(?:vit|deit|deit3)_(tiny|small|base|large|huge)_patch\d+_\d+", re.ASCII)
 _TIMM_HEADS = {"tiny": 3, "small": 6, "base": 12, "large": 16, "huge": 16}
 
-# Words of the names that plain ones have in timm and in the projects of convert/layouts/.
+# Words of the names that plain ones have in timm and in the projects of convert/projects.py.
 _USUAL_HEADS = "ViT-B 12, ViT-L 16; ViT-S 6, but MoCo v3's 12"
 _SIZES = ("tiny", "small", "base", "large", "huge", "giant", "s", "b", "l", "h", "g")
 _PROJECTS = ("deit", "mae", "moco", "msn", "ibot", "dino", "dinov")

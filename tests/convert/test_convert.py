@@ -19,6 +19,7 @@ from torch import Tensor
 from convert import prove, write
 from convert.convert_to_d2 import convert_file, main
 from convert.families import resnet
+from convert.families.base import Names
 from convert.modeling import resnet as backbone
 from convert.prove import read_converted
 from convert.translate import recognize
@@ -255,8 +256,11 @@ def test_a_wrong_row_of_the_table_is_seen_in_the_features(
     converted_before: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Both have the same shape, and swapping them both ways survives the round trip.
-    swapped = {**resnet.BLOCK_MODULES, "bn1": "conv2.norm", "bn2": "conv1.norm"}
-    monkeypatch.setattr(resnet, "BLOCK_MODULES", swapped)
+    block = {new: old for old, new in resnet.BLOCK_MODULES.items()}
+    block |= {"conv2.norm": "bn1", "conv1.norm": "bn2"}
+    stages = [f"{stage}.*" for stage in resnet.STAGES.values()]
+    swapped = resnet.modules(("stem.conv1", "stem.conv1.norm"), stages, block)
+    monkeypatch.setattr(resnet, "DETECTRON2", Names(resnet.tensors(swapped)))
     assert_fails_without_a_trace(
         converted_before, tmp_path, "failed at res2 of the embedded backbone: features differ"
     )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from convert.contract import Given
 from convert.convert_to_d2 import convert_file, convert_in_memory
-from convert.families.vit import OBSTACLES, SCHEMES, TENSORS, ViTArchitecture
+from convert.families.vit import OBSTACLES, SCHEMES, ViTArchitecture, known
 from convert.prove import read_converted
 from convert.read import read_file
 from convert.translate import Recognized, recognize
@@ -102,7 +102,7 @@ def transformers_state() -> dict[str, Tensor]:
             for part, word in zip(value.chunk(3), ("query", "key", "value"), strict=True):
                 its = key.replace("blocks.", "encoder.layer.")
                 state[its.replace("attn.qkv", f"attention.attention.{word}")] = part
-        elif TENSORS.fullmatch(key):
+        elif known(key):
             state[scheme.original(key)] = value
     return state
 
