@@ -49,9 +49,8 @@ def read_initial_weights(
         DataError: missing, damaged, of an unknown layout, never trained, or overflowing.
     """
     from convert.contract import Given
-    from convert.read import read_file
+    from convert.read import digest, read_file
     from convert.translate import translate
-    from moco.common.files import sha256_file
     from moco.common.pretrained import locate
     from moco.engine.weights import InitialWeights, init_name, random_weights
     from moco.modeling.encoder import load_backbone
@@ -111,7 +110,7 @@ def read_initial_weights(
         beside=_beside(raw, path),
         mean=mean,
         std=std,
-        sha256=sha256_file(path),
+        sha256=digest(path),
         source=contract.source,
         notes=(*given.notes, *converted.notes, *as_given),
         config=raw["config"] if own else {},

@@ -74,7 +74,7 @@ def source_file(path: Path) -> Path:
 
 def digest(path: Path) -> str:
     """Return the SHA-256 of a file; of an index that of its line and its parts' in their order."""
-    if (parts := _parts(path)) is None:
+    if (parts := parts_of(path)) is None:
         return sha256_file(path)
     lines = [f"{sha256_file(path.with_name(part))}  {part}\n" for part in sorted({*parts.values()})]
     return hashlib.sha256(
@@ -94,7 +94,7 @@ def read_file(path: PathLike, objects: set[str] | None = None) -> Any:
     Raises:
         DataError: missing, empty, damaged, text, or a program; or a part of a network.
     """
-    if (parts := _parts(Path(path))) is not None:
+    if (parts := parts_of(Path(path))) is not None:
         return _join(Path(path), parts, set() if objects is None else objects)
     raw = _read_one(path, objects)
     _refuse_part(Path(path), raw.keys() if isinstance(raw, Mapping) else ())
@@ -115,12 +115,14 @@ def _read_one(path: PathLike, objects: set[str] | None) -> Any:
     return raw
 
 
-def _parts(path: Path) -> dict[str, str] | None:
+def parts_of(path: Path) -> dict[str, str] | None:
     """Return a tensor's name -> the file beside an index that has it; None: this is no index.
 
     Raises:
         DataError: it is damaged, or names a file in another folder.
     """
+    if not path.is_file():
+        return None  # the reader says why; opening a pipe would wait for ever
     try:
         with open(path, "rb") as file:
             if not _INDEX.match(file.read(1 << 16)):
@@ -129,7 +131,7 @@ def _parts(path: Path) -> dict[str, str] | None:
             raise DataError(f"{path}: more than {MAX_INDEX_BYTES} bytes, which no index has")
         parts = json.loads(path.read_bytes())["weight_map"]
     except OSError:
-        return None  # the reader says why
+        return None
     except (ValueError, RecursionError, KeyError, TypeError) as error:
         raise DataError(f"{path}: not JSON ({error}); download it again") from error
     if not isinstance(parts, dict) or not parts:
@@ -336,7 +338,7 @@ def _refuse_part(path: Path, keys: Collection[Any]) -> None:
     """A part of a network would be taken for a shorter one."""
     for index in sorted(path.parent.glob("*.index.json")):
         try:
-            listed = _parts(index)
+            listed = parts_of(index)
         except DataError:
             continue  # another tool's
         files = set(listed.values()) if listed else set()

@@ -151,7 +151,9 @@ def _rule_beside(choice: Choice, path: tuple[Any, ...], group: Sequence[Entry]) 
         if network.keys[: len(path)] == path and name != choice.name:
             return f"{name} encoder"
     for start, name in choice.found.second_names.items():
-        if tuple(start.split("/")[:-1])[: len(path)] == path:
+        rename = choice.found.networks[name].scheme.rename
+        is_at_root = not start and all(rename(entry.name) for entry in group)
+        if is_at_root or tuple(start.split("/")[:-1])[: len(path)] == path:
             return f"second name of the {name} encoder"
     if rule := rule_of(path[-1], choice.project):
         return rule

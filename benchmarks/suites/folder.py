@@ -179,6 +179,14 @@ def identify(weights: Mapping[str, LocalWeights | None]) -> dict[str, Init]:
     ]
     if missing:
         raise DataError("; ".join(missing))
+    from convert.read import parts_of  # imports numpy
+
+    for name, found in weights.items():
+        if found and parts_of(found.path):
+            raise UserError(
+                f"--init {name}={found.path}: a network in parts, of which a suite would copy the "
+                "index alone; convert it first, and give what that writes"
+            )
     inits = {
         name: Init(str(found.path.resolve()), sha256_file(found.path), found.origin)
         if found

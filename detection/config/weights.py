@@ -18,13 +18,12 @@ from fvcore.common.config import CfgNode
 
 from convert.contract import IMAGENET_MEAN, IMAGENET_STD, InputContract
 from convert.convert_to_d2 import convert_in_memory
-from convert.read import is_converted, read_file
+from convert.read import digest, is_converted, read_file
 from detection.config.keys import HONORED, TRANSFER
 from detection.modeling.backbones import backbone_type
 from moco.common.cfgnode import flatten, read_yaml, same_value
 from moco.common.command import RANDOM, converter
 from moco.common.errors import DataError, UserError, first_few
-from moco.common.files import sha256_file
 from moco.common.pretrained import find_remote, like, locate
 from moco.common.shipped import CONFIGS, shown
 
@@ -83,7 +82,7 @@ def check_weights(weights: str) -> None:
 
 def weights_sha256(weights: Converted | None) -> str | None:
     """Of the file that MODEL.WEIGHTS names; None: random."""
-    return sha256_file(weights.path) if weights and weights.path else None
+    return digest(weights.path) if weights and weights.path else None
 
 
 def apply_contract(

@@ -127,6 +127,24 @@ def test_one_more_tensor_in_a_moco_checkpoint(key: str, rule: str) -> None:
     assert found.dropped == before | {rule: before.get(rule, 0) + 1}
 
 
+@pytest.mark.parametrize("where", ["", "again/", "state_dict/module.trunk."])
+def test_the_same_network_under_another_name(where: str) -> None:
+    """Equal tensors are one network, wherever they are."""
+    checkpoint = official()
+    holder, _, prefix = where.rpartition("/")
+    target = checkpoint.setdefault(holder, {}) if holder else checkpoint
+    target.update(
+        {
+            key.replace("module.encoder_q.", prefix): value
+            for key, value in checkpoint["state_dict"].items()
+            if key.startswith("module.encoder_q.") and "fc." not in key
+        }
+    )
+    found = recognize(checkpoint, "a.file")
+    assert (found.encoders, found.contract.encoder) == (("query", "key"), "query")
+    assert found.dropped["second name of the query encoder"] > 0 and not ignored(found)
+
+
 @pytest.mark.parametrize("name", ["prototypes.weight", "predictor.0.weight", "surprise"])
 def test_inside_a_networks_prefix_every_tensor_counts(name: str) -> None:
     """Whatever it is called: it may be a part that changes the features."""

@@ -95,7 +95,7 @@ def without_query(content: dict[str, Any]) -> None:
 
 def second(name: str = "") -> Edit:
     """Put another network beside the first two."""
-    net = make_resnet().state_dict()
+    net = make_resnet(seed=7).state_dict()
     return torch_edit("official.pth", lambda c: c.update({name: net} if name else net))
 
 
@@ -206,7 +206,10 @@ UNKNOWN = rows(
         for raw in (state, {"model": state}, {"state_dict": state})
     ),
     (
-        saved("x.pth", {"encoder": IJEPAS, "target_encoder": IJEPAS}),
+        saved(
+            "x.pth",
+            {"encoder": IJEPAS, "target_encoder": {k: v + 1 for k, v in IJEPAS.items()}},
+        ),
         "--encoder with one of encoder, target_encoder, and --num-heads",
     ),
     (folder_of("x.pth"), r"x\.pth: .*a folder"),
@@ -339,15 +342,23 @@ def sharded(name: str) -> Edit:
 
 
 SHARDS = [
-    *rows(f"convert {INDEX} out.pth", (index({"a": PART}), "the index of sharded weights"), code=3),
-    *rows(f"inspect {INDEX}", (index({"a": PART}), "the index of sharded weights"), code=3),
-    *rows(f"convert {PART} out.pth", (saved(PART, BLOCKS), "part 1 of 2; save the n"), code=3),
+    *rows(
+        f"convert {INDEX} out.pth",
+        (index({"a": PART}), "safetensors is not beside it; download the whole folder"),
+        code=3,
+    ),
+    *rows(
+        f"inspect {INDEX}",
+        (index({"a": PART}), "safetensors is not beside it; download the whole folder"),
+        code=3,
+    ),
+    *rows(f"convert {PART} out.pth", (saved(PART, BLOCKS), "part 1 of 2; give the index"), code=3),
     *(
         row
         for name in (PART, "renamed.pth")
         for row in rows(
             f"convert {name} out.pth",
-            (sharded(name), r"2 of the 3 tensors .* model\.safetensors\.index\.json lists"),
+            (sharded(name), r"2 of the 3 tensors .* give model\.safetensors\.index\.json"),
             code=3,
         )
     ),
