@@ -66,10 +66,10 @@ class Pixels:
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """What the caller knows better than the file; None: the file's or the layout's own.
+    """What the caller knows better than the file; None: the file's or the project's own.
 
     Attributes:
-        encoder: one of the layout's networks, e.g. "query", "key", "teacher".
+        encoder: one of the file's networks, e.g. "query", "key", "teacher".
         mean, std: 0..255 in the order of `channel_order`.
         channel_order: "RGB" or "BGR"; a mean and std that are not given stay with their colors.
         options: values of the family's own options, by their names.
@@ -116,7 +116,7 @@ class InputContract:
         pixels: how the backbone sees images.
         family: of the backbone.
         architecture: the family's own.
-        source: which layout the weights were found in.
+        source: the project whose file the weights were found in.
         source_sha256: of the file that was converted.
         encoder: "query", "key", or "single" where the source has only one network.
 

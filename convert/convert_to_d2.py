@@ -196,7 +196,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--encoder",
         metavar="NAME",
         help=f"which network of a checkpoint that has several: {encoders}, or what the error "
-        "message of an unknown layout lists (default: the one that the project itself transfers)",
+        "message of an ambiguous file lists (default: the one that the project itself transfers)",
     )
     for name, what in (("mean", "mean"), ("std", "standard deviation")):
         parser.add_argument(

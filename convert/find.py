@@ -94,6 +94,7 @@ class Choice:
 
     @property
     def network(self) -> Network:
+        """The network itself."""
         return self.found.networks[self.name]
 
 
@@ -171,7 +172,8 @@ def all_networks(
         others = [network for network in others if _is_plain(network)]
     second_names: dict[str, str] = {}
     # What a rule drops is a part of another network, unless it is all that there is.
-    for network in [n for n in others if not _is_dropped(n, project)] or others[: not networks]:
+    kept = [network for network in others if not _is_dropped(network, project)]
+    for network in kept or ([] if networks else others[:1]):
         start = network.start
         same = (name for name, n in networks.items() if _is_same(network, n, values))
         if first := next(same, None):

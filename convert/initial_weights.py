@@ -41,12 +41,12 @@ def read_initial_weights(
         width: the same; 0: as the file has it.
         init: its name in a table; `""`: see `moco.engine.weights.init_name`.
         image_size: side in px of the images that a random ViT has positions for.
-        mean: of pixels 0..255, red first; None: as the file or its layout has it.
+        mean: of pixels 0..255, red first; None: as the file or its project has it.
         std: the same.
 
     Raises:
         UserError: not determined, not the requested network, or none that the trainings here have.
-        DataError: missing, damaged, of an unknown layout, never trained, or overflowing.
+        DataError: missing, damaged, without a known network, never trained, or overflowing.
     """
     from convert.contract import Given
     from convert.read import digest, read_file

@@ -48,7 +48,7 @@ _WRAPPERS = re.compile(r"^(module\.)+")
 _INNER_WRAPPERS = re.compile(
     r"(?:^|(?<=\.))(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
 )
-# Keys above a tensor in files of the known layouts, and limits of what else a file may hold.
+# Keys above a tensor in the files of known projects, and limits of what else a file may hold.
 MAX_DEPTH = 4
 MAX_ENTRIES = 1_000_000
 
@@ -203,7 +203,7 @@ def to_tensor(key: str, value: Any, where: str) -> Tensor:
 
 
 def describe(raw: Any) -> str:
-    """The first keys of a checkpoint, for the message about a layout that nobody knows."""
+    """The first keys of a checkpoint, for the message about a file that nobody knows."""
     if isinstance(raw, Inert):
         return (
             f"the file holds an object, made by {named_objects([raw.name])}; where that is a "
@@ -297,7 +297,7 @@ def _is_nested(value: Any) -> bool:
 
 
 def at(raw: Any, path: Iterable[Any]) -> Any:
-    """What is at a path of keys, or None."""
+    """Return what is at a path of keys, or None."""
     for key in path:
         if not isinstance(raw, Mapping):
             return None
@@ -313,7 +313,7 @@ def unwrapped(key: Any) -> str:
 
 
 def _with_contract(path: PathLike, tensors: dict[str, Tensor], texts: Mapping[str, str]) -> Any:
-    """What targets.py writes as safetensors, as it writes it to a .pth."""
+    """Return what write.py writes as safetensors, as it writes it to a .pth."""
     try:
         contract = json.loads(texts["contract"])
     except (ValueError, RecursionError) as error:

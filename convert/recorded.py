@@ -43,8 +43,8 @@ class Recorded:
         arch: of this project's encoders (moco/modeling/encoder.py).
         says: of the network, beside its tensors, in the words of a family's `recognize`.
         channel_order, mean, std: 0..255, in that order.
-        owner: whose network it is, instead of the one in the layout's name.
-        other: ways in which the file's network is not what its layout is documented to be.
+        owner: whose network it is, instead of the one in the project's name.
+        other: ways in which the file's network is not what its project is documented to be.
         note: what a reader of the report has to know.
     """
 
@@ -98,7 +98,7 @@ def timm_arguments(raw: Mapping[Any, Any]) -> Recorded:
 
 
 def mm_configuration(raw: Mapping[Any, Any]) -> Recorded:
-    """The configuration in `meta`, a text: compared with the layout's convention, not executed.
+    """The configuration in `meta`, a text: compared with the project's convention, not executed.
 
     Its numbers are 0..255 or 0..1.
     """

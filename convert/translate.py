@@ -71,7 +71,7 @@ class Recognized:
         return state, architecture
 
     def effect_of_tokens(self) -> list[str]:
-        """By how much the features change without the tokens, for people; empty without any."""
+        """Say by how much the features change without the tokens; empty without any."""
         effect, (state, architecture) = self.contract.family.effect, self.source_network()
         return [effect(architecture, state, self.tokens)] if effect and self.tokens else []
 
@@ -84,7 +84,7 @@ def translate(
     Args:
         src: the file, for its sha256 and for messages.
         raw: what `read_file` returned for it; a converted file keeps what its contract says.
-        given: what to take instead of what the file or its layout says.
+        given: what to take instead of what the file or its project says.
         objects: names that `read_file` gave for it.
         sha256: its hash, where it is known already.
 
@@ -136,7 +136,7 @@ def recognize(
     Args:
         raw: what `read_file` returned.
         where: the file's name, for error messages.
-        given: what to take instead of what the file or its layout says.
+        given: what to take instead of what the file or its project says.
         sha256: of the file.
         beside: reads the configuration beside it, for names that come with one.
 
@@ -253,12 +253,12 @@ def from_contract(
 
 
 def _changed(source: str, adapted: Adapted) -> str:
-    """A source's name, and what was changed in its backbone."""
+    """Return a source's name, and what was changed in its backbone."""
     return f"{source} ({'; '.join(adapted.changes)})" if adapted.changes else source
 
 
 def _names_in_file(choice: Choice, keys: Mapping[str, str]) -> Callable[[str], str]:
-    """What the family's names are called in a file; of a missing tensor, what it would be."""
+    """Return what the family's names are called in a file; of a missing tensor, what it would be."""
     network, scheme = choice.network, choice.network.scheme
     first = keys.get(scheme.rename(scheme.first[0]) or "", "")
     start = first.removesuffix(scheme.first[0]) if first else network.prefix
@@ -276,7 +276,7 @@ def _names_in_file(choice: Choice, keys: Mapping[str, str]) -> Callable[[str], s
 def _check_convention(
     choice: Choice, given: Given, where: str, warnings: list[str], has_pixels: bool
 ) -> None:
-    """A file of unknown origin does not say how its network sees pixels."""
+    """Warn, or raise DataError, where nothing says how the network sees pixels."""
     family, project = choice.network.family, choice.project
     missing = given.missing_convention(family)
     if project.name == PLAIN_DETECTRON2 and missing:

@@ -126,7 +126,7 @@ class Names:
 
 
 def _look_up(name: str, find: Callable[[str], str | None]) -> str | None:
-    """What is found for a name, or for it with one number as "*" and perhaps another as "?"."""
+    """Find a name, or it with one number as "*" and perhaps another as "?"."""
     if "*" in name or "?" in name:
         return None
     if found := find(name):
@@ -206,10 +206,10 @@ class Hints:
         named: what the family's names are called in the file.
         notes, warnings: for people; a family appends to them.
         arch: as the file records it; None: it does not.
-        says: what the file, else its layout, says, in the family's words.
+        says: what the file, else its project, says, in the family's words.
         asked: what the family's options say.
         dropped: rule -> number of entries of the file; tokens: as `Family.tokens`, by their names.
-        assumed_pixels: the layout whose usual pixels are assumed; "": they are known.
+        assumed_pixels: the project whose usual pixels are assumed; "": they are known.
     """
 
     where: str = "the file"
@@ -419,7 +419,7 @@ def families() -> list[Family]:
 
 
 def later(name: str) -> Callable[..., Any]:
-    """What calls "module:function", and imports the module then: those of networks import torch."""
+    """Return what calls "module:function" and imports the module then, as it may import torch."""
     return lambda *args: pkgutil.resolve_name(name)(*args)
 
 
@@ -450,7 +450,7 @@ def check_layer_norms(
 
 
 def stochastic_depth(p: float) -> nn.Module:
-    """Of a residual branch: each image's is left out of training with probability `p`, 0 to 1."""
+    """Leave a residual branch of an image out of training with probability `p`, 0 to 1."""
     import torch
 
     # Imported here, for it takes longer than torch; and computes while it is, so not on meta, where

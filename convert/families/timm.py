@@ -76,7 +76,7 @@ class TimmArchitecture(Architecture):
 def check_trained(
     state: Mapping[str, Tensor], where: str, named: Callable[[str], str] = str, **options: Any
 ) -> list[str]:
-    """Of networks with batch norm as of a ResNet, of others as of a transformer."""
+    """Check networks with batch norm as a ResNet, others as a transformer."""
     if any(key.endswith(".running_var") for key in state):
         return soundness.check_trained(state, where, named, **options)
     vectors = {key: value for key, value in state.items() if value.dim() == 1}

@@ -429,7 +429,7 @@ def recognize(state: Mapping[str, Tensor], hints: Hints) -> ViTArchitecture:
 
 
 def _num_heads(width: int, hints: Hints) -> int:
-    """What the option says, else the layout, else the file's name of the network."""
+    """Return what the option says, else the project, else the file's name of the network."""
     where = hints.where
     if "num_heads" in hints.asked:
         heads: int = hints.asked["num_heads"]
