@@ -258,7 +258,7 @@ def _changed(source: str, adapted: Adapted) -> str:
 
 
 def _names_in_file(choice: Choice, keys: Mapping[str, str]) -> Callable[[str], str]:
-    """Return what the family's names are called in a file; of a missing tensor, what it would be."""
+    """Return what a file calls the family's names; of a missing tensor, what it would."""
     network, scheme = choice.network, choice.network.scheme
     first = keys.get(scheme.rename(scheme.first[0]) or "", "")
     start = first.removesuffix(scheme.first[0]) if first else network.prefix
