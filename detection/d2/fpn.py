@@ -8,7 +8,7 @@ from detectron2.modeling import BACKBONE_REGISTRY, FPN, Backbone
 from detectron2.modeling.backbone.fpn import LastLevelMaxPool
 
 from convert.families.base import Family
-from detection.modeling.backbones.pyramids import PYRAMIDS, network_arguments
+from detection.modeling.backbones.pyramids import network_arguments, register_pyramids
 
 
 class WithShapes(Backbone):
@@ -64,14 +64,12 @@ def build_fpn(cfg: CfgNode, bottom_up: Backbone, in_features: list[str] | None =
     return StageFPN(bottom_up, names, fpn.OUT_CHANNELS, fpn.NORM, fpn.FUSE_TYPE, square_pad)
 
 
-for _name, _family in PYRAMIDS.items():
+def _build_pyramid(family: Family, cfg: CfgNode, input_shape: ShapeSpec) -> FPN:
+    assert family.pyramid
+    network = family.pyramid.network()
+    # The same class as a backbone of Detectron2.
+    backbone = type(f"{network.__name__}Backbone", (network, WithShapes), {})
+    return build_fpn(cfg, backbone(**network_arguments(family, cfg.MODEL)))
 
-    def _make(cfg: CfgNode, input_shape: ShapeSpec, family: Family = _family) -> FPN:
-        assert family.pyramid
-        network = family.pyramid.network()
-        # The same class as a backbone of Detectron2.
-        backbone = type(f"{network.__name__}Backbone", (network, WithShapes), {})
-        return build_fpn(cfg, backbone(**network_arguments(family, cfg.MODEL)))
 
-    _make.__name__ = _name
-    BACKBONE_REGISTRY.register(_make)
+register_pyramids(BACKBONE_REGISTRY, _build_pyramid)

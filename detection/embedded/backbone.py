@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from convert.families.base import Family
 from convert.modeling.resnet import FEATURES, ConvNorm, NormLayer, ResNet, make_stage
 from detection.embedded.layers import NORMS, conv, freeze, norm_layer
-from detection.modeling.backbones.pyramids import PYRAMIDS, network_arguments
+from detection.modeling.backbones.pyramids import network_arguments, register_pyramids
 
 BACKBONES = Registry("embedded backbones")
 DILATED_CHANNELS = 512
@@ -171,14 +171,12 @@ def build_fpn(
     return FPN(bottom_up, names, fpn.OUT_CHANNELS, norm, fpn.FUSE_TYPE, top_block)
 
 
-for _name, _family in PYRAMIDS.items():
+def _build_pyramid(family: Family, model: CfgNode) -> FPN:
+    assert family.pyramid
+    return build_fpn(model, family.pyramid.network()(**network_arguments(family, model)))
 
-    def _make(model: CfgNode, family: Family = _family) -> FPN:
-        assert family.pyramid
-        return build_fpn(model, family.pyramid.network()(**network_arguments(family, model)))
 
-    _make.__name__ = _name
-    BACKBONES.register(_make)
+register_pyramids(BACKBONES, _build_pyramid)
 
 
 @BACKBONES.register()

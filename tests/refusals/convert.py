@@ -160,7 +160,7 @@ DETECTORS = (
     "backbone. rpn_head.rpn_conv.weight",
 )
 IJEPA = ("patch_embed.proj.weight", "pos_embed", "blocks.0.norm1.weight")
-IJEPAS = {f"module.{key}": torch.ones(4, 3, 2, 2) for key in IJEPA}
+IJEPAS, OTHERS = ({f"module.{k}": x * torch.ones(4, 3, 2, 2) for k in IJEPA} for x in (1, 2))
 
 
 def detector(keys: str) -> dict[str, Tensor]:
@@ -206,10 +206,7 @@ UNKNOWN = rows(
         for raw in (state, {"model": state}, {"state_dict": state})
     ),
     (
-        saved(
-            "x.pth",
-            {"encoder": IJEPAS, "target_encoder": {k: v + 1 for k, v in IJEPAS.items()}},
-        ),
+        saved("x.pth", {"encoder": IJEPAS, "target_encoder": OTHERS}),
         "--encoder with one of encoder, target_encoder, and --num-heads",
     ),
     (folder_of("x.pth"), r"x\.pth: .*a folder"),
@@ -341,26 +338,18 @@ def sharded(name: str) -> Edit:
     return both(saved(name, BLOCKS), index(listed))
 
 
+GIVE_INDEX = r"2 of the 3 tensors .* give model\.safetensors\.index\.json"
 SHARDS = [
-    *rows(
-        f"convert {INDEX} out.pth",
-        (index({"a": PART}), "safetensors is not beside it; download the whole folder"),
-        code=3,
-    ),
-    *rows(
-        f"inspect {INDEX}",
-        (index({"a": PART}), "safetensors is not beside it; download the whole folder"),
-        code=3,
+    *(
+        row
+        for command in (f"convert {INDEX} out.pth", f"inspect {INDEX}")
+        for row in rows(command, (index({"a": PART}), f"{PART} is not beside it"), code=3)
     ),
     *rows(f"convert {PART} out.pth", (saved(PART, BLOCKS), "part 1 of 2; give the index"), code=3),
     *(
         row
         for name in (PART, "renamed.pth")
-        for row in rows(
-            f"convert {name} out.pth",
-            (sharded(name), r"2 of the 3 tensors .* give model\.safetensors\.index\.json"),
-            code=3,
-        )
+        for row in rows(f"convert {name} out.pth", (sharded(name), GIVE_INDEX), code=3)
     ),
 ]
 CONVENTION = {

@@ -4,9 +4,11 @@
 says how its keys become its network.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from fvcore.common.config import CfgNode
+from fvcore.common.registry import Registry
 
 from convert.families.base import Family, families
 from detection.modeling.backbones.base import BACKBONE_TYPES, BackboneType
@@ -48,10 +50,19 @@ def _type(family: Family) -> BackboneType:
     )
 
 
-for _name, _family in PYRAMIDS.items():
+def register_pyramids(registry: Registry, make: Callable[..., Any]) -> None:
+    """Register a builder for each family, under its builder's name.
 
-    def _make(family: Family = _family) -> BackboneType:
-        return _type(family)
+    Args:
+        make: (family, what the registry's builders are called with) -> what these return.
+    """
+    for name, family in PYRAMIDS.items():
 
-    _make.__name__ = _name
-    BACKBONE_TYPES.register(_make)
+        def build(*args: Any, family: Family = family) -> Any:
+            return make(family, *args)
+
+        build.__name__ = name
+        registry.register(build)
+
+
+register_pyramids(BACKBONE_TYPES, _type)
