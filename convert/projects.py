@@ -447,7 +447,7 @@ _LIBRARIES = (
         "keyu-tian/SparK",
         ({"single": "module/sparse_encoder.sp_cnn."},),
         {"is_pretrain": True},
-        own={"decoder": "dense_decoder.* densify_*", "pixels": "imn_m imn_s norm_black"},
+        own={"SparK's decoder": "dense_decoder.* densify_*", "pixels": "imn_m imn_s norm_black"},
         epoch_offset=1,
     ),
     # huggingface/pytorch-image-models@aa4b585 timm/utils/checkpoint_saver.py:90 and, of a task,

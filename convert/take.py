@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from convert.families.base import first_rule
 from convert.find import Choice, rule_of
+from convert.projects import DROPPED
 from convert.read import Entry, is_array, names, to_tensor, unwrapped
 from moco.common.errors import DataError
 
@@ -76,6 +77,9 @@ def take(choice: Choice, entries: Sequence[Entry], where: str, explicit: bool) -
             parts.dropped[f"{owner} encoder"] += 1
         elif rule in _FLAT_HEADS and is_array(entry.value) and entry.value.ndim > 2:
             unknown.append(key)  # of a segmentation network, whose backbone is dilated
+        elif rule in DROPPED and _is_large_convolution(entry):
+            second.append(key)
+            parts.dropped[IGNORED] += 1
         elif rule:
             parts.dropped[rule] += 1
             if rule in family.tokens:
@@ -155,7 +159,8 @@ def _rule_beside(choice: Choice, path: tuple[Any, ...], group: Sequence[Entry]) 
         is_at_root = not start and all(rename(entry.name) for entry in group)
         if is_at_root or tuple(start.split("/")[:-1])[: len(path)] == path:
             return f"second name of the {name} encoder"
-    if rule := rule_of(path[-1], choice.project):
+    rule = rule_of(path[-1], choice.project)
+    if rule and not (rule in DROPPED and any(map(_is_large_convolution, group))):
         return rule
     arrays = [entry.keys for entry in group if is_array(entry.value)]
     if choice.project.is_ours or not arrays:

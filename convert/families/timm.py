@@ -167,6 +167,7 @@ def timm() -> Family:
         build=lambda architecture: features(architecture.name),
         reference=lambda architecture: loaded_by_timm(architecture.name),
         owner="timm's own network",
+        assumes="the network as the installed timm has it, which is on both sides of the proof",
         keys=TASK_KEYS,
         # Which tensors are before which map differs from network to network.
         pyramid=Pyramid(

@@ -154,6 +154,15 @@ def test_inside_a_networks_prefix_every_tensor_counts(name: str) -> None:
         recognize(checkpoint, "a.file")
 
 
+@pytest.mark.parametrize("key", ["decoder.0.weight", "neck.conv.weight", "encoder.1.weight"])
+def test_convolutions_are_never_passed_over_by_a_rule(key: str) -> None:
+    """A decoder's may be of a segmentation network, whose backbone is dilated."""
+    state = {f"encoder.0.{k}": value for k, value in make_resnet().state_dict().items()}
+    recognize({"state_dict": state | {key: torch.ones(4, 4, 1, 1)}}, "a.file")
+    with pytest.raises(DataError, match=rf"'{key}': convolutions beside .* ambiguous"):
+        recognize({"state_dict": state | {key: torch.ones(4, 4, 3, 3)}}, "a.file")
+
+
 def test_a_head_of_1x1_convolutions() -> None:
     net = make_resnet()
     raw = {"state_dict": {**net.state_dict(), "dense_head.0.weight": torch.ones(16, 64, 1, 1)}}
