@@ -97,6 +97,23 @@ def timm_arguments(raw: Mapping[Any, Any]) -> Recorded:
     return Recorded(mean=found.get("mean"), std=found.get("std"))
 
 
+def anyones_record(raw: Mapping[Any, Any]) -> Recorded:
+    """Return what the files of known frameworks say, from a file of nobody known.
+
+    It has mmcv's `meta.config`, or `args` with a mean and a standard deviation, as timm's, of 0..1
+    or of 0..255.
+    """
+    if any(isinstance(at(raw, ("meta", name)), str) for name in ("config", "cfg")):
+        return mm_configuration(raw)
+    said = timm_arguments(raw)
+    if not (said.mean and said.std):
+        return Recorded()
+    if max(said.mean) <= 255:
+        return said
+    mean, std = ((r / 255, g / 255, b / 255) for r, g, b in (said.mean, said.std))
+    return Recorded(mean=mean, std=std)
+
+
 def mm_configuration(raw: Mapping[Any, Any]) -> Recorded:
     """The configuration in `meta`, a text: compared with the project's convention, not executed.
 

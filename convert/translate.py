@@ -14,7 +14,7 @@ from convert.find import Choice, choose_network
 from convert.projects import Project
 from convert.prove import Converted
 from convert.read import about_objects, at, digest, flatten, is_converted, to_tensor
-from convert.recorded import Recorded, read_beside, recorded_names
+from convert.recorded import Recorded, anyones_record, read_beside, recorded_names
 from convert.take import fill_statistics, join, take, to_float32
 from moco.common.errors import DataError, UserError
 
@@ -313,7 +313,8 @@ def _recorded(
         DataError: it is damaged, or another than the project's where these options are needed.
     """
     try:
-        said = project.recorded(raw) if project.recorded else Recorded()
+        read = anyones_record if project.is_nobody else project.recorded
+        said = read(raw) if read and isinstance(raw, Mapping) else Recorded()
         its = beside() if project.is_nobody or project.any_network else None
         if its is not None and not said.mean:
             said = its

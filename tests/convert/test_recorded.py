@@ -56,6 +56,25 @@ def test_timms_own_arguments(mean: Any, save: Save) -> None:
     assert found.contract.pixels.std == ((63.75, 127.5, 127.5) if mean else IMAGENET_STD)
 
 
+@pytest.mark.parametrize("scale", [1, 255])
+def test_anyones_arguments(scale: int) -> None:
+    """A training script's that nobody knows."""
+    args = {"mean": [0.5 * scale] * 3, "std": [0.25 * scale] * 3, "lr": 0.1}
+    found = recognize({"weights": state("net."), "args": args}, "x")
+    assert found.contract.source == "state dict" and not found.warnings
+    assert (found.contract.pixels.mean, found.contract.pixels.std) == ((127.5,) * 3, (63.75,) * 3)
+    alone = recognize({"weights": state("net."), "args": {"mean": args["mean"]}}, "x")
+    assert alone.contract.pixels.mean == IMAGENET_MEAN and "are assumed" in alone.warnings[0]
+
+
+def test_anyones_configuration() -> None:
+    """mmcv's, of a network under a prefix that no project of OpenMMLab has."""
+    raw = {"meta": {"config": BGR}, "weights": state("net.", depth=50)}
+    with pytest.raises(DataError, match=r"to_rgb=False \(BGR\), mean=\[103\.53.*state dict; give"):
+        recognize(raw, "x")
+    assert recognize(raw, "x", GIVEN).contract.pixels.channel_order == "BGR"
+
+
 RGB = (
     "img_norm_cfg = dict(mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375], to_rgb=True)"
 )
