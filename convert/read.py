@@ -73,13 +73,12 @@ def source_file(path: Path) -> Path:
 
 
 def digest(path: Path) -> str:
-    """Return the SHA-256 of a file; of an index that of its line and its parts' in their order."""
+    """Return the SHA-256 of a file; of an index that of the list `sha256sum` makes of all files."""
     if (parts := parts_of(path)) is None:
         return sha256_file(path)
-    lines = [f"{sha256_file(path.with_name(part))}  {part}\n" for part in sorted({*parts.values()})]
-    return hashlib.sha256(
-        "".join([f"{sha256_file(path)}  {path.name}\n", *lines]).encode()
-    ).hexdigest()
+    files = [path, *(path.with_name(name) for name in sorted({*parts.values()}))]
+    lines = "".join(f"{sha256_file(file)}  {file.name}\n" for file in files)
+    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def read_file(path: PathLike, objects: set[str] | None = None) -> Any:
@@ -88,7 +87,7 @@ def read_file(path: PathLike, objects: set[str] | None = None) -> Any:
     An index of sharded weights is read as the one network whose parts lie beside it.
 
     Args:
-        objects: takes the names of the classes whose objects are inert in the result (moco/
+        objects: takes the names of the classes whose objects are inert in the result (moco/common/
             unpickler.py).
 
     Raises:

@@ -1,4 +1,4 @@
-"""Tiny checkpoints in the layouts of the self-supervised projects that convert/layouts/ knows.
+"""Tiny checkpoints as the self-supervised projects of convert/projects.py write them.
 
 Names of keys come out of modules nested as the project nests them; the line of the project's code
 that writes each dict is cited beside it. Nothing here shares a table with convert/.

@@ -1,4 +1,4 @@
-"""Tiny checkpoints in the layouts of frameworks and packages that convert/layouts/ knows.
+"""Tiny checkpoints as the frameworks and packages of convert/projects.py write them.
 
 The names of keys come out of modules nested as the project nests them, or out of the package
 itself (lightly, Lightning, timm); the line of the code that writes each dict is cited beside it.
