@@ -20,6 +20,7 @@ from moco.common.errors import DataError, UserError, shown
 
 SINGLE = "single"
 MAX_DEPTH = 3  # keys above a network that no row knows
+MAX_NETWORKS = 32
 # Words in the name of a network that is the moving average of another.
 _AVERAGE_WORDS = {"ema", "modelema", "swa", "average", "averaged", "avg", "polyak"}
 _MAX_NAME = 200  # as much as an input contract keeps
@@ -159,6 +160,8 @@ def all_networks(
     known = [entry.name for entry in entries if entry.name]
     _refuse_known(raw, known, where)
     found = find_networks(known, asked or {})
+    if len(found) > MAX_NETWORKS:
+        raise DataError(f"{where}: {len(found)} networks, more than any checkpoint has")
     for project in PROJECTS:
         if (roles := _roles(project, raw, known, found)) is not None:
             break
@@ -301,7 +304,9 @@ def _is_dropped(network: Network, project: Project) -> bool:
 
 def _is_same(network: Network, other: Network, values: Mapping[str, Any]) -> bool:
     """Whether two prefixes have equal tensors, as where a module has two names."""
-    if network.scheme is not other.scheme:
+    first = network.scheme.first[0]
+    starts = (network.start + first, other.start + first)
+    if network.scheme is not other.scheme or not _is_equal(*map(values.get, starts)):
         return False
     own = {
         name.removeprefix(network.start): value

@@ -40,6 +40,7 @@ USUAL = "usual"
 _NUMBER = re.compile(r"(\d+)", re.ASCII)
 # "01" would be read as block 1 and could not be read back.
 _INDEX = re.compile(r"0|[1-9]\d{0,3}", re.ASCII)
+_MAX_PIECES = 2 * 6 + 1  # no table has a name of more numbers; a file may, to take hours
 # Rule -> patterns of Detectron2's names that no source fills. The counter only matters to a
 # BatchNorm with momentum None, which neither engine uses.
 LEFT_AT_INIT = {"batch counter": "*.num_batches_tracked"}
@@ -127,11 +128,10 @@ class Names:
 
 def _look_up(name: str, find: Callable[[str], str | None]) -> str | None:
     """Find a name, or it with one number as "*" and perhaps another as "?"."""
-    if "*" in name or "?" in name:
+    if "*" in name or "?" in name or len(pieces := _NUMBER.split(name)) > _MAX_PIECES:
         return None
     if found := find(name):
         return found
-    pieces = _NUMBER.split(name)
     numbers = [i for i in range(1, len(pieces), 2) if _INDEX.fullmatch(pieces[i])]
     for star, other in itertools.product(numbers, (None, *numbers)):
         wild = {star: "*", **({} if other in (None, star) else {other: "?"})}

@@ -145,6 +145,14 @@ def test_the_same_network_under_another_name(where: str) -> None:
     assert found.dropped["second name of the query encoder"] > 0 and not ignored(found)
 
 
+def test_a_file_of_very_many_networks() -> None:
+    """Each would be compared with each."""
+    first = ("conv1.weight", "layer1.0.conv1.weight")
+    state = {f"{i}.{key}": torch.ones(1) for i in range(5000) for key in first}
+    with pytest.raises(DataError, match="5000 networks, more than any checkpoint has"):
+        recognize({"state_dict": state}, "a.file")
+
+
 @pytest.mark.parametrize("name", ["prototypes.weight", "predictor.0.weight", "surprise"])
 def test_inside_a_networks_prefix_every_tensor_counts(name: str) -> None:
     """Whatever it is called: it may be a part that changes the features."""
