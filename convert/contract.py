@@ -83,7 +83,7 @@ class Given:
 
     @classmethod
     def of(cls, **values: Any) -> Given:
-        """From fields and values of any family's options; None: not given."""
+        """Make it from fields and values of any family's options; None: not given."""
         fields = {field.name for field in dataclasses.fields(cls)} - {"options"}
         own = {name: values.pop(name) for name in fields & values.keys()}
         options = {name: value for name, value in values.items() if value is not None}
@@ -95,12 +95,12 @@ class Given:
         return [f"--{name.replace('_', '-')}" for name in fields if getattr(self, name) is None]
 
     def missing_convention(self, family: Family) -> list[str]:
-        """The same for weights whose whole convention nobody wrote down."""
+        """Return the same for weights whose whole convention nobody wrote down."""
         missing = [o for o in family.options if o.convention and o.name not in self.options]
         return self.missing_pixels() + [option.flag for option in missing]
 
     def pixels(self, source: Pixels, where: str) -> Pixels:
-        """How pixels reach the network: as in the source, unless given; raises UserError."""
+        """Return how pixels reach the network: as in the source, unless given; raises UserError."""
         try:
             source = source.in_order(self.channel_order or source.channel_order)
             return Pixels(self.mean or source.mean, self.std or source.std, source.channel_order)

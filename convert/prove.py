@@ -8,7 +8,6 @@ code.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -223,15 +222,7 @@ def reference_features(
     with torch.device("meta"):
         net = family.reference(architecture)
     _fill(net, state)
-    features: dict[str, Tensor] = {}
-
-    def keep(name: str, module: nn.Module, inputs: Any, output: Tensor) -> None:
-        features[name] = output
-
-    for module, name in family.features.items():
-        net.get_submodule(module).register_forward_hook(functools.partial(keep, name))
-    net(image)
-    return features
+    return _outputs(net, family.features, image)
 
 
 def check_names(names: Mapping[str, str], family: Family, where: str) -> dict[str, str]:

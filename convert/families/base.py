@@ -370,11 +370,11 @@ class Family:
 
     @property
     def section(self) -> str:
-        """How its keys begin."""
+        """Return how its keys begin."""
         return f"MODEL.{self.name.upper()}."
 
     def schemes_of(self, asked: Mapping[str, Any]) -> Mapping[str, Scheme]:
-        """How its tensors are named under values of the options."""
+        """Return how its tensors are named under values of the options."""
         if self.named_scheme and self.named_by in asked:
             return {self.named_by: self.named_scheme(asked[self.named_by])}
         return self.schemes
