@@ -1,16 +1,16 @@
-"""End-to-end fine-tuning for classification (appendix): ImageNet, iNaturalist 2018.
+r"""End-to-end fine-tuning for classification (appendix): ImageNet, iNaturalist 2018.
 
-    python -m benchmarks finetune --config-file configs/imagenet/finetune.yaml \\
+    python -m benchmarks finetune --config-file configs/imagenet/finetune.yaml \
         --checkpoint output/pretrain/checkpoint_0199.pth.tar DATA.ROOT path/to/imagenet
 
 `--checkpoint random` trains from scratch, with the learning rate SOLVER.RANDOM_LR.
 
 From the paper: on ImageNet learning rate 0.03 (0.1 from scratch); on iNaturalist 2018 "the typical
 ResNet implementation in PyTorch", 100 epochs, 0.025 (0.1 from scratch), divided by 10 at 70% and
-90%. Where it is silent, that implementation is taken to be pytorch/examples imagenet/main.py: batch
+90%. Other details follow pytorch/examples imagenet/main.py, taken to be that implementation: batch
 256, momentum 0.9, weight decay 1e-4 on all parameters, torchvision's RandomResizedCrop(224) and
-flip, torch's initial weights of the new layer; and on ImageNet its rule of a tenth after every 30
-epochs, over the 100 epochs that the paper's other classifiers have.
+flip, torch's initialization of the new layer; and on ImageNet its division by 10 after every 30
+epochs, over the 100 epochs of the paper's other classifiers.
 """
 
 import argparse
@@ -35,15 +35,15 @@ FINETUNE = Protocol(
         "SOLVER.WEIGHT_DECAY": 1e-4,
         "SOLVER.MILESTONES_EPOCHS": (30, 60, 90),
     },
-    description="End-to-end fine-tuning for classification. Keys: moco/classification/config.py.",
+    description="End-to-end fine-tuning for classification. Keys: moco/engine/keys.py.",
 )
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Build the command's argument parser."""
     return classify.build_parser(FINETUNE)
 
 
 def main(argv: Sequence[str], read: "Reader") -> None:
-    """The command `moco-transfer finetune`."""
+    """Run the command `moco-transfer finetune`."""
     classify.main(FINETUNE, argv, read)

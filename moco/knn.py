@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from moco.engine.weights import InitialWeights, Reader
 
 MAX_RECORDED_PX = 4096
-CROP_PX = 224  # of a file that does not tell the crop of its training
+CROP_PX = 224  # for a file that does not record the crop of its training
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Build the command's argument parser."""
     parser = argparse.ArgumentParser(
         prog=program("knn", "python -m benchmarks knn"),
         description="kNN classification with a checkpoint's features.",
     )
     add = parser.add_argument
     weights = (
-        f"any that {converter()} recognizes: a file, or a name or address (see "
+        f"weights that {converter()} recognizes: a file, name or address (see "
         "moco-transfer weights --help)"
     )
     add("--checkpoint", required=True, metavar="FILE", help=weights)
-    data = "train/<class>/* and val/<class>/*, or CIFAR-10's own files"
+    data = "folder with train/<class>/* and val/<class>/*, or CIFAR-10's files"
     add("--data", required=True, metavar="ROOT", help=data)
     add("--k", type=int, default=200, help="neighbors (default: %(default)s)")
     add("--t", type=float, default=0.1, help="temperature (default: %(default)s)")
@@ -49,20 +49,20 @@ def build_parser() -> argparse.ArgumentParser:
     for name, what in {"mean": "mean", "std": "standard deviation"}.items():
         pixels = f"{what} of red, green, blue, 0..255 (default: the file's)"
         add(f"--{name}", nargs=3, type=float, metavar="X", help=pixels)
-    stem = "of a 3x3 stem whose stride is not in the file"
+    stem = "kind of a 3x3 stem, whose stride is not in the file"
     add("--stem", default="", choices=STEMS, help=stem)
     add("--device", default="auto", help="auto, cpu, cuda (default: %(default)s)")
     add("-j", "--workers", type=int, default=0, help="data-loader workers")
     add("--output", metavar="DIR", help="folder for run.json, which moco-transfer table reads")
-    add("--overwrite", action="store_true", help="replace what DIR holds")
-    init = "of the weights in a table (default: the file's)"
+    add("--overwrite", action="store_true", help="replace the contents of DIR")
+    init = "name of the weights in a table (default: the file's)"
     add("--init", default="", metavar="NAME", help=init)
     add("--debug", action="store_true", help="show tracebacks of errors")
     return parser
 
 
 def main(argv: Sequence[str], read: "Reader") -> None:
-    """The command `moco-transfer knn`."""
+    """Run the command `moco-transfer knn`."""
     args = build_parser().parse_args(argv)
     if args.k < 1 or not args.t > 0:
         raise UserError(f"--k {args.k} --t {args.t}: expected k >= 1 and t > 0")
@@ -80,7 +80,7 @@ def main(argv: Sequence[str], read: "Reader") -> None:
     say(*(f"note: {note}" for note in weights.notes))
     assert weights.state is not None
     backbone = load_backbone(weights.spec, weights.state)
-    # Without a flag, as the run's own monitor saw the images. Files of other projects have none.
+    # The defaults are those of the run's own kNN monitor, which other projects' files lack.
     keys = {"KNN.CROP_PX": 0, "KNN.RESIZE_PX": 0, "AUG.CROP_PX": CROP_PX}
     knn_crop, knn_resize, training_crop = (
         _pixels(args.checkpoint, key, weights.config.get(key, otherwise))
@@ -91,9 +91,9 @@ def main(argv: Sequence[str], read: "Reader") -> None:
     crop = CenterCrop.sized(crop_px, resize_px, training_crop, weights.mean, weights.std)
     weights.spec.check_image(crop.crop_px, "--crop-px")
     data = labeled_sets(args.data)
-    of_images = [*notes_on(data.train), *notes_on(data.val)]
-    say(*(f"note: {note}" for note in of_images))
-    notes = [*weights.notes, *of_images]
+    image_notes = [*notes_on(data.train), *notes_on(data.val)]
+    say(*(f"note: {note}" for note in image_notes))
+    notes = [*weights.notes, *image_notes]
     device, start = pick_device(args.device), time.monotonic()
     with RunFolder(args.output, overwrite=args.overwrite) if args.output else nullcontext() as run:
         result = evaluate(backbone, data, crop, args.k, args.t, device, args.workers)
@@ -104,10 +104,14 @@ def main(argv: Sequence[str], read: "Reader") -> None:
 
 
 def _pixels(checkpoint: str, key: str, value: Any) -> int:
-    """A size from a checkpoint's configuration; raises DataError for what is none."""
+    """Return a size from a checkpoint's configuration.
+
+    Raises:
+        DataError: If the value is not a valid size.
+    """
     if type(value) is not int or not 0 <= value <= MAX_RECORDED_PX:
         raise DataError(
-            f"{checkpoint}: its config has {key} {shown(value)}, expected a whole number of "
+            f"{checkpoint}: its config has {key} {shown(value)}, expected an integer of "
             f"0..{MAX_RECORDED_PX}; the checkpoint is damaged"
         )
     return value
@@ -120,7 +124,7 @@ def _record(
     notes: list[str],
     seconds: float,
 ) -> "RunRecord":
-    """For tables; the seed is that of the pre-training, there is no other."""
+    """Build the run record; its seed is that of the pre-training, because kNN has none."""
     from moco.common.cfgnode import cfg_sha256
     from moco.common.run import RunRecord, provenance
 

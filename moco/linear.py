@@ -1,14 +1,14 @@
-"""Linear classification on frozen features (sec. 4.1): how linearly separable are the classes?
+r"""Linear classification on frozen features (sec. 4.1), a measure of their linear separability.
 
-    python -m benchmarks linear --config-file configs/imagenet/linear.yaml \\
+    python -m benchmarks linear --config-file configs/imagenet/linear.yaml \
         --checkpoint output/pretrain/checkpoint_0199.pth.tar DATA.ROOT path/to/imagenet
 
-A fully-connected layer and softmax are trained on the globally pooled features; 1-crop top-1 on the
-validation images. The network is in evaluation mode, so that BN's statistics stay, too; that it is
-bitwise identical to the one before is asserted after each epoch.
+A fully-connected layer and softmax are trained on the globally pooled features and evaluated by
+1-crop top-1 on the validation images. The backbone is in evaluation mode, which also keeps BN's
+statistics; after each epoch it is asserted to be bitwise identical to the initial one.
 
 From the paper: 100 epochs, learning rate 30, weight decay 0. From the official main_lincls.py,
-where the paper is silent: batch 256, momentum 0.9, times 0.1 after 60 and 80 epochs, initial
+for details not in the paper: batch 256, momentum 0.9, decay by 0.1 after 60 and 80 epochs, initial
 weights normal with std 0.01 and bias 0, torchvision's RandomResizedCrop(224) and flip.
 """
 
@@ -33,15 +33,15 @@ LINEAR = Protocol(
         "SOLVER.WEIGHT_DECAY": 0.0,
         "SOLVER.MILESTONES_EPOCHS": (60, 80),
     },
-    description="Linear classification on frozen features. Keys: moco/classification/config.py.",
+    description="Linear classification on frozen features. Keys: moco/engine/keys.py.",
 )
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Build the command's argument parser."""
     return classify.build_parser(LINEAR)
 
 
 def main(argv: Sequence[str], read: "Reader") -> None:
-    """The command `moco-transfer linear`."""
+    """Run the command `moco-transfer linear`."""
     classify.main(LINEAR, argv, read)

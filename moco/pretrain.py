@@ -1,12 +1,12 @@
-"""Pre-training with momentum contrast: the command line.
+"""Command line of MoCo pre-training.
 
     python -m benchmarks pretrain --config-file configs/pretrain/small_r18.yaml DATA.ROOT my/images
 
-moco/pretraining/config.py describes every key, moco/pretraining/run.py has the step and
-moco/engine/loop.py the loop around it. OUTPUT_DIR gets `config.yaml`, `checkpoint_%04d.pth.tar`,
+moco/engine/keys.py documents every key; moco/pretraining/run.py has the training step,
+moco/engine/loop.py the loop. OUTPUT_DIR receives `config.yaml`, `checkpoint_%04d.pth.tar`,
 `last_checkpoint` (the newest one's name), `metrics.json` (a JSON line per log step) and, at the
-end, `run.json`. The same command with `--resume` continues where a run was interrupted; on a CPU,
-with the same number of threads, the result is bitwise identical to that of an uninterrupted run.
+end, `run.json`. The same command with `--resume` continues an interrupted run; on a CPU with the
+same number of threads, the result is bitwise identical to that of an uninterrupted run.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from moco.pretraining.config import check_processes, load_pretrain_cfg
 if TYPE_CHECKING:
     from moco.engine.weights import Reader
 
-# Flags of the official code, and a few of this project's, as other names of keys.
+# Flags of the official code, and a few of this project's, as aliases of keys.
 VALUES = {
     **command.VALUES,
     ("--moco-dim",): "MOCO.DIM",
@@ -43,56 +43,58 @@ SWITCHES = {
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Build the command's argument parser."""
     parser = command.training_parser(
         command.program("pretrain", "python -m benchmarks pretrain"),
-        "MoCo pre-training, in one process or torchrun's. Keys: moco/pretraining/config.py.",
+        "MoCo pre-training, in one process or under torchrun. Keys: moco/engine/keys.py.",
         VALUES,
     )
     parser.add_argument(
         "--other-processes",
         action="store_true",
-        help="resume although another number of processes made the checkpoint",
+        help="resume a checkpoint of another number of processes",
     )
     for flag, pair in SWITCHES.items():
-        add, said = parser.add_argument, " ".join(pair)
-        add(flag, action="append_const", dest="switched", default=[], const=pair, help=said)
+        add, text = parser.add_argument, " ".join(pair)
+        add(flag, action="append_const", dest="switched", default=[], const=pair, help=text)
     return parser
 
 
 def parse_args(argv: Sequence[str]) -> argparse.Namespace:
-    """Arguments with the flags turned into `opts`; explicit `KEY VALUE` pairs come last."""
+    """Parse arguments and turn the flags into `opts`; explicit `KEY VALUE` pairs come last."""
     args = command.parse_training_args(build_parser(), argv, VALUES)
-    args.opts = [word for pair in args.switched for word in pair] + args.opts
+    args.opts = [text for pair in args.switched for text in pair] + args.opts
     return args
 
 
 def main(argv: Sequence[str], read: "Reader") -> None:
-    """The command `moco-transfer pretrain`."""
+    """Run the command `moco-transfer pretrain`."""
     args = parse_args(argv)
-    if distributed.restarted():  # torchrun --max-restarts: a process died, all start again
+    if (
+        distributed.restarted()
+    ):  # torchrun --max-restarts: after a failure all processes start again
         args.resume, args.overwrite = args.resume or command.AUTO, False
     cfg = load_pretrain_cfg(args.config_file, args.opts)
     check_processes(cfg, distributed.launched_processes())
     check_present(cfg.DATA.ROOT)
     if cfg.DATA.KNN_ROOT:
         check_present(cfg.DATA.KNN_ROOT, labeled=True)
-    given = cfg.MODEL.WEIGHTS not in ("", command.RANDOM)
-    if given:
+    pretrained = cfg.MODEL.WEIGHTS not in ("", command.RANDOM)
+    if pretrained:
         check_weights(cfg.MODEL.WEIGHTS)
     if args.resume not in (None, command.AUTO):
         format_of(args.resume)
     main_process = distributed.launched_rank() == 0
     if main_process:
         say(f"pre-train: {cfg.MODEL.ARCH} on {cfg.DATA.ROOT}, to {cfg.OUTPUT_DIR}")
-    # The folder first: a used one is refused at once, before torch is imported.
+    # The folder is opened first, so that a used one is refused before torch is imported.
     with RunFolder(cfg.OUTPUT_DIR, bool(args.resume), args.overwrite, main_process) as folder:
         from moco.engine.device import pick_device
         from moco.engine.loop import train
         from moco.pretraining.run import Pretraining
 
         weights, model = None, cfg.MODEL
-        if given:
+        if pretrained:
             weights = read(model.WEIGHTS, model.ARCH, model.STEM, model.WIDTH)
         with distributed.session(pick_device(cfg.DEVICE), cfg.DIST_TIMEOUT_SECONDS):
             training = Pretraining(cfg, folder, weights)

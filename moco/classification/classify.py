@@ -1,8 +1,8 @@
-"""The command line that linear classification and fine-tuning share.
+"""Command line shared by linear classification and fine-tuning.
 
-A protocol is data (`moco.classification.config.Protocol`); moco/classification/run.py has the step
-and moco/engine/loop.py the loop around it. OUTPUT_DIR gets what a pre-training's gets:
-`config.yaml`, checkpoints, `metrics.json`, `run.json`.
+A protocol is data (`moco.classification.config.Protocol`). moco/classification/run.py implements
+the step and moco/engine/loop.py the loop around it. As in pre-training, OUTPUT_DIR receives
+`config.yaml`, checkpoints, `metrics.json` and `run.json`.
 """
 
 import argparse
@@ -33,32 +33,32 @@ if TYPE_CHECKING:
 
 
 def build_parser(protocol: Protocol) -> argparse.ArgumentParser:
-    """The command line."""
+    """Build the argument parser of a protocol's command."""
     kind = protocol.kind
     parser = training_parser(program(kind, f"python -m benchmarks {kind}"), protocol.description)
     weights = (
-        f"pre-trained, any that {converter()} recognizes: a file, or a name or address "
+        f"pre-trained weights that {converter()} recognizes: a file, a name or a URL "
         f"(see moco-transfer weights --help); or the word {RANDOM}"
     )
     parser.add_argument("--checkpoint", required=True, metavar="FILE", help=weights)
-    init = "of the weights in a table (default: the file's)"
+    init = "name of the weights in a table (default: the name of the file)"
     parser.add_argument("--init", default="", metavar="NAME", help=init)
     return parser
 
 
 def parse_args(protocol: Protocol, argv: Sequence[str]) -> argparse.Namespace:
-    """Arguments with the aliases turned into `opts`; explicit `KEY VALUE` pairs come last."""
+    """Parse the arguments and turn aliases into `opts`; `KEY VALUE` pairs override them."""
     args = parse_training_args(build_parser(protocol), argv)
     lr = getattr(args, "SOLVER.BASE_LR")
-    if args.checkpoint == RANDOM and lr is not None:  # --lr is the one that this run has
+    if args.checkpoint == RANDOM and lr is not None:  # --lr sets the learning rate of this run
         args.opts = ["SOLVER.RANDOM_LR", lr, *args.opts]
     return args
 
 
 def main(protocol: Protocol, argv: Sequence[str], read: "Reader") -> None:
-    """The command of a protocol."""
+    """Run the command of a protocol."""
     args = parse_args(protocol, argv)
-    if distributed.restarted():  # torchrun --max-restarts: a process died, all start again
+    if distributed.restarted():  # by torchrun --max-restarts, after a process has died
         args.resume, args.overwrite = args.resume or AUTO, False
     cfg = load_classify_cfg(protocol.defaults, args.config_file, args.opts)
     check_processes(cfg, distributed.launched_processes())
@@ -69,9 +69,8 @@ def main(protocol: Protocol, argv: Sequence[str], read: "Reader") -> None:
         format_of(Path(args.resume).expanduser())
     main_process = distributed.launched_rank() == 0
     if main_process:
-        where = f"{cfg.DATA.ROOT}, to {cfg.OUTPUT_DIR}"
-        say(f"{protocol.kind}: {args.checkpoint} on {where}")
-    # The folder first: a used one is refused at once, before torch is imported.
+        say(f"{protocol.kind}: {args.checkpoint} on {cfg.DATA.ROOT}, to {cfg.OUTPUT_DIR}")
+    # Open the folder first, so that a used one is refused before torch is imported.
     with RunFolder(cfg.OUTPUT_DIR, bool(args.resume), args.overwrite, main_process) as folder:
         from moco.classification.run import Classification
         from moco.engine.device import pick_device

@@ -1,6 +1,6 @@
-"""Every key of the two classification protocols, with its unit and range, and the checks.
+"""Configuration of linear classification and fine-tuning (keys: moco/engine/keys.py).
 
-A protocol (moco/linear.py, moco/finetune.py) has defaults of its own for some of them.
+Each protocol (moco/linear.py, moco/finetune.py) overrides some of the defaults.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,91 +9,69 @@ from typing import TYPE_CHECKING, Any
 
 from fvcore.common.config import CfgNode
 
-from moco.common.cfgcheck import check_milestones
 from moco.common.cfgnode import load_cfg
 from moco.common.errors import DataError, shown
 from moco.common.files import PathLike
 from moco.engine import config as common_config
+from moco.engine.keys import CLASSIFICATION
 
 if TYPE_CHECKING:
     from moco.modeling.archs import Spec
 
-CROP_PX = 224  # of weights that do not tell the crop of their training
+CROP_PX = 224  # for weights that do not record the crop size of their training
 MAX_CROP_PX = 4096
-# As common_config.PLACES_AND_SPEED.
-PLACES_AND_SPEED = (*common_config.PLACES_AND_SPEED, "EVAL.EVERY_EPOCHS")
-# What the hash of the protocol leaves out: these, the seed, and what comes with the weights.
-NOT_PROTOCOL = ("SEED", "AUG.MEAN", "AUG.STD", *PLACES_AND_SPEED)
+# Defaults of both protocols that differ from those of pre-training.
+_DEFAULTS: dict[str, Any] = {
+    # The paper gives no range; main_lincls.py uses torchvision's RandomResizedCrop(224).
+    "AUG.CROP_SCALE": (0.08, 1.0),
+    "SOLVER.BASE_LR": 0.1,
+    # Published accuracies, which results are compared with, were measured in fp32.
+    "SOLVER.PRECISION": "fp32",
+    "SOLVER.CHANNELS_LAST": False,
+    "SOLVER.MAX_EPOCHS": 100,
+    "SOLVER.MILESTONES_EPOCHS": (),
+}
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """One way to measure features by a classifier."""
+    """Protocol that measures features by training a classifier.
 
-    kind: str  # of the run record, and the first part of its metrics' names
-    frozen: bool  # only the classifier is trained, and nothing else may change
-    head_std: float | None  # of its initial weights, the bias being 0; None: torch's initialization
-    defaults: Mapping[str, Any]  # values of keys, by dotted name
-    description: str  # for `--help`
+    Attributes:
+        kind: Kind of the run record and prefix of the metrics' names.
+        frozen: Train the classifier only; nothing else may change.
+        head_std: Standard deviation of the classifier's initial weights, with bias 0; None for
+            torch's initialization.
+        defaults: Default values of keys by dotted name.
+        description: Description in `--help`.
+    """
+
+    kind: str
+    frozen: bool
+    head_std: float | None
+    defaults: Mapping[str, Any]
+    description: str
 
 
 def default_cfg(protocol: Mapping[str, Any]) -> CfgNode:
-    """All keys; `protocol` holds those of its defaults that are not common, by dotted name."""
-    cfg = common_config.common_cfg()
-    # Name of the table's task in run.json; the network's name is appended.
-    cfg.TASK = ""
-    # A folder with train/<class>/* and val/<class>/*, iNaturalist 2018's or CIFAR-10's own files.
-    cfg.DATA.ROOT = ""
-
-    # Training: a random crop and a flip. The paper is silent; these are torchvision's
-    # RandomResizedCrop(224) and RandomHorizontalFlip(), as in main_lincls.py.
-    cfg.AUG.CROP_SCALE = (0.08, 1.0)
-    # 0: the side that this project's pre-training of the weights had, else 224.
-    cfg.AUG.CROP_PX = 0
-    # (): the weights' own where the checkpoint tells them, else ImageNet's.
-    cfg.AUG.MEAN = ()
-    cfg.AUG.STD = ()
-
-    cfg.EVAL = CfgNode()
-    # "1-crop" (sec. 4.1): torchvision's Resize(RESIZE_PX) and CenterCrop(CROP_PX). 0 means
-    # AUG.CROP_PX for the crop, and 256/224 of the crop for the resizing.
-    cfg.EVAL.RESIZE_PX = 0
-    cfg.EVAL.CROP_PX = 0
-    # After every this many epochs, >= 0, and always at the end; the last one is the result.
-    cfg.EVAL.EVERY_EPOCHS = 1
-
-    # "" and 0: as the checkpoint has it; with random weights ARCH must be set, and the others mean
-    # imagenet and 1.
-    cfg.MODEL.ARCH = ""
-    cfg.MODEL.STEM = ""
-    cfg.MODEL.WIDTH = 0.0
-
-    # BASE_LR is for pre-trained weights, RANDOM_LR for a network that starts from random ones (0:
-    # the same), so that one recipe has the paper's two learning rates.
-    cfg.SOLVER.BASE_LR = 0.1
-    cfg.SOLVER.RANDOM_LR = 0.0
-
-    # The paper's: accuracies are compared with those that others measured in fp32.
-    cfg.SOLVER.PRECISION = "fp32"
-    cfg.SOLVER.CHANNELS_LAST = False
-
-    cfg.SOLVER.MAX_EPOCHS = 100
-    cfg.SOLVER.MILESTONES_EPOCHS = ()
-    cfg.merge_from_list([word for pair in protocol.items() for word in pair])
+    """Return all keys with the defaults of a protocol (`Protocol.defaults`)."""
+    cfg = common_config.default_cfg(CLASSIFICATION)
+    overrides = {**_DEFAULTS, **protocol}
+    cfg.merge_from_list([item for pair in overrides.items() for item in pair])
     return cfg
 
 
 def load_classify_cfg(
     protocol: Mapping[str, Any], config_file: PathLike | None, opts: Sequence[str]
 ) -> CfgNode:
-    """A protocol's defaults, the YAML file, `KEY VALUE` pairs; checked (UserError) and frozen."""
+    """Merge a protocol's defaults, YAML file and `KEY VALUE` pairs; check and freeze the result.
+
+    Raises:
+        UserError: If a key is unknown or a value is invalid.
+    """
     cfg = load_cfg(default_cfg(protocol), config_file, opts)
-    common_config.check_common(cfg)
-    at_least_0 = "SOLVER.RANDOM_LR MODEL.WIDTH EVAL.EVERY_EPOCHS EVAL.RESIZE_PX EVAL.CROP_PX"
-    common_config.check_lowest(cfg, {0: at_least_0})
-    if cfg.AUG.CROP_PX != 0:
-        common_config.check_lowest(cfg, {8: "AUG.CROP_PX"})
-    check_milestones(cfg, cfg.SOLVER.MAX_EPOCHS)
+    common_config.check_values(cfg, CLASSIFICATION)
+    common_config.check_milestones(cfg, cfg.SOLVER.MAX_EPOCHS)
     return cfg
 
 
@@ -104,10 +82,17 @@ def with_weights(
     std: Sequence[float],
     pretraining: Mapping[str, Any],
 ) -> CfgNode:
-    """Fill in the keys that were left to the weights: network, side of the crop, mean and std.
+    """Fill in the keys that depend on the weights: network, crop size, mean and std.
 
     Args:
-        pretraining: configuration of the run that made the weights; empty where it is not known.
+        cfg: Configuration of the run.
+        spec: Specification of the network.
+        mean: Mean of each channel that the weights were trained with.
+        std: Standard deviation of each channel that the weights were trained with.
+        pretraining: Configuration of the run that produced the weights; empty if unknown.
+
+    Raises:
+        DataError: If the recorded crop size is invalid.
     """
     cfg = cfg.clone()
     cfg.defrost()
@@ -115,7 +100,10 @@ def with_weights(
     if not cfg.AUG.CROP_PX:
         recorded = pretraining.get("AUG.CROP_PX", CROP_PX)
         if type(recorded) is not int or not 8 <= recorded <= MAX_CROP_PX:
-            raise DataError(f"MODEL.WEIGHTS: their config has AUG.CROP_PX {shown(recorded)}")
+            raise DataError(
+                f"MODEL.WEIGHTS: AUG.CROP_PX in the recorded config: got {shown(recorded)}, "
+                f"expected an integer in 8..{MAX_CROP_PX}"
+            )
         cfg.AUG.CROP_PX = recorded
     cfg.AUG.MEAN = tuple(cfg.AUG.MEAN) or tuple(mean)
     cfg.AUG.STD = tuple(cfg.AUG.STD) or tuple(std)
@@ -124,12 +112,14 @@ def with_weights(
 
 
 def scale_to_batch(cfg: CfgNode, random: bool) -> CfgNode:
-    """Return the keys under SOLVER for the batch of the run (linear scaling).
+    """Scale the keys under SOLVER linearly to the batch size of the run.
 
-    Learning rates are multiplied by the ratio of the batches, durations in steps divided by it.
+    Learning rates are multiplied by the ratio of the batch sizes, and durations in steps are
+    divided by it.
 
     Args:
-        random: the network starts from random weights, so that RANDOM_LR is its rate if it is set.
+        cfg: Configuration of the run.
+        random: Start from RANDOM_LR, if it is set, because the network is randomly initialized.
     """
     solver = cfg.SOLVER.clone()
     base = float((random and solver.RANDOM_LR) or solver.BASE_LR)

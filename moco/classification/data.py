@@ -9,17 +9,17 @@ from moco.data.inaturalist import find_inaturalist, read_inaturalist
 
 
 def open_labeled(root: PathLike) -> LabeledSets:
-    """iNaturalist 2018's own files, or what `moco.data.images.labeled_sets` reads.
+    """Read iNaturalist 2018 in its published layout, or else by `labeled_sets`.
 
     Raises:
-        DataError: missing, damaged, or nothing to train on.
+        DataError: If files are missing or damaged, or there are no images.
     """
     folder = find_inaturalist(root)
     return read_inaturalist(folder) if folder else labeled_sets(root)
 
 
 def crop_and_flip(cfg: CfgNode) -> Augmentation:
-    """The keys under AUG: a random crop and a flip, no colors."""
+    """Return the augmentation by the keys under AUG: random crop and flip, no color transforms."""
     return Augmentation(
         gray_first=False,
         crop_px=cfg.AUG.CROP_PX,

@@ -1,7 +1,7 @@
-"""Linear classification and fine-tuning: their model, data, step and evaluation.
+"""Model, data, step and evaluation of linear classification and fine-tuning.
 
-`moco.engine.loop.train` has the loop. N images per step of all processes, n of this one, P crop
-size in pixels, C classes.
+`moco.engine.loop.train` runs the training loop. N images per step of all processes, n of this one,
+P crop size in pixels, C classes.
 """
 
 import hashlib
@@ -15,23 +15,23 @@ from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
 from moco.classification.config import (
-    NOT_PROTOCOL,
-    PLACES_AND_SPEED,
     Protocol,
     default_cfg,
     scale_to_batch,
 )
 from moco.classification.data import crop_and_flip, open_labeled
 from moco.common import distributed
-from moco.common.errors import DataError, UserError
+from moco.common.errors import DataError, UserError, plural
 from moco.common.files import sha256_state
 from moco.common.run import DIGITS, FIRST_BATCHES
+from moco.common.transfers import send
 from moco.data.augment import apply_colors
 from moco.data.images import notes_on
 from moco.data.views import Batch, Position, Views, positions_of_steps
 from moco.engine.checkpoint import CLASSIFIER_FORMAT
 from moco.engine.device import set_up_torch
 from moco.engine.evaluation import CenterCrop, outputs
+from moco.engine.keys import CLASSIFICATION
 from moco.engine.statistics import mean_statistics
 from moco.engine.training import Evaluation, Plan, Step, Training, print_notes
 from moco.engine.weights import InitialWeights
@@ -42,21 +42,22 @@ TOP = 5
 
 @dataclass(frozen=True)
 class ClassifyPlan(Plan):
-    """Of a step: the labels (n,) of this process's images."""
+    """Input of one classification step."""
 
-    labels: Tensor
+    labels: Tensor  # (n,) labels of this process's images
 
 
 class Classification(Training[ClassifyPlan, Step]):
-    """Training a classifier, before its first step or before it is resumed.
+    """Training run of a classifier, ready for its first step or to be resumed.
 
     Args:
-        cfg: with the network of `weights`, where a new run starts.
+        cfg: Configuration of the run, filled in by `with_weights`.
+        protocol: Linear classification or fine-tuning.
+        weights: Pre-trained weights or random initialization that the run starts from.
     """
 
     checkpoint_format = CLASSIFIER_FORMAT
-    may_change = PLACES_AND_SPEED
-    not_protocol = NOT_PROTOCOL
+    program = CLASSIFICATION
     defaults = default_cfg({})
     accuracy_name = "train/top1"
 
@@ -71,12 +72,14 @@ class Classification(Training[ClassifyPlan, Step]):
         solver = scale_to_batch(cfg, random=weights.state is None)
         torch.manual_seed(cfg.SEED)
         model = build_classifier(weights, len(sets.classes), protocol)
-        scratch = {
+        initialized = {
             name: tensor
             for name, tensor in model.state_dict().items()
             if weights.state is None or name.startswith(HEADS)
         }
-        self._head = {name: sha256_state({name: scratch[name]})[:DIGITS] for name in scratch}
+        self._head = {
+            name: sha256_state({name: tensor})[:DIGITS] for name, tensor in initialized.items()
+        }
         if cfg.SOLVER.COMPILE:
             model.compile()
         super().__init__(cfg, solver, weights.spec, model, sets.train)
@@ -98,34 +101,37 @@ class Classification(Training[ClassifyPlan, Step]):
         print_notes(self.notes)
 
     def views(self) -> Views:
+        """Return the dataset of augmented crops."""
         return Views(self.images, self._aug, self.cfg.SEED, cache_bytes=self.cache_bytes())
 
     def plan(self, step: int, positions: list[Position]) -> ClassifyPlan:
+        """Plan this process's items of a step, with their labels."""
         mine = positions[distributed.rank() * self.n :][: self.n]
         labels = self._labels[[index for _, index in mine]]
         return ClassifyPlan(step, [(epoch, index, 0) for epoch, index in mine], labels)
 
     def forward_backward(self, batch: Batch, plan: ClassifyPlan) -> Step:
-        """Gradients of the mean cross-entropy."""
-        if not batch.complete:  # no image takes its place: that would have another label
+        """Compute the gradients of the mean cross-entropy."""
+        if not batch.complete:  # a replacement would have another label
             raise DataError(batch.bad[0])
         self.model.train(not self._protocol.frozen)
-        labels = plan.labels.to(self.device, non_blocking=True)  # (n,)
+        labels = send(plan.labels, self.device)  # (n,)
         pixels = batch.pixels.to(self.device, non_blocking=True)
         x = apply_colors(pixels, batch.params, self._aug, self.cfg.AUG.MEAN, self.cfg.AUG.STD)
         with self.autocast():
             logits = self.parallel(x.contiguous(memory_format=self.layout))  # (n, C)
         loss = F.cross_entropy(logits.float(), labels)
         self.scaler.scale(loss).backward()
-        right = (logits.argmax(dim=1) == labels).float().mean()
-        return Step(loss.detach(), 100 * right)
+        accuracy = (logits.argmax(dim=1) == labels).float().mean()
+        return Step(loss.detach(), 100 * accuracy)
 
     def end_epoch(self) -> None:
+        """Check that a frozen network has not changed."""
         if self._protocol.frozen:
             require_unchanged(self.model, self._frozen)
 
     def evaluate(self) -> Evaluation:
-        """1-crop accuracy on all validation images, each counted once; the processes share them."""
+        """Compute the 1-crop accuracy on all validation images, divided among the processes."""
         size = len(self._sets.val)
         mine = range(distributed.rank(), size, distributed.world_size())
         hits = torch.zeros(2, dtype=torch.long, device=self.device)  # top-1, top-5
@@ -137,32 +143,37 @@ class Classification(Training[ClassifyPlan, Step]):
 
         self.model.eval()
         data = self.cfg.DATA
-        how = self.device, data.NUM_WORKERS, data.WORKER_TIMEOUT_SECONDS, "evaluate"
-        with mean_statistics(self.model):  # all processes evaluate one network
-            for indices, scores in outputs(logits, self._sets.val, self._crop, mine, self.n, *how):
-                labels = self._val_labels[indices].to(self.device)[:, None]
+        loading = self.device, data.NUM_WORKERS, data.WORKER_TIMEOUT_SECONDS, "evaluate"
+        batches = outputs(logits, self._sets.val, self._crop, mine, self.n, *loading)
+        with mean_statistics(self.model):  # all processes evaluate the same network
+            for indices, scores in batches:
+                labels = send(self._val_labels[indices], self.device)[:, None]
                 best = scores.topk(top, dim=1).indices == labels  # (n, top)
                 hits += torch.stack([best[:, 0].sum(), best.any(dim=1).sum()])
-        top1, top5 = (100 * right / size for right in distributed.sum_over_ranks(hits).tolist())
+        top1, top5 = (100 * hit / size for hit in distributed.sum_over_ranks(hits).tolist())
         return Evaluation(
             dict(zip(self._metrics, (top1, top5), strict=True)),
             f"top-1 {top1:.2f}%, top-5 {top5:.2f}% of {size} validation images",
         )
 
     def state_dict(self) -> dict[str, Any]:
+        """Return protocol, weights and classes, which must agree when a run is resumed."""
         sha256, classes = self._weights.sha256, self._sets.classes
         return {"kind": self.kind, "weights_sha256": sha256, "classes": classes}
 
     def resume(self, path: Path, state: Any) -> None:
-        for name, mine in self.state_dict().items():
-            if state.get(name) != mine:
-                shown = "others" if name == "classes" else f"{state.get(name)!r}, not {mine!r}"
+        """Check that a checkpoint has the protocol, weights and classes of this run."""
+        for name, got in self.state_dict().items():
+            expected = state.get(name)
+            if got != expected:
+                detail = "" if name == "classes" else f" (got {got!r}, expected {expected!r})"
                 raise UserError(
-                    f"{path}: was trained with {name} {shown}; "
-                    "give the same, or start from scratch in another OUTPUT_DIR"
+                    f"{path}: was trained with other {name}{detail}; use the same, or start from "
+                    "scratch in another OUTPUT_DIR"
                 )
 
     def record(self) -> dict[str, Any]:
+        """Return task, initialization, notes, and what the run started with."""
         weights, sets = self._weights, self._sets
         size = f"{len(sets.classes)} classes, {len(sets.val)} validation images"
         return {
@@ -175,7 +186,7 @@ class Classification(Training[ClassifyPlan, Step]):
         }
 
     def _first_batches(self) -> list[str]:
-        """A digest of each: the images' places and labels; their views follow from the seed."""
+        """Hash the positions and labels of each of the first batches; the seed fixes the views."""
         stop = min(FIRST_BATCHES, self.total_steps)
         steps = positions_of_steps(self.images, self.batch_size, self.cfg.SEED, 0, stop)
         texts = (f"{at} {self._labels[[i for _, i in at]].tolist()}" for at in steps)
@@ -183,9 +194,9 @@ class Classification(Training[ClassifyPlan, Step]):
 
 
 def build_classifier(weights: InitialWeights, num_classes: int, protocol: Protocol) -> Encoder:
-    """The network with a new fully-connected layer: images (N, 3, H, W) → logits (N, C).
+    """Build the network with a new fully-connected layer: images (N, 3, H, W) → logits (N, C).
 
-    With a frozen protocol, only that has gradients.
+    If the protocol is frozen, only the new layer requires gradients.
     """
     if weights.state is None:
         model = build_backbone(weights.spec)
@@ -201,7 +212,7 @@ def build_classifier(weights: InitialWeights, num_classes: int, protocol: Protoc
 
 
 def fingerprint(model: nn.Module) -> dict[str, str]:
-    """A hash of each parameter and buffer but the classifier's."""
+    """Hash every parameter and buffer except those of the classifier."""
     return {
         name: sha256_state({name: tensor})
         for name, tensor in model.state_dict().items()
@@ -216,12 +227,12 @@ def require_unchanged(model: nn.Module, before: dict[str, str]) -> None:
 
 
 def _notes(cfg: CfgNode, base_lr: float, frozen: bool) -> list[str]:
-    """What several processes or a batch that is not the recipe's change."""
+    """Return a note on the effects of several processes and of another batch size."""
     N, reference = cfg.SOLVER.BATCH_SIZE, cfg.SOLVER.REFERENCE_BATCH_SIZE
     W, scaled = distributed.world_size(), reference not in (0, N)
     if W == 1 and not scaled:
         return []
-    note = f"batch {N}: {W} process{'es' if W > 1 else ''} x {N // W}"
+    note = f"batch {N}: {plural(W, 'process')} x {N // W}"
     if not frozen:
         note += f"; BN over {N // W} images each"
     if scaled:

@@ -1,1 +1,1 @@
-"""What every package shares: errors, files, config nodes, distributed helpers, run records."""
+"""Utilities of all packages: errors, files, config nodes, distributed helpers, run records."""

@@ -1,11 +1,13 @@
-"""YAML and `KEY VALUE` overrides into a `CfgNode`, in Detectron2's dialect, without surprises.
+"""Configuration files and `KEY VALUE` overrides as a `CfgNode`, in Detectron2's dialect.
 
-Differences from `CfgNode.merge_from_file`: a key that does not exist is an error that names the
-nearest one; `_BASE_` is a local file or a shipped one; YAML tags that build objects are refused; a
-whole number is accepted where a float is expected.
+Differences from `CfgNode.merge_from_file`: an unknown key is an error that names the nearest valid
+one; `_BASE_` is a local file or a shipped one; YAML tags that build objects are refused; an integer
+is accepted where a float is expected.
 """
 
+import copy
 import difflib
+import functools
 import hashlib
 import itertools
 import json
@@ -24,7 +26,7 @@ from moco.common.files import PathLike
 
 MAX_PARTS = 100_000
 MAX_BASES = 8
-# Names of one key, in other projects' configs or in the other config of this one.
+# Synonyms of a key in the configs of other projects, or in the other kind of config here.
 _SYNONYMS = (
     ("BASE_LR", "LEARNING_RATE", "LR"),
     ("BATCH_SIZE", "IMS_PER_BATCH"),
@@ -45,11 +47,11 @@ def load_cfg(defaults: CfgNode, config_file: PathLike | None, opts: Sequence[str
 
 
 def merge_cfg(cfg: CfgNode, config_file: PathLike | None, opts: Sequence[str]) -> None:
-    """Merge a YAML file and then `KEY VALUE` pairs into `cfg` (in place).
+    """Merge a YAML file and then `KEY VALUE` pairs into `cfg`, in place.
 
     Raises:
-        UserError: unreadable file, unknown key (with the nearest valid name), wrong type, or an
-            override without a value.
+        UserError: If the file cannot be read, a key is unknown (the message names the nearest valid
+            one), a value has the wrong type, or an override has no value.
     """
     if config_file is not None:
         for key, value in flatten(read_yaml(config_file)).items():
@@ -59,7 +61,7 @@ def merge_cfg(cfg: CfgNode, config_file: PathLike | None, opts: Sequence[str]) -
 
 
 def explicit_keys(config_file: PathLike | None, opts: Sequence[str]) -> set[str]:
-    """Dotted names of all keys that the user set, in the file (and its bases) or as overrides."""
+    """Return the dotted names of the keys set in the file, its bases or the overrides."""
     keys = {key for key, _ in _pairs(opts)}
     if config_file is not None:
         keys |= set(flatten(read_yaml(config_file)))
@@ -67,7 +69,7 @@ def explicit_keys(config_file: PathLike | None, opts: Sequence[str]) -> set[str]
 
 
 def split_assignments(args: Sequence[str]) -> list[str]:
-    """`KEY VALUE` and `KEY=VALUE` arguments, all as `KEY VALUE`."""
+    """Split `KEY=VALUE` arguments, so that all arguments are `KEY VALUE` pairs."""
     pairs: list[str] = []
     for arg in args:
         assignment = None if len(pairs) % 2 else _ASSIGNMENT.fullmatch(arg)
@@ -76,30 +78,26 @@ def split_assignments(args: Sequence[str]) -> list[str]:
 
 
 def read_yaml(path: PathLike, _depth: int = 0) -> dict[str, Any]:
-    """The mapping in a YAML file, with the files named by `_BASE_` merged below it.
+    """Read the mapping in a YAML file, merged over the files named by its `_BASE_`.
 
     Raises:
-        UserError: missing file, invalid YAML, tags that build objects, more than MAX_PARTS values,
-            a `_BASE_` that is remote or refers to itself.
+        UserError: If the file is missing, is not valid YAML, has tags that build objects or more
+            than MAX_PARTS values, or if its `_BASE_` is remote or refers to itself.
     """
-    from moco.common.limits import check_parts
-
     path = Path(path).expanduser()
     if _depth > MAX_BASES:
         raise UserError(f"{path}: more than {MAX_BASES} levels of {BASE_KEY}; does it name itself?")
     if path.suffix not in (".yaml", ".yml"):
         raise UserError(f"{path}: expected a .yaml file")
     try:
-        own = _Loader(path.read_text(encoding="utf-8")).get_single_data()
-        # Aliases may name one list so often that no walk through it would end.
-        check_parts(own, MAX_PARTS)
+        own = copy.deepcopy(_parse(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
     except yaml.constructor.ConstructorError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 0
         raise UserError(
-            f"{path}: line {line}: a tag is not read ({error.problem}), because that would run "
-            "code; write the value that it gives"
+            f"{path}: line {line}: YAML tags are not supported ({error.problem}), because they can "
+            "run code; write the resulting value"
         ) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date, a number, a text
         reason = " ".join(str(error).split())[:200]
@@ -112,22 +110,34 @@ def read_yaml(path: PathLike, _depth: int = 0) -> dict[str, Any]:
     bases = bases if isinstance(bases, list) else [bases]
     for base in bases:
         if not isinstance(base, str):
-            raise UserError(f"{path}: {BASE_KEY}: got {base!r}, expected a file's name, or several")
+            raise UserError(
+                f"{path}: {BASE_KEY}: got {base!r}, expected a file name or a list of them"
+            )
         if "://" in base:
-            raise UserError(f"{path}: {BASE_KEY} {base} is remote; copy it beside this file")
-        beside = path.parent / Path(base).expanduser()
+            raise UserError(f"{path}: {BASE_KEY} {base} is remote; copy it next to this file")
+        local = path.parent / Path(base).expanduser()
         try:
-            there = beside.exists()
+            exists = local.exists()
         except (OSError, ValueError) as error:  # too long, a NUL
             raise UserError(f"{path}: {BASE_KEY} {base!r}: cannot be read ({error})") from error
-        shared = None if there else shipped.find(re.sub(r"^(\.\./)+", "", base))
-        _merge(read_yaml(shared or beside, _depth + 1), merged)
+        shared = None if exists else shipped.find(re.sub(r"^(\.\./)+", "", base))
+        _merge(read_yaml(shared or local, _depth + 1), merged)
     _merge(own, merged)
     return merged
 
 
+@functools.lru_cache(maxsize=16)  # many tasks have the same few bases
+def _parse(text: str) -> Any:
+    from moco.common.limits import check_parts
+
+    tree = _Loader(text).get_single_data()
+    # Aliases can repeat one list so often that a walk through it would never end.
+    check_parts(tree, MAX_PARTS)
+    return tree
+
+
 class _Loader(yaml.SafeLoader):
-    """Ends where merge keys that name each other would not."""
+    """YAML loader that limits merge keys, which could otherwise expand without end."""
 
     _merged = 0
 
@@ -135,24 +145,24 @@ class _Loader(yaml.SafeLoader):
         super().flatten_mapping(node)
         self._merged += len(node.value)
         if self._merged > MAX_PARTS:
-            raise yaml.YAMLError(f"merge keys (<<) make more than {MAX_PARTS} values")
+            raise yaml.YAMLError(f"merge keys (<<) expand to more than {MAX_PARTS} values")
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as `{"A.B": value}`."""
+    """Flatten nested mappings into `{"A.B": value}`."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
             flat.update(flatten(value, f"{name}."))
         else:
-            # An empty node becomes a plain dict, so that copies of the result are plain data.
+            # Empty nodes become plain dicts, so that copies of the result are plain data.
             flat[name] = {} if isinstance(value, Mapping) else value
     return flat
 
 
 def cfg_sha256(cfg: Mapping[str, Any], exclude: Collection[str] = ()) -> str:
-    """Hex SHA-256 of all keys and values except `exclude` (dotted names of keys or of nodes)."""
+    """Return the hex SHA-256 of all keys and values except `exclude` (dotted keys or nodes)."""
     names = set(exclude)
     kept = {
         key: value
@@ -172,10 +182,10 @@ def differing(cfg: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, 
 
 
 def same_value(a: Any, b: Any, *, tolerance: float = 0.0) -> bool:
-    """Whether two values of a key are equal: a list like a tuple, 1 like 1.0, but True not like 1.
+    """Return whether two values of a key are equal.
 
-    Args:
-        tolerance: absolute, between numbers; a relative one of 1e-9 is always granted.
+    A list equals a tuple and 1 equals 1.0, but True does not equal 1. Numbers may differ by
+    `tolerance` (absolute), and always by a relative 1e-9.
     """
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         return len(a) == len(b) and all(
@@ -208,7 +218,7 @@ def _set(cfg: CfgNode, key: str, value: Any, where: str) -> None:
 
 
 def _nearest(key: str, known: Collection[str]) -> str:
-    """The known key that was probably meant, or an empty string."""
+    """Return the known key closest to an unknown one, or an empty string."""
     key = key.upper()
     group, dot, name = key.rpartition(".")
     same = [f"{group}{dot}{other}" for names in _SYNONYMS if name in names for other in names]
@@ -222,7 +232,7 @@ def _nearest(key: str, known: Collection[str]) -> str:
 
 
 def _as_float(value: Any) -> Any:
-    """Whole numbers and numerals as float; anything else is left for the type check."""
+    """Convert integers and numerals to float; leave anything else to the type check."""
     try:
         return value if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):

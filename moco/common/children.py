@@ -7,10 +7,10 @@ from moco.common.shipped import ROOT
 
 
 def own_modules() -> dict[str, str]:
-    """Variables with which `python -m` finds this project's modules, and no others of their names.
+    """Return variables that make `python -m` import this project's modules, never namesakes.
 
-    It looks into the current folder first, and a clone of the official MoCo has a `moco/` and a
-    `detection/`, too. A checkout that is not installed is found by nothing else than that folder.
+    `python -m` searches the current folder first, and a clone of the official MoCo also has a
+    `moco/` and a `detection/`. A checkout that is not installed is only found through that folder.
     """
     paths = [] if str(ROOT) == sysconfig.get_path("purelib") else [str(ROOT)]
     if os.environ.get("PYTHONPATH"):

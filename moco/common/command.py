@@ -1,6 +1,6 @@
-"""The command line that the training commands share.
+"""Command-line parser shared by the training commands.
 
-Flags of the official code are other names of keys; explicit `KEY VALUE` pairs come last.
+Flags of the official code are aliases of keys; explicit `KEY VALUE` pairs are applied last.
 """
 
 import argparse
@@ -12,11 +12,11 @@ from itertools import takewhile
 from moco.common import shipped
 from moco.common.cfgnode import split_assignments
 
-NAME = "moco-transfer"  # of the console command
-RANDOM = "random"  # weights: a random initialization
-SEVERAL = "@"  # `moco@2`: the second pre-training of the row `moco`
+NAME = "moco-transfer"  # the console command
+RANDOM = "random"  # weights argument: random initialization
+SEVERAL = "@"  # `moco@2`: the second pre-training of the method `moco`
 AUTO = "auto"  # resume from the newest checkpoint in OUTPUT_DIR
-# Flags that every training has.
+# Flags of every training command, and the keys that they set.
 VALUES: dict[tuple[str, ...], str] = {
     ("-a", "--arch"): "MODEL.ARCH",
     ("-j", "--workers"): "DATA.NUM_WORKERS",
@@ -34,21 +34,24 @@ _NEGATIVE = re.compile(r"-[\d.].*|-inf")
 
 
 def program(command: str, otherwise: str) -> str:
-    """How a command of this project is written: behind the console command if that has been
-    started, or where there is no checkout; else `otherwise`."""
+    """Return how to spell a command of this project in a message.
+
+    It is a subcommand of the console command if that is running or there is no checkout, else
+    `otherwise`.
+    """
     console = sys.argv[0] == NAME or not shipped.CHECKOUT
     return f"{NAME} {command}" if console else otherwise
 
 
 def converter() -> str:
-    """How messages name the converter."""
+    """Return how to spell the converter's command in a message."""
     return program("convert", "convert/convert_to_d2.py")
 
 
 def training_parser(
     prog: str, description: str, values: Mapping[tuple[str, ...], str] = VALUES
 ) -> argparse.ArgumentParser:
-    """A parser with the common flags, and a flag for each key of `values`."""
+    """Build a parser with the common flags and one flag per key of `values`."""
     parser = argparse.ArgumentParser(prog=prog, description=description)
     parser.add_argument("--config-file", metavar="YAML", help="recipe: a file or a shipped name")
     parser.add_argument(
@@ -56,7 +59,7 @@ def training_parser(
         nargs="?",
         const=AUTO,
         metavar="FILE",
-        help="resume from the newest checkpoint in OUTPUT_DIR, or from this one",
+        help="resume from the newest checkpoint in OUTPUT_DIR, or from FILE",
     )
     parser.add_argument(
         "--extend",
@@ -79,14 +82,14 @@ def training_parser(
 def parse_with_pairs(
     parser: argparse.ArgumentParser, argv: Sequence[str] | None
 ) -> argparse.Namespace:
-    """Arguments of a command with `opts`, which get `KEY VALUE` pairs from among the flags.
+    """Parse arguments in which `KEY VALUE` and `KEY=VALUE` pairs may stand between the flags.
 
-    `KEY=VALUE` is a pair as well.
+    The pairs are collected in `opts`.
     """
     joined: list[str] = []
     for arg in sys.argv[1:] if argv is None else argv:
         if joined and _KEY.fullmatch(joined[-1]) and _NEGATIVE.fullmatch(arg):
-            joined[-1] += f"={arg}"  # argparse would take -1e-3 for a flag
+            joined[-1] += f"={arg}"  # argparse would parse -1e-3 as a flag
         else:
             joined.append(arg)
     args = parser.parse_intermixed_args(joined)
@@ -99,7 +102,7 @@ def parse_training_args(
     argv: Sequence[str],
     values: Mapping[tuple[str, ...], str] = VALUES,
 ) -> argparse.Namespace:
-    """Arguments with the flags of `values` turned into `opts`."""
+    """Parse arguments and turn the flags of `values` into `opts`."""
     argv = list(argv)
     for i, arg in enumerate(argv[:-1]):
         if arg == "--resume" and _PAIR.fullmatch(argv[i + 1]):
@@ -109,7 +112,7 @@ def parse_training_args(
     for key in values.values():
         if getattr(args, key) is not None:
             opts += [key, getattr(args, key)]
-    if getattr(args, "SOLVER.BASE_LR") is not None:  # meant as it is, whatever the batch
+    if getattr(args, "SOLVER.BASE_LR") is not None:  # used as given, whatever the batch size
         opts += ["SOLVER.REFERENCE_BATCH_SIZE", "0"]
     if args.schedule is not None:
         epochs = list(takewhile(str.isdigit, args.schedule))  # what follows are KEY VALUE pairs

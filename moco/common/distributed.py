@@ -1,10 +1,10 @@
 """Distributed helpers: session, rank, gather, all-reduce.
 
-One process is a normal case: every function then returns what it was given. N rows of all
-processes, n = N / W rows of this one, W processes.
+Every function also works in a single process, where it returns its input. W processes have N rows
+together, of which n = N / W are on this process.
 
-Launched by torchrun (on one or many machines), a run opens a `session`; NCCL connects GPUs,
-gloo CPUs. `bytes_received` counts the payload that reached this process, by operation.
+Under torchrun (on one or several machines), a run opens a `session`; NCCL connects GPUs, gloo CPUs.
+`bytes_received` counts the payload received by this process, by operation.
 """
 
 import gc
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-# Detectron2's tools call these so, too.
+# Environment variables that torchrun sets.
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 bytes_received: Counter[str] = Counter()
-ROLL_CALL_SECONDS = 2.0  # how long a process that lost another one waits to hear of the rest
-MAX_CAUSE = 200  # characters of what gloo or NCCL says
+ROLL_CALL_SECONDS = 2.0  # how long a process that lost a peer waits for the state of the others
+MAX_CAUSE = 200  # characters of a message of gloo or NCCL
 _LAUNCHER = os.getppid()
-_store: Any = None  # of the open session
+_store: Any = None  # key-value store of the open session
 _turns = itertools.count()
 
 
@@ -42,50 +42,53 @@ class LostProcess(UserError):
 
 
 class _MainFailedError(RuntimeError):
-    """Found without a collective; `session` says who it was."""
+    """The main process failed, as seen in the store; `session` names it in its message."""
 
 
 def launched_processes() -> int:
-    """Number of processes that torchrun started, 1 without it; known before a session opens.
+    """Return the number of processes that torchrun started, or 1 without it.
+
+    It is known before a session opens.
 
     Raises:
-        UserError: some of torchrun's variables are set and others are missing.
+        UserError: If only some of torchrun's variables are set.
     """
     if "WORLD_SIZE" not in os.environ or os.environ["WORLD_SIZE"] == "1":
         return 1
     missing = [name for name in VARIABLES if name not in os.environ]
     if missing:
         raise UserError(
-            f"WORLD_SIZE is {os.environ['WORLD_SIZE']} and {missing[0]} is not set; "
+            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but {missing[0]} is not set; "
             "start the processes with torchrun, or unset WORLD_SIZE"
         )
     return int(os.environ["WORLD_SIZE"])
 
 
 def launched_rank() -> int:
-    """Number of this process among them; known before a session opens."""
+    """Return the rank of this process; it is known before a session opens."""
     return int(os.environ["RANK"]) if launched_processes() > 1 else 0
 
 
 def restarted() -> int:
-    """How often torchrun has started these processes again after one of them failed.
+    """Return how often torchrun has restarted the processes after a failure.
 
     Raises:
-        UserError: it may do so, on several machines: each counts the failures of its own processes.
+        UserError: If restarts are allowed on several machines, because each machine's torchrun
+            counts only the failures of its own processes.
     """
     allowed = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
     if allowed and os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
         raise UserError(
-            f"torchrun --max-restarts {allowed}: is for one machine; on several, leave it out and "
-            "run the same command with --resume when it has failed"
+            f"torchrun --max-restarts {allowed}: works on one machine only; on several, leave it "
+            "out and run the same command with --resume after a failure"
         )
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def launcher_died() -> bool:
-    """Whether torchrun is gone and has left this process behind.
+    """Return whether torchrun has exited and left this process behind.
 
-    It ends so when it is killed, or by a signal that it was not told to pass on.
+    That happens if torchrun is killed, or receives a signal that it does not forward.
     """
     return "TORCHELASTIC_RUN_ID" in os.environ and os.getppid() != _LAUNCHER
 
@@ -97,15 +100,15 @@ def session(
     *,
     setting: str | None = "DIST_TIMEOUT_SECONDS",
 ) -> Iterator[None]:
-    """Connect the processes that torchrun started; nothing to do for one.
+    """Connect the processes that torchrun started; a single process needs no connection.
 
     Args:
-        device: where the run's tensors are; a GPU is made the current one.
-        timeout_seconds: how long a process waits for the others before the run is given up.
-        setting: the key that it comes from, for the message; None: it cannot be set.
+        device: Device of the run's tensors; a GPU becomes the current one.
+        timeout_seconds: How long a process waits for the others before it gives up.
+        setting: Key that the timeout comes from, for the message; None if it cannot be set.
 
     Raises:
-        LostProcess: another process died, hangs, or stopped with an error of its own.
+        LostProcess: If another process died, hangs, or stopped with an error of its own.
     """
     global _store
     import torch
@@ -115,14 +118,15 @@ def session(
     if launched_processes() == 1:
         yield
         return
-    # Imported while connected, as DistributedDataParallel does, it keeps the connection until exit.
+    # DistributedDataParallel imports it; first imported while connected, it would keep the
+    # connection until exit.
     import torch.distributed.nn
     from torch.distributed import PrefixStore, rendezvous
 
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
     timeout = timedelta(seconds=timeout_seconds)
     store, number, world = next(rendezvous("env://", timeout=timeout))
-    # torchrun's store outlives a restart, with the addresses of the processes before it.
+    # torchrun's store outlives a restart and still holds the addresses of the earlier processes.
     store = PrefixStore(f"moco/{restarted()}", store)
     store.set(f"process/{number}", f"{os.environ.get('GROUP_RANK')} {os.getpid()}")
     try:
@@ -135,12 +139,12 @@ def session(
     except BaseException as error:
         _forget_locals(error)
         if not _is_lost_connection(error):
-            with suppress(RuntimeError):  # the others read it when this connection closes
+            with suppress(RuntimeError):  # the others read this once the connection closes
                 store.set(f"failed/{number}", "")
             raise
         failed, silent = _roll_call(store, number, world)
         if failed:
-            reason = f"{failed} stopped with an error, see its message"
+            reason = f"{failed} stopped with an error; see its message"
         else:
             reason = (
                 f"{silent or 'another process'} of this run died or did not answer in "
@@ -154,11 +158,11 @@ def session(
 
 
 def disconnect() -> None:
-    """End the connection of this process, if there is one, and wait for gloo's threads to end.
+    """Close the connection of this process, if there is one, and wait for gloo's threads.
 
-    DistributedDataParallel is in reference cycles that keep the connection. A thread of gloo that
-    is still about to free a tensor when the interpreter ends would abort the process, after all
-    its work (pytorch/pytorch#179291).
+    DistributedDataParallel is part of reference cycles that keep the connection open. A gloo thread
+    that frees a tensor while the interpreter shuts down would abort the process after all its work
+    is done (pytorch/pytorch#179291).
     """
     if not _connected():
         return
@@ -167,18 +171,17 @@ def disconnect() -> None:
 
 
 def data_parallel(model: "nn.Module") -> "nn.Module":
-    """`model` with gradients averaged over the processes during the backward pass.
+    """Wrap `model` so that the backward pass averages gradients over the processes.
 
-    Its parameters have to be the same on all processes, from one seed or checkpoint. Nothing but
-    gradients is sent, ever: BN's statistics, the queue, and each process's part of a memory bank
-    stay where they are.
+    The parameters must be equal on all processes, from one seed or checkpoint. Only gradients are
+    ever sent: BN's statistics, the queue, and each process's part of a memory bank stay local.
     """
     if world_size() == 1:
         return model
     from torch.nn.parallel import DistributedDataParallel
 
     with warnings.catch_warnings():
-        # torch 2.15 announces another name for an argument that earlier versions need.
+        # torch 2.15 deprecates the name of an argument that earlier versions need.
         warnings.simplefilter("ignore", FutureWarning)
         return DistributedDataParallel(
             model, broadcast_buffers=False, init_sync=False, gradient_as_bucket_view=True
@@ -187,9 +190,9 @@ def data_parallel(model: "nn.Module") -> "nn.Module":
 
 @contextmanager
 def main_first() -> Iterator[None]:
-    """The main process goes through the block alone, for as long as it takes; then the others do.
+    """Run a block on the main process first, for as long as it takes, then on the others.
 
-    Nothing in the block may be a collective, whose end DIST_TIMEOUT_SECONDS is.
+    The block must not contain a collective, which would time out after DIST_TIMEOUT_SECONDS.
     """
     turn = f"turn/{next(_turns)}"
     while not is_main() and not _store.check([turn]):
@@ -202,39 +205,42 @@ def main_first() -> Iterator[None]:
 
 
 def usable_cores() -> int:
-    """CPU cores that this process may use; macOS does not tell, there all of the machine."""
+    """Return the number of CPU cores available to this process (on macOS, to the machine)."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def local_rank() -> int:
-    """Number of this process on its machine, which is the number of its GPU."""
+    """Return the rank of this process on its machine, which is the index of its GPU."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def local_processes() -> int:
-    """Number of processes that torchrun started on this machine, 1 without it."""
+    """Return the number of processes that torchrun started on this machine, or 1 without it."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def rank() -> int:
-    """Number of this process, 0..W-1."""
+    """Return the rank of this process, 0..W-1."""
     return _dist().get_rank() if _connected() else 0
 
 
 def world_size() -> int:
-    """W, the number of processes."""
+    """Return W, the number of processes."""
     return _dist().get_world_size() if _connected() else 1
 
 
 def is_main() -> bool:
-    """Whether this process is the one that writes and prints."""
+    """Return whether this process is rank 0, which writes and prints."""
     return rank() == 0
 
 
 def gather_rows(x: "Tensor") -> "Tensor":
-    """All processes' rows (n, ...) → (N, ...), by rank; without gradient. The same n everywhere."""
+    """Gather the rows (n, ...) of all processes into (N, ...), ordered by rank, without gradient.
+
+    All processes must have the same n.
+    """
     if world_size() == 1:
         return x.detach()
     x = x.detach().contiguous()
@@ -245,7 +251,7 @@ def gather_rows(x: "Tensor") -> "Tensor":
 
 
 def gather_rows_with_gradient(x: "Tensor") -> "Tensor":
-    """As `gather_rows`; a row's gradient is the sum of what all processes' losses give it."""
+    """Gather rows as `gather_rows` does; gradients are summed over all processes' losses."""
     if world_size() == 1:
         return x
     import torch
@@ -266,30 +272,34 @@ def gather_rows_with_gradient(x: "Tensor") -> "Tensor":
 def exchange_rows(
     x: "Tensor", send: "Tensor", send_counts: list[int], place: "Tensor", counts: list[int]
 ) -> "Tensor":
-    """Rows to the processes that need them, rows from those that have them (all-to-all).
+    """Exchange rows between the processes (all-to-all).
 
     Args:
-        x: (n, ...); send: rows of `x` in the order in which they leave, `send_counts` to each
-            process; place: where the arriving rows belong, `counts` from each process. See
-            `moco.modeling.shuffle_bn.exchange_plan`.
+        x: Rows (n, ...) of this process.
+        send: Indices of the rows of `x` in the order in which they are sent.
+        send_counts: Number of rows sent to each process.
+        place: Positions of the received rows in the result.
+        counts: Number of rows received from each process.
 
     Returns:
-        (n, ...)
+        Rows (n, ...); see `moco.modeling.shuffle_bn.exchange_plan`.
     """
     import torch
 
+    from moco.common import transfers
+
     arrived = torch.empty_like(x)
-    outgoing = x[send.to(x.device)].contiguous()
+    outgoing = x[transfers.send(send, x.device)].contiguous()
     _dist().all_to_all_single(arrived, outgoing, counts, send_counts)
     row_bytes = x[0].numel() * x.element_size()
     bytes_received["exchange"] += row_bytes * (sum(counts) - counts[rank()])
     rows = torch.empty_like(x)
-    rows[place.to(x.device)] = arrived
+    rows[transfers.send(place, x.device)] = arrived
     return rows
 
 
 def sum_over_ranks(x: "Tensor") -> "Tensor":
-    """The sum of all processes' `x`; without gradient."""
+    """Return the sum of `x` over all processes, without gradient."""
     if world_size() == 1:
         return x.detach()
     total = x.detach().clone()
@@ -299,12 +309,12 @@ def sum_over_ranks(x: "Tensor") -> "Tensor":
 
 
 def mean_over_ranks(x: "Tensor") -> "Tensor":
-    """The mean of all processes' `x`; without gradient."""
+    """Return the mean of `x` over all processes, without gradient."""
     return sum_over_ranks(x) / world_size()
 
 
 def gather_objects(item: Any) -> list[Any]:
-    """All processes' items, by rank, on the main process; an empty list on the others."""
+    """Gather one item per process, by rank, on the main process; others get an empty list."""
     if world_size() == 1:
         return [item]
     gathered = [None] * world_size() if is_main() else None
@@ -313,7 +323,7 @@ def gather_objects(item: Any) -> list[Any]:
 
 
 def copy_from_main(model: "nn.Module") -> None:
-    """Give every process the main process's parameters and buffers."""
+    """Broadcast the main process's parameters and buffers to all processes."""
     if world_size() > 1:
         for values in model.state_dict().values():
             received = values.contiguous()
@@ -322,13 +332,13 @@ def copy_from_main(model: "nn.Module") -> None:
 
 
 def barrier() -> None:
-    """Wait until all processes are here."""
+    """Wait until all processes have reached this call."""
     if world_size() > 1:
         highest(0)
 
 
 def highest(value: int) -> int:
-    """The largest of all processes' values."""
+    """Return the largest value over all processes."""
     if world_size() == 1:
         return value
     import torch
@@ -342,7 +352,8 @@ def agree(value: int, what: str) -> None:
     """Check that all processes have the same value.
 
     Raises:
-        UserError: naming `what` and the smallest and largest value, on every process.
+        UserError: If they differ, on every process; the message names `what`, the smallest and the
+            largest value.
     """
     low, high = -highest(-value), highest(value)
     if low != high:
@@ -364,14 +375,14 @@ def _dist() -> Any:
 
 
 def _forget_locals(error: BaseException | None) -> None:
-    """Let go of what the functions held through which an error went: models, the connection."""
+    """Clear the local variables in an error's tracebacks, which hold models and the connection."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
 
 
 def _is_lost_connection(error: BaseException) -> bool:
-    """Whether this is how a collective fails when another process is gone or hangs."""
+    """Return whether a collective failed because another process is gone or hangs."""
     if isinstance(error, _MainFailedError | _dist().DistError):
         return True  # NCCL's, and torchrun's store
     if not isinstance(error, RuntimeError):
@@ -381,18 +392,18 @@ def _is_lost_connection(error: BaseException) -> bool:
 
 
 def _cause(error: BaseException) -> str:
-    """The first line of what gloo or NCCL says and, of NCCL, of its last error: the reason."""
+    """Return the first line of an error of gloo or NCCL, and that of NCCL's `Last error`."""
     parts = (part.strip() for part in str(error).split("Last error:"))
     return "; ".join(part.splitlines()[0][:MAX_CAUSE] for part in parts if part)
 
 
 def _roll_call(store: Any, number: int, world: int) -> tuple[str, str]:
-    """Which processes failed by themselves; if none, which do not say that they lost another one.
+    """Return the processes that failed by themselves and, if there are none, the silent ones.
 
-    The latter, which hang or are dead, are ended: left to itself, torchrun takes half a minute to
-    end a process that does not react.
+    Processes that do not report a lost peer hang or are dead. They are killed, because torchrun
+    takes half a minute to end a process that does not react.
     """
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, which would silence the message
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's would come before the message
     others = [other for other in range(world) if other != number]
     failed: list[int] = []
     silent = others
@@ -408,7 +419,7 @@ def _roll_call(store: Any, number: int, world: int) -> tuple[str, str]:
             if group == os.environ.get("GROUP_RANK"):  # a child of the same torchrun
                 _kill_sibling(int(pid))
     except RuntimeError:
-        silent = []  # the store was in the process that died
+        silent = []  # the process that died held the store
     return _named(failed), _named(silent)
 
 
@@ -420,7 +431,7 @@ def _named(processes: list[int]) -> str:
 
 
 def _kill_sibling(pid: int) -> None:
-    """Unless it has died, and perhaps another process has its number."""
+    """Kill a process if it is still a child of the same torchrun; its pid may have been reused."""
     try:
         parent = int(
             Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1]

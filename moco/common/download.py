@@ -1,10 +1,10 @@
-"""Downloads: one address to one file, resumed after a break, its hash checked.
+"""Resumable downloads with a hash check.
 
-What comes goes to `FILE.part`, which survives a break; it becomes `FILE` in one step when it is
-whole and its hash is right. Two environment variables:
+Data is written to `FILE.part`, which survives an interruption; it is renamed to `FILE` once it is
+complete and its hash matches. Two environment variables are read:
 
-- `MOCO_TRANSFER_CACHE`: the folder of what is downloaded (the system's folder for caches if unset).
-- `MOCO_TRANSFER_OFFLINE=1`: nothing is downloaded; the files at hand are used.
+- `MOCO_TRANSFER_CACHE`: Folder of the downloads (default: the system's cache folder).
+- `MOCO_TRANSFER_OFFLINE=1`: Download nothing; use only files that are already there.
 """
 
 import errno
@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin, urlsplit
@@ -28,59 +29,61 @@ if TYPE_CHECKING:
 CACHE = "MOCO_TRANSFER_CACHE"
 OFFLINE = "MOCO_TRANSFER_OFFLINE"
 TIMEOUT_SECONDS = 30.0  # of one connection or read, not of the download
-ATTEMPTS = 5  # for as long as each brings more of the file
+ALGORITHMS = ("sha256", "md5")  # of the hash in an address
+ATTEMPTS = 5  # in all, as long as each makes progress
 CHUNK_BYTES = 1 << 18
 MB = 1_000_000
 LOCAL = ("127.0.0.1", "localhost", "::1")
 _REFUSALS = {
-    401: "not permitted; it may need an account: download it in a browser",
-    403: "not permitted; it may need an account: download it in a browser",
+    401: "access denied; it may need an account: download it in a browser",
+    403: "access denied; it may need an account: download it in a browser",
     404: "not found; compare the address with its authors' page",
     410: "not found; compare the address with its authors' page",
 }
 
 
 def cache_folder() -> Path:
-    """The folder of what is downloaded; it need not exist."""
+    """Return the folder of the downloads; it need not exist."""
     from pooch import os_cache
 
     return Path(os.environ.get(CACHE) or os_cache("moco-transfer")).expanduser()
 
 
 def is_offline() -> bool:
-    """Whether `MOCO_TRANSFER_OFFLINE` forbids to download."""
+    """Return whether `MOCO_TRANSFER_OFFLINE` forbids downloads."""
     return os.environ.get(OFFLINE, "") not in ("", "0")
 
 
 def download(
     url: str, file: PathLike, digest: str = "", size: int = 0, allow_http: bool = False
 ) -> Path:
-    """Download `url` to `file`, unless that is there and its hash is right.
+    """Download `url` to `file`, unless the file exists and its hash matches.
 
-    Processes that want the same file at once wait for the first of them.
+    Processes that need the same file at once wait for the first of them.
 
     Args:
-        url: begins with `https://`; with `http://` on this machine only. Redirects never leave
+        url: `https://` address; `http://` is allowed for this machine only. Redirects never leave
             https.
-        file: where it goes, and what is returned; nothing in the address has a part in that.
-        digest: `sha256:` or `md5:` and hexadecimal digits, all of them or the first ones. `""`: not
-            checked, and a file that is there is taken as it is.
-        size: bytes, 0 where it is not known.
-        allow_http: for a mirror that the user has named.
+        file: Path to write, which is returned; nothing in the address influences it.
+        digest: `sha256:`, `sha1:` or `md5:` and the hexadecimal digits, all or the first ones. If
+            empty, the hash is not checked and an existing file is used as it is.
+        size: Size in bytes, 0 if unknown.
+        allow_http: Allow `http://`, for a mirror named by the user.
 
     Raises:
-        UserError: an address or digest that is not allowed, not found, no network, no space,
-            offline. What has come stays in `FILE.part`, and the next call resumes there.
-        DataError: another hash or size than expected; nothing of it is kept.
+        UserError: If the address or digest is not allowed, the file is not found, or there is no
+            network, no space or no permission to download. The data received so far stays in
+            `FILE.part`, and the next call resumes there.
+        DataError: If the hash or size differs from the expected one; nothing is kept.
     """
     file, digest = Path(file), digest.lower()
     check_address(url, allow_http)
-    check_digest(digest)
+    check_digest(digest, (*ALGORITHMS, "sha1"))  # of archives that are published with it
     if is_downloaded(file, digest):
         return file
     if is_offline():
         raise UserError(
-            f"{url}: not downloaded, as {OFFLINE} is set; unset it, or put the file at {file}"
+            f"{url}: not downloaded, because {OFFLINE} is set; unset it, or put the file at {file}"
         )
     lock = FileLock(file.with_name(f".{file.name}.lock"))
     try:
@@ -88,58 +91,58 @@ def download(
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            print(f"{file.name}: another process downloads it; waiting", file=sys.stderr)
+            print(f"{file.name}: another process is downloading it; waiting", file=sys.stderr)
             lock.acquire()
     except OSError as error:
         raise cannot_write(file, error, 0) from error
     try:
         if not is_downloaded(file, digest):
             _Part(url, file, digest, size).download()
-            Path(lock.lock_file).unlink(missing_ok=True)  # who waits for it finds the file
+            Path(lock.lock_file).unlink(missing_ok=True)  # waiting processes find the file
     finally:
         lock.release()
     return file
 
 
 def is_downloaded(file: PathLike, digest: str = "") -> bool:
-    """Whether the file is there and has this hash."""
+    """Return whether the file exists and has this hash."""
     return Path(file).is_file() and (not digest or has_digest(file, digest))
 
 
 def has_digest(file: PathLike, digest: str) -> bool:
-    """Whether a file's hash begins with the digits of `digest` (`sha256:…` or `md5:…`)."""
+    """Return whether a file's hash begins with the digits of `digest`, such as `sha256:…`."""
     from pooch import file_hash
 
     algorithm, _, digits = digest.partition(":")
     return bool(file_hash(str(file), algorithm).startswith(digits))
 
 
-def check_digest(digest: str) -> None:
-    """Raise a UserError unless a digest is one that `download` takes."""
-    if digest and not re.fullmatch(r"(md5|sha256):[0-9a-f]{8,64}", digest):
+def check_digest(digest: str, algorithms: Sequence[str] = ALGORITHMS) -> None:
+    """Check that a digest is of one of these algorithms; raise UserError otherwise."""
+    if digest and not re.fullmatch(rf"({'|'.join(algorithms)}):[0-9a-f]{{8,64}}", digest):
         raise UserError(
-            f"got the hash {shown(digest)}, expected sha256: or md5: and 8 or more of its digits"
+            f"got hash {shown(digest)}, expected sha256: or md5: and at least 8 of its digits"
         )
 
 
 def check_address(url: str, allow_http: bool = False) -> None:
-    """Raise a UserError unless an address is one that `download` takes."""
+    """Check that `download` accepts an address; raise UserError otherwise."""
     try:
         parts = urlsplit(url)
-    except ValueError:  # [ without ]
+    except ValueError:  # such as [ without ]
         parts = urlsplit("")
     http = parts.scheme == "http" and (allow_http or parts.hostname in LOCAL)
     if not (parts.hostname and (parts.scheme == "https" or http)):
         raise UserError(f"{shown(url, 200)}: expected an address that begins with https://")
-    if parts.username or parts.password:  # records would show them
-        raise UserError(f"{parts.hostname}: an address here has no user name or password in it")
+    if parts.username or parts.password:  # they would appear in records
+        raise UserError(f"{parts.hostname}: remove the user name and password from the address")
 
 
 class _Part:
-    """A file that is being downloaded.
+    """Partial download of a file.
 
-    Beside it is what the server calls this state of the file (its ETag or date): the rest of a file
-    that has changed since is not joined to it.
+    A sidecar file stores the server's version of the file (its ETag or date), so that the rest of
+    a file that has changed since is not appended.
     """
 
     def __init__(self, url: str, file: Path, digest: str, size: int) -> None:
@@ -149,7 +152,7 @@ class _Part:
         self._total = size
 
     def download(self) -> None:
-        """Get what is missing, check it, move it to its name."""
+        """Download the missing part, check the file, and move it to its final name."""
         import requests
 
         for attempt in range(ATTEMPTS):
@@ -173,7 +176,7 @@ class _Part:
                     self._remove()
         have, wrong = self._have(), ""
         if self._total and have != self._total:
-            wrong = f"it has {have} bytes, not {self._total}"
+            wrong = f"got {have} bytes, expected {self._total}"
         elif self._digest and not has_digest(self._path, self._digest):
             wrong = f"its hash is not {self._digest}"
         else:
@@ -181,14 +184,16 @@ class _Part:
         self._remove()
         if wrong:
             raise DataError(
-                f"{self._url}: {wrong}, so it was not kept; it has changed there or on the way: "
-                "compare with what its authors publish"
+                f"{self._url}: {wrong}, so it was deleted; the file changed on the server or in "
+                "transit: compare with the hash that its authors publish"
             )
 
     def _get(self, have: int) -> None:
         import requests
 
-        headers = {"Accept-Encoding": "identity"}  # compressed, a part has no place in the file
+        headers = {
+            "Accept-Encoding": "identity"
+        }  # offsets of a compressed part do not fit the file
         state = self._state_path.read_text(encoding="utf-8") if self._state_path.exists() else ""
         if have and (state or self._digest):
             headers["Range"] = f"bytes={have}-"
@@ -201,7 +206,7 @@ class _Part:
             if response.status_code != 416 or not have:
                 self._receive(response, have)
             elif response.headers.get("Content-Range") == f"bytes */{have}":
-                self._total = have  # it is whole
+                self._total = have  # the file is complete
             else:
                 self._remove()
                 self._get(0)
@@ -214,23 +219,23 @@ class _Part:
             raise UserError(f"{self._url}: redirected to {shown(target, 200)}, not https")
 
     def _receive(self, response: "Response", have: int) -> None:
-        """Append what a server sends, or start over where it is not the rest."""
+        """Append the response, or start over if the server does not send the rest of the file."""
         status, headers = response.status_code, response.headers
         if status not in (200, 206):
             reason = _REFUSALS.get(status, "the server cannot answer; try again later")
             raise UserError(f"{self._url}: {reason} ({status})")
         if (encoding := headers.get("Content-Encoding", "identity")) != "identity":
             raise UserError(
-                f"{self._url}: sends the file as {shown(encoding)}, although it was asked not to"
+                f"{self._url}: got the file compressed ({shown(encoding)}), expected it as it is"
             )
         rest = status == 206 and headers.get("Content-Range", "").startswith(f"bytes {have}-")
-        have = have if rest else 0  # Range is not honored, or the file has changed
+        have = have if rest else 0  # Range was ignored, or the file has changed
         length = headers.get("Content-Length", "")
         self._total = total = have + int(length) if length.isdecimal() else self._size
         if self._size and total != self._size:
             raise UserError(
                 f"{self._url}: got a file of {total} bytes, expected {self._size}; "
-                "it is another one"
+                "it is a different file"
             )
         free = shutil.disk_usage(self._path.parent).free
         if total - have > free:
@@ -248,7 +253,7 @@ class _Part:
                 before, have = have, have + len(chunk)
                 if total and have > total:
                     file.truncate(0)
-                    raise DataError(f"{self._url}: sends more than the {total} bytes of the file")
+                    raise DataError(f"{self._url}: got more than the {total} bytes of the file")
                 file.write(chunk)
                 if have // MB > before // MB:
                     bar.update(have // MB - before // MB)
@@ -264,7 +269,7 @@ class _Part:
 
 
 def _reason(error: BaseException) -> str:
-    """What is at the bottom of an error of the network."""
+    """Return the root cause of a network error as one short line."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -1,15 +1,16 @@
-"""Files written whole or not at all, and files read without executing anything in them.
+"""Atomic writing of files, and reading of untrusted files without executing anything in them.
 
-Writing: a temporary file in the same folder, fsync, `os.replace`, fsync of the folder. A crash
-or a full disk at any point leaves the old file or the new one, never a half.
+Writing: a temporary file in the same folder, fsync, `os.replace`, fsync of the folder. A crash or a
+full disk at any point leaves the old file or the new one, never a partial one.
 
 Reading: no file is trusted. One reader, moco/common/unpickler.py with moco/common/torch_files.py
-for what torch.save writes, reads weights and the project's own checkpoints alike. In weights an
-object of any class is inert data, and listed; the project's own files hold none, and one with any
-is refused.
+for the format of torch.save, reads both weights and the project's own checkpoints. In weights,
+objects of any class become inert data, and their names are listed; the project's own files contain
+none, and a file that does is refused.
 """
 
 import hashlib
+import io
 import json
 import os
 import re
@@ -29,7 +30,7 @@ PathLike = str | os.PathLike[str]
 TEMPORARY_PREFIX = ".tmp-"
 MAX_SAFETENSORS_HEADER = 16 << 20
 MIN_SAFETENSORS = 50_000  # tensors
-# What people take for weights: its first bytes, and a sentence.
+# Files often mistaken for weights: their first bytes, and how the message names them.
 _FOREIGN = (
     (
         rb"version https://git-lfs",
@@ -59,22 +60,22 @@ _FOREIGN = (
     ),
     (rb"[\t\n\r\x20-\x7e\x80-\xff]+\Z", "a text file, which holds no tensors"),
 )
-# What a pickle names to run a program, and no object in a file of weights needs.
+# Names in a pickle that can run a program, and that no object in a file of weights needs.
 _HARMFUL = re.compile(
     r"\A(asyncio|commands|ctypes|importlib|nt|os|pickle|posix|pty|runpy|shutil|socket|subprocess|sys"
     r"|webbrowser)\.|\.(os|posix|subprocess|sys)\.|"
     r"\A(builtins|__builtin__)\.(__import__|compile|eval|exec|execfile|open)\Z"
 )
-# torch.serialization.MAGIC_NUMBER as a pickle holds it, in protocols 0 and 1 and in the others.
+# torch.serialization.MAGIC_NUMBER as pickled by protocols 0 and 1, and by the later ones.
 _LEGACY_MAGIC = (b"L119547037146038801333356", bytes.fromhex("6cfc9c46f9206aa85019"))
 _T = TypeVar("_T")
 
 
-_held: set[Path] = set()  # folders that runs of this process write into
+_held: set[Path] = set()  # output folders of the runs of this process
 
 
 def hold(folder: PathLike) -> None:
-    """Let no file be written below a folder once it is gone, where it would be made again."""
+    """Refuse to write below a folder once it is gone, instead of creating it again."""
     _held.add(Path(folder).absolute())
 
 
@@ -93,11 +94,11 @@ def _check_held(path: Path) -> None:
 
 
 def atomic_write(path: PathLike, writer: Callable[[BinaryIO], object]) -> None:
-    """Call `writer` on a temporary file, then move it to `path` in one step.
+    """Call `writer` on a temporary file, then move that to `path` in one step.
 
     Raises:
-        UserError: the folder cannot be written or the disk is full; what was at `path` before
-            is untouched. Or a run's folder was moved.
+        UserError: If the folder cannot be written, the disk is full, or the run's folder was moved;
+            an earlier file at `path` is untouched.
     """
     path = Path(path)
     _check_held(path)
@@ -121,7 +122,7 @@ def atomic_write(path: PathLike, writer: Callable[[BinaryIO], object]) -> None:
 
 
 def cannot_write(path: PathLike, error: OSError, written: int) -> UserError:
-    """The error of a full disk or a read-only folder, after N bytes; raises that of a moved one."""
+    """Return the error of a full disk or read-only folder; raise that of a moved run folder."""
     _check_held(Path(path))
     reason = error.strerror or str(error)
     return UserError(
@@ -141,14 +142,14 @@ def atomic_write_json(path: PathLike, value: Any) -> None:
 
 
 def atomic_torch_save(path: PathLike, value: Any) -> None:
-    """`torch.save`, atomically."""
+    """Write `value` with `torch.save`, atomically."""
     import torch
 
     def write(file: BinaryIO) -> None:
         try:
             torch.save(value, file)
         except RuntimeError as error:
-            # torch's writer covers a full disk with a complaint of its own about positions.
+            # torch's writer hides the error of a full disk behind one about file positions.
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from error
             raise
@@ -156,34 +157,45 @@ def atomic_torch_save(path: PathLike, value: Any) -> None:
     atomic_write(path, write)
 
 
-def load_torch(path: PathLike, objects: set[str] | None = None) -> Any:
-    """Read a `torch.save` file onto the CPU: zip, or its predecessor.
+def load_torch(
+    path: PathLike, objects: set[str] | None = None, part: tuple[int, int] | None = None
+) -> Any:
+    """Read a `torch.save` file onto the CPU, in the zip or the legacy format.
 
     Args:
-        objects: takes the names of the classes and functions that the file names; their objects
-            are read as `Inert`. None: a file that names any is refused.
+        path: File to read.
+        objects: Set that receives the names of the classes and functions in the file, whose objects
+            are read as `Inert`. If None, a file with any such name is refused.
+        part: Offset and length of the bytes to read, if the file holds others as well.
 
     Raises:
-        DataError: missing, empty, damaged, a program, naming classes where there must be none, or
-            describing more than the file can hold.
+        DataError: If the file is missing, empty, damaged, a program, names classes although
+            `objects` is None, or claims more data than it can hold.
     """
     from moco.common.torch_files import read_torch
 
-    return _load(path, read_torch, "a torch checkpoint", objects)
+    def read(file: BinaryIO, size: int, objects: set[str]) -> Any:
+        if part is None:
+            return read_torch(file, size, objects)
+        file.seek(part[0])
+        content = file.read(min(part[1], size))
+        return read_torch(io.BytesIO(content), len(content), objects)
+
+    return _load(path, read, "a torch checkpoint", objects)
 
 
 def load_pickle(path: PathLike, objects: set[str] | None = None) -> Any:
-    """Read a `.pkl` of containers and numpy arrays; the rest is as for `load_torch`."""
+    """Read a `.pkl` of containers and numpy arrays; see `load_torch` for `objects` and errors."""
     from moco.common.unpickler import read_pickle
 
     return _load(path, read_pickle, "a pickle", objects)
 
 
 def load_safetensors(path: PathLike) -> tuple[dict[str, "Tensor"], dict[str, str]]:
-    """The tensors of a safetensors file, and its metadata.
+    """Read the tensors and the metadata of a safetensors file.
 
     Raises:
-        DataError: missing, empty, damaged, or describing more than the file can hold.
+        DataError: If the file is missing, empty, damaged, or claims more data than it can hold.
     """
     from moco.common.limits import Implausible
 
@@ -196,7 +208,7 @@ def load_safetensors(path: PathLike) -> tuple[dict[str, "Tensor"], dict[str, str
         if header_bytes > min(size - 8, MAX_SAFETENSORS_HEADER):
             raise Implausible(f"a header of {header_bytes} bytes")
         header = json.loads(file.read(header_bytes))
-        # Each takes some KB of memory, empty ones too, and perhaps a hundred bytes of the file.
+        # A tensor, even an empty one, takes some KB of memory but only about 100 bytes of the file.
         if len(header) > MIN_SAFETENSORS + size // 1024:
             raise Implausible(f"{len(header)} tensors in a file of {size} bytes")
         file.seek(0)
@@ -206,17 +218,17 @@ def load_safetensors(path: PathLike) -> tuple[dict[str, "Tensor"], dict[str, str
 
 
 def format_of(path: PathLike) -> str:
-    """ "torch", "safetensors" or "pickle" by a file's first bytes; whatever is none is a "pickle".
+    """Return a file's format by its first bytes: "torch", "safetensors", else "pickle".
 
     Raises:
-        DataError: missing or empty.
+        DataError: If the file is missing or empty.
     """
     _require_file(path)
     with open(path, "rb") as file:
         start = file.read(512)
     if start.startswith(b"PK") or any(m in start[:64] for m in _LEGACY_MAGIC):
         return "torch"
-    # A length of 8 bytes, the least first, then JSON.
+    # A length of 8 bytes (little-endian), then JSON.
     return "safetensors" if start[5:9] == b"\0\0\0{" else "pickle"
 
 
@@ -226,7 +238,7 @@ def _load(
     form: str,
     objects: set[str] | None,
 ) -> _T:
-    """Open and read a file; whatever is wrong with it becomes a DataError of one line."""
+    """Open and read a file; turn any error in it into a DataError of one line."""
     from moco.common.limits import Implausible
     from moco.common.unpickler import Refused
 
@@ -256,22 +268,22 @@ def _load(
 
 
 def named_objects(objects: Collection[str], limit: int = 6) -> str:
-    """Names of classes for a message, those first that a file names to do harm."""
+    """Format names of classes for a message, the harmful ones first."""
     harmful = harmful_objects(objects)
     every = [*harmful, *sorted(set(objects) - set(harmful))]
     return first_few([repr(name[:80])[1:-1] for name in every], limit)
 
 
 def harmful_objects(objects: Collection[str]) -> list[str]:
-    """Those names that no object in a file of weights needs, and that run a program."""
+    """Return the names that can run a program, and that no object in a file of weights needs."""
     return sorted(name for name in objects if _HARMFUL.search(name))
 
 
 def _reason(path: PathLike, form: str, error: Exception) -> str:
-    """Why a file could not be read; nothing in it that a terminal obeys."""
+    """Return why a file could not be read, without control characters."""
     with open(path, "rb") as file:
         start = file.read(512)
-    # Only the end of a zip file says that it is whole.
+    # Only the end of a zip file shows that it is complete.
     if start.startswith(b"PK") and not zipfile.is_zipfile(path):
         return f"not {form} or damaged (cut off: copied or downloaded in part?)"
     for magic, what in _FOREIGN:
@@ -282,9 +294,9 @@ def _reason(path: PathLike, form: str, error: Exception) -> str:
 
 
 def files_below(folder: PathLike) -> Iterator[str]:
-    """Paths of all files below a folder, relative to it, without names that start with a dot.
+    """Yield the paths of all files below a folder, relative to it, except hidden ones.
 
-    Links are followed, each real folder once.
+    Symbolic links are followed; each real folder is visited once.
     """
     seen = set()
     for parent, folders, files in os.walk(folder, followlinks=True):
@@ -297,13 +309,13 @@ def files_below(folder: PathLike) -> Iterator[str]:
 
 
 def sha256_file(path: PathLike) -> str:
-    """Hex SHA-256 of a file's bytes."""
+    """Return the hex SHA-256 of a file's bytes."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sha256_state(state: Mapping[str, "Tensor"]) -> str:
-    """Hex SHA-256 of names, dtypes, shapes and bytes of tensors, in sorted order of the names."""
+    """Return the hex SHA-256 of the names, dtypes, shapes and bytes of tensors, sorted by name."""
     import torch
 
     digest = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""Limits on what is read from files of others: pickles, YAML, configs, zip archives."""
+"""Size limits for untrusted files: pickles, YAML, configs, zip archives."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from collections import OrderedDict
 from typing import Any, BinaryIO
 
 MAX_DEPTH = 100
-MAX_BITS = 1000  # float() of it does not overflow, and Python prints it
+MAX_BITS = 1000  # of an integer that float() does not overflow on, and that Python can print
 _SINGLE = frozenset({str, float, bool, type(None)})
 _ZIP_END, _ZIP_END_BYTES = b"PK\5\6", 22
-# A file of 5 GB lists its parts in 2 MB; each byte of a list takes about ten of memory.
+# A file of 5 GB lists its parts in 2 MB; each byte of the list takes about ten of memory.
 MAX_LIST_BYTES = 16 << 20
 
 
 class Implausible(ValueError):
-    """The file claims more than it can hold; the message says what."""
+    """Claim of a file to more data than it can hold; the message names it."""
 
 
 def check_parts(root: Any, limit: int) -> None:
-    """Raise Implausible unless a walk through all parts of a value ends soon.
+    """Raise Implausible unless a walk through all parts of a value is short.
 
     Args:
-        root: dictionaries, lists and tuples; anything else, a subclass among it, has no parts.
-        limit: number of parts, each counted as often as it can be reached.
+        root: Nested dictionaries, lists and tuples; other types and subclasses have no parts.
+        limit: Largest number of parts, each counted as often as it can be reached.
     """
     _measure(root, 0, limit, {})
 
@@ -33,7 +33,7 @@ def check_parts(root: Any, limit: int) -> None:
 def _measure(
     value: Any, depth: int, limit: int, done: dict[int, tuple[int, int]]
 ) -> tuple[int, int]:
-    """Parts and levels of a value that is N levels below the root; `done` has them by identity."""
+    """Return the number of parts and levels of a value at `depth`; `done` caches them by id."""
     if isinstance(value, int) and value.bit_length() > MAX_BITS:
         raise Implausible(f"a whole number of {value.bit_length()} bits")
     if type(value) not in (dict, OrderedDict, list, tuple):
@@ -43,7 +43,7 @@ def _measure(
         for part in value.values() if isinstance(value, dict) else value:
             kind = type(part)
             if kind in _SINGLE or (kind is int and part.bit_length() <= MAX_BITS):
-                count += 1  # most of a record, without a call
+                count += 1  # avoids a call for most values of a record
                 continue
             parts, below = _measure(part, depth + 1, limit, done)
             count, levels = count + parts, max(levels, below + 1)
@@ -56,10 +56,11 @@ def _measure(
 
 
 def open_zip(file: BinaryIO) -> zipfile.ZipFile:
-    """A zip archive whose list of parts fits into memory, and that nothing follows.
+    """Open a zip archive, provided that its list of parts fits into memory.
 
     Raises:
-        Implausible: it does not, or something does; zipfile.BadZipFile: it is none.
+        Implausible: If the list does not fit, or bytes follow the archive.
+        zipfile.BadZipFile: If the file is not a zip archive.
     """
     file.seek(-min(_ZIP_END_BYTES, file.seek(0, os.SEEK_END)), os.SEEK_END)
     end = file.read().ljust(_ZIP_END_BYTES)
@@ -74,13 +75,14 @@ def open_zip(file: BinaryIO) -> zipfile.ZipFile:
 
 
 def read_part(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
-    """Read a part of an archive in no more memory than its entry says.
+    """Read a part of an archive in no more memory than its entry claims.
 
-    `ZipFile.read` inflates gigabytes from a few bytes before it compares with that size; of the
-    methods of compression only deflation can be stopped.
+    `ZipFile.read` can inflate a few bytes to gigabytes before it compares them with that size; only
+    deflation can be stopped midway.
 
     Raises:
-        Implausible: another method; zipfile.BadZipFile: the part is not as long as it says.
+        Implausible: If the part is compressed by another method.
+        zipfile.BadZipFile: If the part is not as long as its entry claims.
     """
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise Implausible(f"{info.filename[:60]!r}: compressed by method {info.compress_type}")

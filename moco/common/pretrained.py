@@ -1,14 +1,15 @@
-"""Pre-trained weights wherever they are: what names them becomes a file of this machine.
+"""Pre-trained weights: resolves a weights argument to a local file.
 
     my/checkpoint.pth.tar                   a file
     moco_v2_r50_800ep                       a name of configs/inits.yaml
     https://host/r50.pth#sha256=0676ba61…   an address, and the file's hash (or #md5=…)
-    hf://user/repo/model.safetensors@rev    a file of the Hugging Face Hub
+    hf://user/repo                          the network in a repository of the Hugging Face Hub
+    hf://user/repo/model.safetensors@rev    a file of it
     timm://resnet50.tv_in1k                 a model of timm, whose file is on the Hub
     detectron2://ImageNetPretrained/…       a backbone of Detectron2's model zoo (or catalog://)
 
-What is downloaded is read as any other file, by moco/common/files.py: neither the Hub's library nor
-timm opens it.
+Downloaded files are read like any other file, by moco/common/files.py: neither the Hub's library
+nor timm opens them.
 """
 
 from __future__ import annotations
@@ -38,41 +39,53 @@ from moco.common.download import (
 )
 from moco.common.errors import DataError, UserError, first_few, printable
 from moco.common.files import PathLike, format_of
+from moco.common.sharded import files_of
 from moco.common.shipped import CONFIGS
 
 ENDINGS = (".pth.tar", ".pth", ".pt", ".tar", ".pkl", ".safetensors")
-# Detectron2's names: the scheme and what its addresses start with (detectron2/utils/file_io.py,
-# detectron2/checkpoint/catalog.py). Backbones are in one folder, whole detectors beside it.
+# Detectron2's schemes and their base addresses (detectron2/utils/file_io.py,
+# detectron2/checkpoint/catalog.py). Backbones are in one folder, whole detectors next to it.
 MODEL_ZOO = {
     "detectron2://": "https://dl.fbaipublicfiles.com/detectron2/",
     "catalog://": "https://dl.fbaipublicfiles.com/detectron/",
 }
 BACKBONES = "ImageNetPretrained/"
-_CATALOG = {  # those of Detectron's names that are not their addresses
+_CATALOG = {  # names of Detectron that differ from their addresses
     "FAIR/R-50-GN": "47261647/R-50-GN",
     "FAIR/R-101-GN": "47592356/R-101-GN",
     "FAIR/X-101-32x8d": "20171220/X-101-32x8d",
     "FAIR/X-101-64x4d": "FBResNeXt/X-101-64x4d",
     "FAIR/X-152-32x8d-IN5k": "25093814/X-152-32x8d-IN5k",
 }
-ORIGIN = ".origin.txt"  # ending of a file beside a copy
-# Names of the Hub have no two dots or dashes together, and none at an end.
+ORIGIN = ".origin.txt"  # ending of the sidecar file of a copy
+# Names on the Hub have no two dots or dashes in a row, and none at either end.
 _HUB_NAME = r"\w+(?:[.-]\w+)*"
-_HUB = re.compile(rf"hf://({_HUB_NAME}/{_HUB_NAME})/([^@#?\\]+)(?:@([\w./-]+))?", re.ASCII)
+_HUB = re.compile(rf"hf://({_HUB_NAME}/{_HUB_NAME})(?:/([^@#?\\]+))?(?:@([\w./-]+))?", re.ASCII)
 _HUB_LONGEST = 96
 
-# What a repository of the Hub says of its network, downloaded with the weights where it exists.
-BESIDE = ("config.json", "preprocessor_config.json")
+# Files of the network in a repository of the Hub, the first one that exists: those of transformers
+# and timm, and those of open_clip, which other repositories have as well.
+HUB_FILES = (
+    "model.safetensors.index.json",
+    "model.safetensors",
+    "pytorch_model.bin.index.json",
+    "pytorch_model.bin",
+    "open_clip_model.safetensors",
+    "open_clip_pytorch_model.bin",
+)
+# Metadata of a network on the Hub, downloaded with the weights if it exists.
+SIDECARS = ("config.json", "preprocessor_config.json", "open_clip_config.json")
 
 
 @dataclass(frozen=True)
 class LocalWeights:
-    """Weights in a file of this machine.
+    """Weights in a local file.
 
     Attributes:
-        init: their name in a table; empty for a path, whose name it is.
-        origin: for records, their name, and the address they came from with its hash; empty for a
-            file of the user's own.
+        path: Path of the file.
+        init: Name in a table; empty for a path, which has the file's name.
+        origin: Name, address and hash of downloaded weights, for records; empty for a file of the
+            user's own.
     """
 
     path: Path
@@ -81,29 +94,29 @@ class LocalWeights:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """`origin` as a note, if there is one."""
+        """`origin` as a note, if it is not empty."""
         return (self.origin,) if self.origin else ()
 
 
 @dataclass(frozen=True)
 class Web:
-    """A file behind an address; see `moco.common.download.download`."""
+    """A file at an https address; see `moco.common.download.download`."""
 
     init: str
     address: str
     digest: str = ""
-    size_mb: float = 0.0  # 0: not known
+    size_mb: float = 0.0  # 0: unknown
 
     @property
     def file(self) -> Path:
-        """Where it is, or will be."""
+        """Path of the downloaded file, which may not exist yet."""
         ending = next((end for end in ENDINGS if self.address.endswith(end)), "")
         name = re.sub(r"[^\w.-]", "_", self.init, flags=re.ASCII)[:80]
         which = hashlib.sha256(self.address.encode()).hexdigest()[:8]
         return cache_folder() / "weights" / f"{name}-{which}{ending}"
 
     def cached(self) -> Path | None:
-        """The file if it has been downloaded, also by Detectron2."""
+        """Return the file if it has been downloaded, also by Detectron2."""
         files = [self.file]
         if self.address.startswith(tuple(MODEL_ZOO.values())):
             cache = Path(os.environ.get("FVCORE_CACHE", "~/.torch/iopath_cache")).expanduser()
@@ -111,18 +124,21 @@ class Web:
         return next((file for file in files if is_downloaded(file, self.digest)), None)
 
     def fetch(self) -> tuple[Path, str]:
-        """The file, downloaded if need be, and where it is from."""
+        """Return the file, downloaded if necessary, and its origin."""
         path = self.cached() or download(self.address, self.file, self.digest)
         return path, self.address + (f" ({self.digest})" if self.digest else "")
 
 
 @dataclass(frozen=True)
 class Hub:
-    """A file of the Hugging Face Hub, downloaded by its library to its own cache.
+    """A file on the Hugging Face Hub, downloaded by its library to its own cache.
 
     Attributes:
-        files: the first of them that the repository has is taken.
-        revision: a branch, tag or commit; None: the main branch.
+        init: Name in a table.
+        repo: Repository, `user/name`.
+        files: Candidates; the first one that the repository has is used.
+        revision: Branch, tag or commit; None for the main branch.
+        size_mb: Size for messages, 0 if unknown.
     """
 
     init: str
@@ -133,39 +149,54 @@ class Hub:
 
     @property
     def address(self) -> str:
-        return f"hf://{self.repo}/{self.files[0]}" + (f"@{self.revision}" if self.revision else "")
+        """Address of the file, `hf://user/repo/file@revision`, or of the repository."""
+        file = "" if self.files == HUB_FILES else f"/{self.files[0]}"
+        return f"hf://{self.repo}{file}" + (f"@{self.revision}" if self.revision else "")
 
     def _where(self) -> dict[str, Any]:
         own = cache_folder() / "huggingface" if os.environ.get(CACHE) else None
         return {"repo_id": self.repo, "revision": self.revision, "cache_dir": own}
 
     def cached(self) -> Path | None:
-        """The file if it has been downloaded."""
+        """Return the file if it has been downloaded."""
         from huggingface_hub import try_to_load_from_cache as find
 
         found = (find(filename=file, **self._where()) for file in self.files)
-        return next((Path(path) for path in found if isinstance(path, str)), None)
+        path = next((Path(path) for path in found if isinstance(path, str)), None)
+        is_whole = path is not None and all(part.is_file() for part in files_of(path))
+        return path if is_whole else None
 
     def fetch(self) -> tuple[Path, str]:
-        """The file, downloaded if need be, and where it is from, with the commit."""
+        """Return the file, downloaded with its parts if necessary, and its origin with the commit.
+
+        Raises:
+            UserError: If it cannot be downloaded.
+            DataError: If it is a damaged index of sharded weights.
+        """
         import huggingface_hub as hub
 
-        get = functools.partial(hub.hf_hub_download, local_files_only=is_offline())
-        for file in self.files:
-            try:
-                path = Path(get(filename=file, **self._where()))
-                break
-            except (hub.errors.EntryNotFoundError, OSError, ValueError) as error:
-                if isinstance(error, hub.errors.EntryNotFoundError) and file != self.files[-1]:
-                    continue
-                offline = f"{OFFLINE} is set; " if is_offline() else ""
-                reason = printable(" ".join(str(error).split()))[:400]
-                raise UserError(f"{self.address}: {offline}{reason}") from error
-        commit = path.parents[file.count("/")].name  # …/snapshots/<commit>/<file>
-        for name in BESIDE:
-            beside = str(PurePosixPath(file).with_name(name))
+        def get(file: str, revision: str | None) -> Path:
+            where = {**self._where(), "revision": revision}
+            return Path(hub.hf_hub_download(filename=file, local_files_only=is_offline(), **where))
+
+        try:
+            for file in self.files:
+                try:
+                    path = get(file, self.revision)
+                    break
+                except hub.errors.EntryNotFoundError:
+                    if file == self.files[-1]:
+                        raise
+            commit = path.parents[file.count("/")].name  # …/snapshots/<commit>/<file>
+            for part in files_of(path)[1:]:
+                get(str(PurePosixPath(file).with_name(part.name)), commit)
+        except (hub.errors.EntryNotFoundError, OSError, ValueError) as error:
+            offline = f"{OFFLINE} is set; " if is_offline() else ""
+            reason = printable(" ".join(str(error).split()))[:400]
+            raise UserError(f"{self.address}: {offline}{reason}") from error
+        for name in SIDECARS:
             with suppress(hub.errors.EntryNotFoundError, OSError, ValueError):
-                get(filename=beside, **self._where() | {"revision": commit})
+                get(str(PurePosixPath(file).with_name(name)), commit)
         return path, f"hf://{self.repo}/{file}@{commit}"
 
 
@@ -173,36 +204,44 @@ Remote = Web | Hub
 
 
 def locate(weights: PathLike) -> LocalWeights:
-    """The file that a weights argument names, downloaded if need be; a path need not exist.
+    """Return the file that a weights argument names, downloaded if necessary.
+
+    A path need not exist, and may be that of a folder.
 
     Raises:
-        UserError, DataError: as `find_remote` and `moco.common.download.download`.
+        UserError: If the argument names no weights, or they cannot be downloaded; see
+            `find_remote` and `moco.common.download.download`.
+        DataError: If the downloaded file has another hash or size than expected.
     """
     if (remote := find_remote(weights)) is not None:
         path, origin = remote.fetch()
         return LocalWeights(path, remote.init, f"weights {remote.init}: from {origin}")
     path = Path(weights).expanduser()
-    return LocalWeights(path, "", _origin_beside(path))
+    return LocalWeights(path, "", _sidecar_origin(path))
 
 
 def check_weights(weights: str) -> None:
-    """Check a weights argument in a moment, without a network; raises as `locate`."""
+    """Check a weights argument without a network; raise the errors of `locate`."""
     if find_remote(weights) is None:
         path = Path(weights).expanduser()
         if not path.exists() and (names := like(weights)):
             raise DataError(f"{weights}: no such file{names}")
-        format_of(path)
+        if not path.is_dir():
+            format_of(path)
 
 
 def like(name: str) -> str:
-    """For an error: names of `inits` like one that is none."""
+    """Return a hint for an error message: names of `inits` similar to an unknown one."""
     near = difflib.get_close_matches(name, inits(), n=3)
-    return f"; names like it are {first_few(near)}" if near else ""
+    return f"; similar names are {first_few(near)}" if near else ""
 
 
 def not_downloaded(weights: str) -> str:
-    """What would have to be downloaded for a weights argument, for people; `""`: nothing, or it
-    is forbidden, as who reads them says."""
+    """Describe the download that a weights argument requires.
+
+    The text is empty if nothing has to be downloaded or downloads are forbidden, which is an error
+    of whoever reads the weights.
+    """
     remote = find_remote(weights)
     if remote is None or is_offline() or remote.cached() is not None:
         return ""
@@ -210,11 +249,13 @@ def not_downloaded(weights: str) -> str:
 
 
 def find_remote(weights: PathLike) -> Remote | None:
-    """What a weights argument names, None for a path. Whatever exists under that path is a path.
+    """Return the remote file that a weights argument names, or None for a path.
+
+    An argument that exists as a path is a path.
 
     Raises:
-        UserError: an unknown scheme, an address without a hash, a whole detector, an unknown model,
-            a package that is not installed.
+        UserError: If the scheme or model is unknown, the address has no hash, the file is a whole
+            detector, or a package is not installed.
     """
     text = os.fspath(weights)
     scheme, colon, rest = text.partition("://")
@@ -230,24 +271,24 @@ def find_remote(weights: PathLike) -> Remote | None:
     if f"{scheme}://" in MODEL_ZOO:
         return Web(init_name(text), model_zoo_url(text))
     raise UserError(
-        f"{text}: this address is not read; give a file, a name that `moco-transfer weights list` "
-        "shows, https://…#sha256=…, hf://user/repo/file, timm://model, or a name such as "
+        f"{text}: unsupported address; give a file, a name that `moco-transfer weights list` "
+        "shows, https://…#sha256=…, hf://user/repo[/file], timm://model, or a name such as "
         f"detectron2://{BACKBONES}MSRA/R-50.pkl"
     )
 
 
 @functools.cache
 def inits() -> dict[str, dict[str, Any]]:
-    """The entries of configs/inits.yaml, which describes their keys."""
+    """Return the entries of configs/inits.yaml, which documents their keys."""
     entries: dict[str, dict[str, Any]] = read_yaml(CONFIGS / "inits.yaml")["inits"]
     return entries
 
 
 def init_name(weights: str) -> str:
-    """What a table calls the weights of an argument; nothing is looked up.
+    """Return the name in a table for a weights argument, without looking anything up.
 
-    A file's name without its ending. Of Detectron2's and the Hub's names the last two parts, as
-    many files are called `R-50.pkl` or `model.safetensors`.
+    It is the file's name without its ending; for Detectron2's and the Hub's names the last two
+    parts, because many files are called `R-50.pkl` or `model.safetensors`.
     """
     scheme, colon, _ = weights.partition("://")
     path = Path(re.split("[#?]", weights)[0] if colon else weights)
@@ -257,17 +298,21 @@ def init_name(weights: str) -> str:
 
 
 def without_ending(name: str) -> str:
-    """A file's name without the ending of weights."""
+    """Strip the ending of weights from a file's name."""
     return name.removesuffix(next((end for end in ENDINGS if name.endswith(end)), ""))
 
 
 def model_zoo_url(name: str) -> str:
-    """The address behind Detectron2's name of a backbone; raises UserError: a whole detector."""
+    """Return the address of a Detectron2 backbone.
+
+    Raises:
+        UserError: If the name is that of a whole detector.
+    """
     scheme = next(scheme for scheme in MODEL_ZOO if name.startswith(scheme))
     rest = name.removeprefix(scheme)
     if not rest.startswith(BACKBONES):
         raise UserError(
-            f"{name}: a whole detector, not a pre-trained backbone; give {scheme}{BACKBONES}…"
+            f"{name}: is a whole detector, not a pre-trained backbone; give {scheme}{BACKBONES}…"
         )
     file = rest.removeprefix(BACKBONES)
     file = _CATALOG.get(file, file).removesuffix(".pkl") + ".pkl"
@@ -278,7 +323,7 @@ def _named(name: str) -> Web:
     init = inits()[name]
     address = init["weights"]
     if address is None:
-        raise UserError(f"{name}: nobody publishes it; give the path of your own file")
+        raise UserError(f"{name}: no weights are published; give the path of your own file")
     if address.startswith(tuple(MODEL_ZOO)):
         address = model_zoo_url(address)
     return Web(name, address, init.get("hash", ""), init.get("size_mb", 0.0))
@@ -299,9 +344,17 @@ def _web(text: str) -> Web:
 
 def _hub(text: str) -> Hub:
     match = _HUB.fullmatch(text)
-    if not match or len(match[1]) > _HUB_LONGEST or {"", ".", ".."} & set(match[2].split("/")):
-        raise UserError(f"{text}: expected hf://user/repo/file or hf://user/repo/file@revision")
-    return Hub(init_name(text), match[1], (match[2],), match[3])
+    if (
+        not match
+        or len(match[1]) > _HUB_LONGEST
+        or match[1].endswith(ENDINGS)  # a file without its repository
+        or {"", ".", ".."} & set((match[2] or "file").split("/"))
+    ):
+        raise UserError(
+            f"{text}: expected hf://user/repo or hf://user/repo/file, both with or without "
+            "@revision"
+        )
+    return Hub(init_name(text), match[1], (match[2],) if match[2] else HUB_FILES, match[3])
 
 
 def _timm(model: str) -> Hub:
@@ -311,19 +364,25 @@ def _timm(model: str) -> Hub:
     reason = "timm has no such model on the Hub"
     try:
         found = timm.models.get_pretrained_cfg(model)
-    except RuntimeError as error:  # it has the model, and no such tag
+    except RuntimeError as error:  # timm has the model, but not this tag
         found, reason = None, str(error).rstrip(".")
     if found is None or not found.hf_hub_id:
         near = difflib.get_close_matches(model, timm.list_pretrained(), n=3)
-        hint = f"; models like it are {first_few(near)}" if near else ""
+        hint = f"; similar models are {first_few(near)}" if near else ""
         raise UserError(f"timm://{model}: {reason}{hint}")
     repo, _, revision = found.hf_hub_id.partition("@")
     files = ("model.safetensors", found.hf_hub_filename or "pytorch_model.bin")
     return Hub(f"{found.architecture}.{found.tag}", repo, files, revision or None)
 
 
-def _origin_beside(path: Path) -> str:
-    """What a suite writes beside its copy of weights that were downloaded, see `LocalWeights`."""
+def sidecar(weights: Path, name: str) -> Path:
+    """Return the path of metadata next to weights, which for a copy starts with its name."""
+    own = Path(f"{weights}.{name}")
+    return own if own.is_file() else weights.with_name(name)
+
+
+def _sidecar_origin(path: Path) -> str:
+    """Read the origin that a suite stores next to its copy of downloaded weights."""
     with suppress(OSError, ValueError), open(f"{path}{ORIGIN}", encoding="utf-8") as file:
         return printable(file.read(1000).strip())
     return ""

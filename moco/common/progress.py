@@ -1,4 +1,4 @@
-"""Progress with speed and time left: a bar on a terminal, elsewhere a line now and then.
+"""Progress with speed and time left: a bar on a terminal, elsewhere an occasional line.
 
 `MOCO_PROGRESS=off` silences both, for programs that start others and draw their own bar.
 """
@@ -13,11 +13,13 @@ LINE_EVERY_SECONDS = 30.0
 
 
 class Bar:
-    """A bar on a terminal; elsewhere lines on stderr, when something changed. A context manager.
+    """Progress bar on a terminal; elsewhere lines on stderr when something changed.
+
+    It is a context manager.
 
     Args:
-        silent: show nothing.
-        terminal: of the bar on a terminal, as tqdm takes it.
+        silent: Show nothing.
+        terminal: Arguments of tqdm for the bar on a terminal.
     """
 
     def __init__(self, silent: bool = False, **terminal: Any) -> None:
@@ -31,10 +33,12 @@ class Bar:
         self._shown: Any = None
 
     def line(self, state: Any, text: Callable[[], str], now: bool = False) -> None:
-        """Print a line if the state is another than at the last one, LINE_EVERY_SECONDS after it.
+        """Print a line if the state has changed, at most every LINE_EVERY_SECONDS.
 
         Args:
-            now: do not wait for that time; it is the last line.
+            state: Value that is compared with the one at the last line.
+            text: Return the line to print.
+            now: Do not wait, because this is the last line.
         """
         waits = time.monotonic() - self._last < LINE_EVERY_SECONDS and not now
         if self._silent or self.terminal is not None or waits or state == self._shown:
@@ -49,20 +53,20 @@ class Bar:
         self.close()
 
     def close(self) -> None:
-        """Leave the bar as it is."""
+        """Close the bar and leave it on the terminal."""
         if self.terminal is not None:
             self.terminal.close()
 
 
 class Progress(Bar):
-    """Counts `total` items of work.
+    """Progress of `total` items of work.
 
     Args:
-        total: number of items in all.
-        desc: what is being done, e.g. `"pre-train"`.
-        unit: name of one item, e.g. `"img"`.
-        initial: items done before (a resumed run); they do not count towards the speed.
-        silent: show nothing.
+        total: Total number of items.
+        desc: Description of the work, e.g. `"pre-train"`.
+        unit: Name of one item, e.g. `"img"`.
+        initial: Number of items done before a resumed run; they do not count towards the speed.
+        silent: Show nothing.
     """
 
     def __init__(
@@ -75,7 +79,7 @@ class Progress(Bar):
         self._start = time.monotonic()
 
     def update(self, n: int = 1, **postfix: Any) -> None:
-        """Count `n` more items; `postfix` are values to show beside the count."""
+        """Count `n` more items and show the values of `postfix` after the count."""
         self._done += n
         self._postfix.update(postfix)
         if self.terminal is not None:
@@ -84,7 +88,7 @@ class Progress(Bar):
         self.line(self._done, self._text, now=self._done == self.total)
 
     def _text(self) -> str:
-        """`desc: done/total unit, speed, time left, postfix`."""
+        """Format `desc: done/total unit, speed, time left, postfix`."""
         rate = (self._done - self._initial) / max(time.monotonic() - self._start, 1e-9)
         left = (self.total - self._done) / rate if rate > 0 else float("inf")
         parts = [
@@ -97,7 +101,7 @@ class Progress(Bar):
 
 
 def format_seconds(seconds: float) -> str:
-    """`3725` → `1:02:05`; `65` → `1:05`; infinity → `?`."""
+    """Format seconds: `3725` → `1:02:05`; `65` → `1:05`; infinity → `?`."""
     if seconds == float("inf"):
         return "?"
     minutes, secs = divmod(round(seconds), 60)

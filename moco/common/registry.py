@@ -1,7 +1,7 @@
 """Lookup in fvcore's registries with errors for users.
 
-What is registered is a function (or class) whose name is the value of the key that chooses it, and
-which builds a component from the configuration.
+Each entry is a function or class that builds a component from the configuration; its name is the
+value of the key that selects it.
 """
 
 from typing import Any
@@ -12,15 +12,15 @@ from moco.common.errors import UserError
 
 
 def lookup(registry: Registry, name: str, key: str) -> Any:
-    """Return the object that is registered as `name`.
+    """Return the object registered as `name`.
 
     Args:
-        registry: Where to look.
-        name: What the user chose.
+        registry: Registry to search.
+        name: Name chosen by the user.
         key: The key or flag that chose it, for the message.
 
     Raises:
-        UserError: Nothing of this name is registered; the message lists the choices.
+        UserError: If the name is not registered; the message lists the choices.
     """
     if name not in registry:
         choices = ", ".join(sorted(each for each, _ in registry))

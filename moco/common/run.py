@@ -1,7 +1,7 @@
-"""One run, one folder: its lock, its metrics, and the record that makes it a result.
+"""Output folder of a run: its lock, its metrics, and the record of its result.
 
 A folder belongs to one process at a time. `metrics.json` holds one JSON line per log step, as
-Detectron2 writes it. `run.json` is written last: a run without it is not done.
+Detectron2 writes it. `run.json` is written last: a run without it is not finished.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from moco.common.errors import LockedError, UserError, shown
+from moco.common.errors import LockedError, NumericError, UserError, shown
 from moco.common.files import (
     TEMPORARY_PREFIX,
     PathLike,
@@ -39,9 +39,9 @@ RECORD_NAME = "run.json"
 METRICS_NAME = "metrics.json"
 START_NAME = "start.json"  # detection/engine/start.py
 FIRST_BATCHES = 8  # in `RunRecord.start`
-DIGITS = 16  # of a SHA-256 there: enough where nobody means to deceive
+DIGITS = 16  # of each SHA-256 in it: enough to detect accidental differences
 EVENT_FILES = "events.out.tfevents.*"  # tensorboard's
-LOGGERS_NAME = "loggers.json"  # ids of the run at its loggers
+LOGGERS_NAME = "loggers.json"  # ids of the run in its loggers
 LOCK_NAME = ".lock"
 MAX_PARTS = 1_000_000  # values in a record
 KINDS = ("pretrain", "detection", "linear", "finetune", "knn")
@@ -52,15 +52,15 @@ class RunFolder:
     """The output folder of one run, locked while the context is open.
 
     Args:
-        path: created if missing.
-        resume: continue what is in the folder.
-        overwrite: start from scratch; the files of the earlier run that would be mistaken for
-            this one's (record, metrics, events) are removed, checkpoints are replaced as they come.
-        owner: False for the other processes of a run, which neither lock it nor write to it.
+        path: Path of the folder, which is created if missing.
+        resume: Continue the run in the folder.
+        overwrite: Start from scratch. Files of the earlier run that could be mistaken for this
+            one's (record, metrics, events) are removed; checkpoints are replaced one by one.
+        owner: False for the other processes of a run, which neither lock nor write the folder.
 
     Raises:
-        LockedError: another process holds the folder.
-        UserError: the folder holds files and neither `resume` nor `overwrite` is set.
+        LockedError: If another process has locked the folder.
+        UserError: If the folder is not empty and neither `resume` nor `overwrite` is set.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class RunFolder:
         """Append one line to `metrics.json`; values that are not finite become null.
 
         Raises:
-            UserError: the disk is full.
+            UserError: If the line cannot be written, e.g., because the disk is full.
         """
         line = json.dumps(jsonable(dict(values)), allow_nan=False)
         path = self.path / METRICS_NAME
@@ -126,10 +126,10 @@ class RunFolder:
 
 
 def check_unused(folder: PathLike) -> None:
-    """Whether a run may start from scratch in `folder`; changes nothing.
+    """Check that a run may start from scratch in `folder`, without changing anything.
 
     Raises:
-        UserError: it holds files.
+        UserError: If the folder is not empty.
     """
     path = Path(folder)
     files = sorted(p.name for p in path.iterdir() if p.name != LOCK_NAME) if path.is_dir() else []
@@ -143,9 +143,9 @@ def check_unused(folder: PathLike) -> None:
 def drop_metrics(
     folder: PathLike, last: int, keep: Callable[[Mapping[str, Any]], bool] = lambda line: True
 ) -> None:
-    """Remove lines of metrics.json after an iteration: those of steps that will be done again.
+    """Remove the lines of metrics.json after an iteration, whose steps will be repeated.
 
-    So is a line that a crash cut off, and one that `keep` does not hold for.
+    A line that a crash truncated, or for which `keep` is false, is removed as well.
     """
     if (lines := metrics_lines(folder)) is not None:
         kept = [line for line in lines if line["iteration"] <= last and keep(line)]
@@ -154,7 +154,7 @@ def drop_metrics(
 
 
 def metrics_lines(folder: PathLike) -> list[dict[str, Any]] | None:
-    """The lines of metrics.json without one that a crash cut off; None where there is no file."""
+    """Read the lines of metrics.json, except a truncated one; None if there is no file."""
     path, lines = Path(folder) / METRICS_NAME, []
     if not path.is_file():
         return None
@@ -166,35 +166,35 @@ def metrics_lines(folder: PathLike) -> list[dict[str, Any]] | None:
 
 @dataclasses.dataclass(frozen=True)
 class RunRecord:
-    """What one run was and what came of it; the only source of a number in a table.
+    """Record of one run and its result; the only source of the numbers in tables.
 
     Attributes:
         kind: `pretrain`, `detection`, `linear`, `finetune` or `knn`.
         status: `"done"` or `"failed"`; only done runs have numbers.
-        task: the recipe's or task's name, e.g. `faster_rcnn_R_50_C4_24k`.
+        task: Name of the recipe or task, e.g. `faster_rcnn_R_50_C4_24k`.
         engine: `"detectron2"`, `"embedded"` or `"moco"`.
-        init: name of the initialization, e.g. `random` or the weights' file name.
-        weights_sha256: of the converted file, or None.
-        weights_source: what that was made from, or None.
+        init: Name of the initialization, e.g. `random` or the weights' file name.
+        weights_sha256: Hash of the converted file, or None.
+        weights_source: Source that the file was converted from, or None.
         seed: `SEED`, which determines everything that is sampled.
-        config_sha256: of the protocol: everything but seed, folders, weights and devices.
-        config: every resolved key, flat.
-        provenance: see `provenance`.
-        iterations: steps of the optimizer.
-        seconds: wall time of training and evaluation.
-        metrics: canonical name → number, AP and accuracy in 0..100; None where it is not a number.
-        coverage: which tensors came from the weights and which from initialization, or None.
-        notes: what a reader of the number has to know, one sentence each.
+        config_sha256: Hash of the protocol: every key except seed, folders, weights and devices.
+        config: Every resolved key, flat.
+        provenance: See `provenance`.
+        iterations: Number of optimizer steps.
+        seconds: Wall time of training and evaluation.
+        metrics: Numbers by canonical name, AP and accuracy in 0..100; None if not a number.
+        coverage: Tensors that came from the weights and those left at initialization, or None.
+        notes: Facts that a reader of the result needs, one sentence each.
         recipe: `label` ("as in the paper (…)") and `deviations` of a detection run, or None.
-        start: what a fine-tuning or linear classification started from, or None: `head`, name →
-            digest of every tensor that no file of weights gave, and `batches`, a digest of each of
-            the first ones (detection/engine/start.py, moco/classification/run.py); of a frozen
-            backbone `frozen`, the number of its tensors and their digest before and after; of a
-            detection run `weights_sha256`, None: random.
-        reachable: what perfect predictions score on the test split of a detection run, or None:
-            `highest`, headline metric → 0..100, and `faults`, why that is not 100
-            (detection/evaluation/reachable.py).
-        schema: version of this format.
+        start: Starting point of a fine-tuning or linear classification, or None. `head` maps every
+            tensor that came from no file of weights to its digest, and `batches` has a digest of
+            each of the first batches (detection/engine/start.py, moco/classification/run.py). A
+            frozen backbone has `frozen`, the number of its tensors and their digest before and
+            after; a detection run has `weights_sha256`, None for random.
+        reachable: Score of perfect predictions on the test split of a detection run, or None.
+            `highest` maps each headline metric to 0..100, and `faults` lists the reasons why it is
+            not 100 (detection/evaluation/reachable.py).
+        schema: Version of this format.
     """
 
     kind: str
@@ -218,11 +218,17 @@ class RunRecord:
     reachable: dict[str, Any] | None = None
     schema: int = SCHEMA
 
+    @property
+    def diverged(self) -> bool:
+        """True if the training ended because a loss was not finite."""
+        last = str(self.notes[-1]) if self.notes else ""
+        return self.status == "failed" and last.startswith(f"{NumericError.__name__}:")
+
     def __post_init__(self) -> None:
         """Check every field.
 
         Raises:
-            ValueError: one has another type or an impossible value; the message names it.
+            ValueError: If a field has a wrong type or an impossible value; the message names it.
         """
         for path, (expected, valid) in _CHECKS.items():
             *parents, name = path
@@ -244,14 +250,18 @@ class RunRecord:
 
 
 def write_record(folder: PathLike, record: RunRecord) -> Path:
-    """Write `run.json` atomically; to be called after everything else is on disk."""
+    """Write `run.json` atomically, after everything else is on disk."""
     path = Path(folder) / RECORD_NAME
     atomic_write_json(path, jsonable(dataclasses.asdict(record)))
     return path
 
 
 def read_record(path: PathLike) -> RunRecord:
-    """Read and validate a `run.json`; raises UserError: unreadable, or as `parse_record`."""
+    """Read and validate a `run.json`.
+
+    Raises:
+        UserError: If the file cannot be read or is not valid; see `parse_record`.
+    """
     try:
         text = Path(path).read_bytes()
     except OSError as error:
@@ -260,14 +270,11 @@ def read_record(path: PathLike) -> RunRecord:
 
 
 def parse_record(text: bytes, path: PathLike) -> RunRecord:
-    """Validate the text of a `run.json`.
-
-    Args:
-        path: for messages.
+    """Parse and validate the text of a `run.json`; `path` is for messages.
 
     Raises:
-        UserError: not JSON, missing or unknown fields, wrong types, numbers that are not finite;
-            the message names the file and the field.
+        UserError: If the text is not JSON, a field is missing, unknown or of a wrong type, or a
+            number is not finite; the message names the file and the field.
     """
     try:
         fields = json.loads(text)
@@ -287,13 +294,13 @@ def parse_record(text: bytes, path: PathLike) -> RunRecord:
 
 
 def provenance() -> dict[str, Any]:
-    """Versions, source revision, hardware, command and UTC time of this process.
+    """Return versions, source revision, hardware, command and UTC time of this process.
 
     Returns:
-        `versions` of Python and of `PACKAGES` (None: not installed); `git`, the revision or None;
-            `hardware`: `cpu`, `cpu_threads` and the names of the `gpus`; `command`; `utc`. The
-            trainings of `moco/` add `processes` and `images` (number and folder), those of
-            `detection/` add `data` (name and hash of each split) and `imports`.
+        `versions` of Python and of `PACKAGES` (None if not installed); `git`, the revision or None;
+        `hardware`: `cpu`, `cpu_threads` and the names of the `gpus`; `command`; `utc`. The
+        trainings of `moco/` add `processes` and `images` (number and folder), those of `detection/`
+        add `data` (name and hash of each split) and `imports`.
     """
     import torch
 
@@ -314,7 +321,10 @@ def provenance() -> dict[str, Any]:
 
 
 def jsonable(value: Any) -> Any:
-    """`value` with tuples as lists, NumPy and tensor scalars as numbers, non-finite as None."""
+    """Convert a value to JSON types: tuples to lists, NumPy and tensor scalars to numbers.
+
+    Numbers that are not finite become None.
+    """
     if isinstance(value, Mapping):
         return {str(key): jsonable(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set):
@@ -356,7 +366,7 @@ _TEXTS: _Check = (
     "a list of texts",
     lambda value: isinstance(value, list | tuple) and all(map(_is_text, value)),
 )
-# Of a record's fields, and of what a report takes out of its mappings where they have it.
+# Checks of a record's fields, and of those parts of its mappings that a report reads.
 _CHECKS: dict[tuple[str, ...], _Check] = {
     ("schema",): (f"{SCHEMA}", lambda value: value == SCHEMA),
     ("kind",): (f"one of {', '.join(KINDS)}", lambda value: value in KINDS),
@@ -384,8 +394,8 @@ _CHECKS: dict[tuple[str, ...], _Check] = {
 
 
 def _git_revision() -> str | None:
-    """Revision of this source tree, with `+dirty` when it has changes; None outside a checkout."""
-    if not CHECKOUT:  # the folder of another project may be around an environment
+    """Return the revision of a checkout, with `+dirty` if it has changes, else None."""
+    if not CHECKOUT:  # site-packages may be inside the repository of another project
         return None
     command = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=40", "--dirty=+dirty"]
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}

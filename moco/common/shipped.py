@@ -1,6 +1,6 @@
-"""The configuration files that come with the project, found by name.
+"""Lookup of the configuration files shipped with the project, by name.
 
-A checkout has them in `configs/`, an installed package in `moco/configs/`.
+They are in `configs/` of a checkout and in `moco/configs/` of an installed package.
 """
 
 import difflib
@@ -9,7 +9,7 @@ from pathlib import Path
 from moco.common.errors import UserError, first_few
 from moco.common.files import PathLike
 
-# Where the packages are: the checkout, or site-packages.
+# Folder that contains the packages: the checkout, or site-packages.
 ROOT = Path(__file__).resolve().parents[2]
 CHECKOUT = (ROOT / "setup.py").is_file() and (ROOT / "configs").is_dir()
 CONFIGS = ROOT / "configs" if CHECKOUT else ROOT / "moco" / "configs"
@@ -17,51 +17,59 @@ _ENDINGS = (".yaml", ".yml")
 
 
 def names() -> list[str]:
-    """Every shipped file as `folder/name`, without its ending; sorted."""
+    """Return the names of all shipped files as sorted `folder/name`, without their ending."""
     files = sorted(CONFIGS.rglob("*.yaml"))
     return [path.relative_to(CONFIGS).with_suffix("").as_posix() for path in files]
 
 
-def find(name: PathLike) -> Path | None:
-    """The shipped file of this name, with or without its folder and ending; None if none has it.
+def find(name: PathLike, *, suite: bool = False) -> Path | None:
+    """Return the shipped file of a name, or None if there is none.
+
+    The folder and the ending may be left out. If a suite and another file share the name, `suite`
+    selects the suite, else the other file.
 
     Raises:
-        UserError: several files of different folders have it.
+        UserError: If several other files have the name.
     """
     wanted = _plain(name)
     found = [each for each in names() if each == wanted or each.rpartition("/")[2] == wanted]
+    if len(found) > 1:
+        found = [each for each in found if each.startswith("suites/") == suite] or found
     if len(found) > 1:
         raise UserError(f"{name}: is the name of several files; give {' or '.join(found)}")
     return CONFIGS / f"{found[0]}.yaml" if found else None
 
 
-def resolve(name: PathLike) -> Path:
-    """A path that exists, else the shipped file of this name.
+def resolve(name: PathLike, *, suite: bool = False) -> Path:
+    """Return a path if it is a file, else the shipped file of that name; see `find`.
 
     Raises:
-        UserError: neither, with the names most like it; or several files have it.
+        UserError: If there is neither (the message lists similar names), or several shipped files
+            have the name.
     """
     path = Path(name).expanduser()
-    found = path if path.is_file() else find(name)
+    found = path if path.is_file() else find(name, suite=suite)
     if found is None:
         known = {each.rpartition("/")[2]: each for each in names()}
         short = _plain(name).rpartition("/")[2]
         near = [known[each] for each in difflib.get_close_matches(short, known, n=3)]
         choices = first_few(near) if near else "what `moco-transfer configs` lists"
         raise UserError(
-            f"{name}: no such file, and no shipped one of this name; choices are {choices}"
+            f"{name}: no such file, and no shipped file of this name; choices are {choices}"
         )
     return found
 
 
 def shown(name: PathLike) -> str:
-    """How a command names a shipped file: by its path where the current folder is the checkout,
-    else by its name, which is found from everywhere."""
+    """Return how to spell a shipped file in a command.
+
+    It is the path if the current folder is the checkout, else the name, which works everywhere.
+    """
     name = _plain(name)
     return f"configs/{name}.yaml" if CHECKOUT and Path.cwd() == ROOT else name
 
 
 def _plain(name: PathLike) -> str:
-    """`folder/name` without its ending, or `name`."""
+    """Strip `configs/` and the ending from a name."""
     text = Path(name).as_posix().removeprefix("configs/")
     return next((text.removesuffix(end) for end in _ENDINGS if text.endswith(end)), text)

@@ -1,8 +1,8 @@
-"""`torch.save`'s two formats, read as data (moco/common/unpickler.py).
+"""Reader of `torch.save`'s two formats that treats them as data (moco/common/unpickler.py).
 
-Not by `torch.load`: with `weights_only` it refuses a file for any class that it does not know,
-believes the sizes in a file, and could be made to run code (CVE-2025-32434, CVE-2026-24747). What
-both read is bitwise identical. The formats are those of torch/serialization.py: `_save` (zip) and
+It replaces `torch.load`, which with `weights_only` refuses a file for any unknown class, trusts the
+sizes in a file, and could be made to run code (CVE-2025-32434, CVE-2026-24747). What both read is
+bitwise identical. The formats are those of torch/serialization.py: `_save` (zip) and
 `_legacy_save`. Tensors are on the CPU; those that are not dense (sparse, quantized) are `Inert`.
 """
 
@@ -21,27 +21,26 @@ from moco.common.limits import Implausible, open_zip, read_part
 from moco.common.unpickler import Inert, Refused, Unpickler, integers, require_end
 
 _LEGACY_MAGIC, _LEGACY_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
-_CHUNK = 1 << 20  # still in the cache when it is copied into its storage
+_CHUNK = 1 << 20  # bytes; small enough to stay in the CPU cache while it is copied
 MAX_EXPANDED_BYTES = 256 << 20  # an expanded tensor may claim more than its storage has
 
 
 class _Storage(NamedTuple):
-    """What a persistent identity stands for: bytes, and the type they were saved with."""
+    """Storage that a persistent id refers to: its bytes, and the dtype they were saved with."""
 
     data: torch.UntypedStorage
     dtype: torch.dtype
 
 
 def read_torch(file: BinaryIO, size: int, objects: set[str]) -> Any:
-    """The value in a file of `size` bytes.
+    """Read the value in a file of `size` bytes.
 
-    Args:
-        objects: takes the name of each class or function that is an `Inert` in the value.
+    `objects` receives the name of each class or function that is an `Inert` in the value.
 
     Raises:
-        Refused: a TorchScript archive.
-        Implausible: what the file claims cannot be.
-        Exception: of many kinds where the file is damaged or in another format.
+        Refused: If the file is a TorchScript archive.
+        Implausible: If the file claims more than it can hold.
+        Exception: Various kinds if the file is damaged or in another format.
     """
     start = file.read(2)
     file.seek(0)
@@ -58,14 +57,14 @@ def _tensor(
     *dtype_and_metadata: Any,
 ) -> Any:
     is_typed = dtype_and_metadata and isinstance(dtype_and_metadata[0], torch.dtype)
-    # Metadata: it is negated or conjugated lazily.
+    # Metadata means that the tensor is lazily negated or conjugated.
     if not isinstance(storage, _Storage) or any(dtype_and_metadata[bool(is_typed) :]):
         return Inert("torch.Tensor", (storage,))
     dtype = dtype_and_metadata[0] if is_typed else storage.dtype
     shape, stride, (offset,) = integers(shape), integers(stride), integers((offset,))
     if len(shape) != len(stride):
         raise Implausible("a tensor with more sizes than strides")
-    if 0 not in shape:  # torch itself would let the storage grow to what is claimed
+    if 0 not in shape:  # torch itself would enlarge the storage to the claimed size
         end = offset + 1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
         held = storage.data.nbytes()
         for claimed, limit in ((end, held), (math.prod(shape), max(held, MAX_EXPANDED_BYTES))):
@@ -107,7 +106,7 @@ _NAMES = {
 
 
 def _identity(identity: Any) -> tuple[torch.dtype, str, int, Any]:
-    """dtype, key, bytes and view of ("storage", type, key, device, elements[, view])."""
+    """Return dtype, key, bytes and view of ("storage", type, key, device, elements[, view])."""
     match identity:
         case ("storage", torch.dtype() as dtype, str() | int() as key, _, int(count), *view):
             (count,) = integers((count,))
@@ -116,7 +115,7 @@ def _identity(identity: Any) -> tuple[torch.dtype, str, int, Any]:
 
 
 def _fill(storage: torch.UntypedStorage, file: Any) -> None:
-    """Read a storage's bytes; raises UnpicklingError where the file has fewer."""
+    """Read a storage's bytes; raise UnpicklingError if the file has fewer."""
     memory = torch.empty(0, dtype=torch.uint8).set_(storage).numpy().data
     for start in range(0, len(memory), _CHUNK):
         chunk = memory[start : start + _CHUNK]
@@ -168,7 +167,7 @@ def _read_legacy(file: BinaryIO, size: int, objects: set[str]) -> Any:
 
     if load() != _LEGACY_MAGIC or load() != _LEGACY_PROTOCOL:
         raise pickle.UnpicklingError("not a version of torch's file format that is known")
-    load()  # about the machine that wrote it
+    load()  # metadata of the machine that wrote the file
     storages: dict[str, _Storage] = {}
     claimed = 0
 
@@ -193,7 +192,7 @@ def _read_legacy(file: BinaryIO, size: int, objects: set[str]) -> Any:
 
     value = Unpickler(file, size, objects, _NAMES, persistent).load()
     keys = load()
-    # The text of anything else could be endless.
+    # The text of other objects could be endless.
     if not isinstance(keys, list) or not all(isinstance(key, str | int) for key in keys):
         raise pickle.UnpicklingError("its list of storages is none")
     if sorted(map(str, keys)) != sorted(storages):

@@ -1,9 +1,9 @@
-"""Pickles read as data: nothing in them is imported or called.
+"""Unpickler that reads pickles as data: it imports and calls nothing from them.
 
-The standard library's unpickler, the one written in Python, parses; each step that touches an
-object is replaced here. A name is looked up in a table of this project's functions, which check
-their arguments; any other name becomes an `Inert`, and so does what it makes. Memory is compared
-with the file's size, and a walk through the result ends. A file can still waste time.
+The standard library's pure-Python unpickler parses; each opcode that touches an object is replaced
+here. A name is looked up in a table of this project's functions, which check their arguments; any
+other name becomes an `Inert`, and so do the objects that it creates. Memory is limited in
+proportion to the file's size, and so is a walk through the result. A file can still waste time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pickle
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from pickle import _Unpickler  # noqa: TID251  # each step that touches an object is replaced
+from pickle import _Unpickler  # noqa: TID251  # each opcode that touches an object is replaced
 from types import FunctionType, MappingProxyType, MethodType, SimpleNamespace
 from typing import Any, BinaryIO, ClassVar
 
@@ -21,33 +21,33 @@ import numpy as np
 
 from moco.common.limits import Implausible, check_parts
 
-# What a pickle may make, in bytes: this, or its size times the ratio. Lists of floats, names of
-# tensors and rows of a training log take 3 to 10 times their bytes in the file.
+# Bytes of memory that a pickle may take: the larger of this and its size times the ratio. Lists of
+# floats, names of tensors and rows of a training log take 3 to 10 times their bytes in the file.
 MIN_MEMORY, MEMORY_RATIO = 256 << 20, 10
-_ITEM, _OBJECT = 100, 500  # bytes of an item of a dictionary, of what a call makes
+_ITEM, _OBJECT = 100, 500  # bytes of a dictionary's item, of an object created by a call
 MIN_PARTS = 1_000_000
 MAX_DIMENSIONS = 64  # as numpy and torch
-MAX_KEYS = 100_000  # that are no text; all but small numbers count 20 times
+MAX_KEYS = 100_000  # other than text and objects; all but small integers count 20 times
 _NUMBERS = frozenset(["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"])
 
 
 class Refused(Exception):
-    """The file is a program, or names classes where there must be none; the message says which."""
+    """Refusal of a file that is a program, or names classes where none are allowed."""
 
 
 class Inert(dict[Any, Any]):
-    """Stands for a class or function, or for what was made by it; nothing of it was loaded.
+    """Placeholder for a class or function, or for an object created by it, which is not loaded.
 
-    Its items are the object's attributes and, where the class is a dictionary, its items. A list's
-    are under "__items__", a state that is no dictionary under "__state__".
+    Its items are the object's attributes and, if the class is a dictionary, its items. Items of a
+    list are in "__items__", a state other than a dictionary in "__state__".
 
     Attributes:
-        name: of the class or function, "module.name".
-        args: what it was called with.
+        name: Name of the class or function, "module.name".
+        args: Arguments of the call.
     """
 
     __slots__ = ("args", "name")
-    __hash__ = object.__hash__  # type: ignore[assignment]  # members of enums are keys
+    __hash__ = object.__hash__  # type: ignore[assignment]  # enum members are keys
 
     def __init__(self, name: str, args: tuple[Any, ...] = ()) -> None:
         super().__init__()
@@ -57,22 +57,26 @@ class Inert(dict[Any, Any]):
         return f"<inert {self.name[:80]!r}>"
 
     def extend(self, items: list[Any]) -> None:
+        """Append items of a list, as the unpickler does."""
         self.setdefault("__items__", []).extend(items)
 
     def append(self, item: Any) -> None:
+        """Append an item of a list."""
         self.extend([item])
 
 
 def read_pickle(file: BinaryIO, size: int, objects: set[str]) -> Any:
-    """The value in a file that is one pickle of containers, numbers, text and numpy arrays.
+    """Read the value in a file that is one pickle of containers, numbers, text and numpy arrays.
 
     Args:
-        size: of the file, in bytes.
-        objects: takes the name of each class or function that is an `Inert` in the value.
+        file: File to read, at its start.
+        size: Size of the file in bytes.
+        objects: Set that receives the name of each class or function that is an `Inert` in the
+            value.
 
     Raises:
-        Implausible: what the file claims cannot be.
-        Exception: of many kinds where the file is damaged or no pickle.
+        Implausible: If the file claims more than it can hold.
+        Exception: Various kinds if the file is damaged or not a pickle.
     """
     value = Unpickler(file, size, objects).load()
     require_end(file)
@@ -86,7 +90,7 @@ def require_end(file: BinaryIO) -> None:
 
 
 def integers(values: Any) -> tuple[int, ...]:
-    """Sizes or strides; raises Implausible unless they are few, and each one that an array has."""
+    """Return sizes or strides; raise Implausible unless an array can have them."""
     if not isinstance(values, tuple) or len(values) > MAX_DIMENSIONS:
         raise Implausible("a shape that is not a tuple of sizes")
     if not all(type(n) is int and 0 <= n < 1 << 62 for n in values):
@@ -95,14 +99,14 @@ def integers(values: Any) -> tuple[int, ...]:
 
 
 class _Dtype:
-    """Stands for a `numpy.dtype` of numbers, whose state may change its byte order."""
+    """Wrapper of a numeric `numpy.dtype`, whose state may change its byte order."""
 
     def __init__(self, name: str) -> None:
         self.dtype = np.dtype(name)
 
 
 def _dtype(name: Any, *flags: Any) -> Any:
-    if not isinstance(name, str):  # whose hash or text could have no end
+    if not isinstance(name, str):  # hashing or printing it might never end
         return Inert("numpy.dtype")
     return _Dtype(name) if name in _NUMBERS else Inert(f"numpy.dtype {name[:20]}")
 
@@ -116,16 +120,17 @@ def _reconstruct(subtype: Any, *_: Any) -> Any:
 
 
 class Unpickler(_Unpickler):
-    """`Unpickler(file, size, objects).load()` reads one pickle and leaves the file behind it.
+    """Reader of one pickle: `Unpickler(file, size, objects).load()`.
+
+    The file is left at the end of the pickle. Arrays in the result may be read-only.
 
     Args:
-        file: at the pickle's start.
-        size: as of `read_pickle`.
-        objects: as of `read_pickle`.
-        names: further functions that a pickle may call, which check their arguments, and values.
-        persistent: object of an identity, in formats whose pickles refer to what is beside them.
-
-    The arrays in the result may be read-only; copy what is to be changed.
+        file: File at the start of the pickle.
+        size: See `read_pickle`.
+        objects: See `read_pickle`.
+        names: Further values, and functions that a pickle may call and that check their arguments.
+        persistent: Return the object of a persistent id, in formats whose pickles refer to data
+            outside them.
     """
 
     stack: list[Any]
@@ -145,7 +150,7 @@ class Unpickler(_Unpickler):
         persistent: Callable[[Any], Any] | None = None,
     ) -> None:
         def read(count: int) -> bytes:
-            data = file.read(min(count, size))  # takes memory for what is requested
+            data = file.read(min(count, size))  # read() allocates the requested size
             if len(data) < count:
                 raise EOFError(f"{count} bytes are claimed where {len(data)} are left")
             return data
@@ -171,12 +176,14 @@ class Unpickler(_Unpickler):
             self._names[f"{core}.numeric._frombuffer"] = self._array
 
     def load(self) -> Any:
+        """Read the pickle and check the size of the result."""
         value = super().load()
-        self.memo.clear()  # each value's text and bytes, which garbage collection may keep for long
+        self.memo.clear()  # it holds the text and bytes of each value until garbage collection
         check_parts(value, max(self._size, MIN_PARTS))
         return value
 
     def find_class(self, module: str, name: str) -> Any:
+        """Return the entry of the table of names, or an `Inert`."""
         full = f"{module}.{name}"
         self._take(len(full))
         if full not in self._names:
@@ -186,33 +193,35 @@ class Unpickler(_Unpickler):
         return self._names[full]
 
     def persistent_load(self, pid: Any) -> Any:
+        """Return the object of a persistent id, if the format has any."""
         if self._persistent is None:
             raise pickle.UnpicklingError("it names objects outside the file")
         self._take(_OBJECT)
         return self._persistent(pid)
 
     def get_extension(self, code: int) -> None:
+        """Refuse registered extensions, whose classes would be imported."""
         raise pickle.UnpicklingError("it names a registered extension")
 
     def _take(self, memory: int) -> None:
-        """Raise Implausible unless N bytes of memory are left for what is made."""
+        """Raise Implausible unless that many bytes of memory are left."""
         self._memory -= memory
         if self._memory < 0:
             raise Implausible(f"too many objects for a pickle of {self._size} bytes")
 
     def _key(self, key: Any) -> Any:
-        """A key or member; of text alone the hash is a secret, all others can be made collide."""
+        """Check a key or member; text and objects have secret hashes, others can collide."""
         self._take(_ITEM)
         if isinstance(key, tuple) and any(isinstance(part, tuple) for part in key):
             raise Implausible("a nested tuple is used as a key")
-        if not isinstance(key, str | bytes):
+        if not isinstance(key, str | bytes | Inert):
             self._keys -= 1 if isinstance(key, int) and key.bit_length() <= 60 else 20
             self._keys -= len(key) if isinstance(key, tuple) else 0
             if self._keys < 0:
                 raise Implausible("too many keys that are no text")
         return key
 
-    # The functions that a pickle may call and that take memory.
+    # Functions that a pickle may call and that allocate memory.
 
     def _ordered(self, pairs: Any = ()) -> OrderedDict[Any, Any]:
         return OrderedDict((self._key(key), value) for key, value in pairs)
@@ -224,15 +233,15 @@ class Unpickler(_Unpickler):
         return frozenset(self._set(items))
 
     def _encode(self, text: str, encoding: Any = "latin1") -> bytes:
-        """Bytes as Python 2 and protocols below 3 write them."""
+        """Decode bytes as written by Python 2 and protocols below 3."""
         if not isinstance(text, str) or encoding != "latin1":
             raise Implausible("bytes that are not made of text")
         self._take(len(text))
         return text.encode("latin-1")
 
     def _array(self, data: Any, dtype: Any, shape: Any, order: Any = "C", axes: Any = None) -> Any:
-        """An array of numbers; numpy would believe what a pickle says of its bytes."""
-        # Not of another array, whose memory would go with a second state.
+        """Create an array of numbers; numpy itself would trust the size claimed by a pickle."""
+        # The data must not be another array, whose memory would go with a second state.
         if not isinstance(dtype, _Dtype) or not isinstance(data, bytes | bytearray | str):
             return Inert("numpy.ndarray", (data, dtype, shape))
         self._take(_OBJECT + len(data))
@@ -254,7 +263,7 @@ class Unpickler(_Unpickler):
             raise Implausible("a call with something else than arguments")
         if isinstance(function, Inert):
             made: Any = Inert(function.name, args)
-        elif isinstance(function, FunctionType | MethodType):  # of a table of names
+        elif isinstance(function, FunctionType | MethodType):  # from the table of names
             made = function(*args)
         else:
             raise Implausible(f"a call of a {type(function).__name__}")
@@ -269,25 +278,25 @@ class Unpickler(_Unpickler):
                 value.dtype = value.dtype.newbyteorder(order)
             case np.ndarray(), (1, shape, _Dtype() as dtype, fortran, bytes() | str() as data):
                 data = self._encode(data) if isinstance(data, str) else data
-                self._array(data, dtype, shape)  # checks them; numpy takes them without a copy
+                self._array(data, dtype, shape)  # checks them; numpy does not copy them
                 value.__setstate__((1, shape, dtype.dtype, bool(fortran), data))  # type: ignore[arg-type]
-            case np.ndarray(), _:  # of objects or text: none of it is kept
+            case np.ndarray(), _:  # arrays of objects or text are emptied
                 value.__setstate__((1, (0,), np.dtype("V1"), False, b""))  # type: ignore[arg-type]
                 self._objects.add("numpy.ndarray of objects or text")
             case Inert(), _:
-                # The attributes, or those and the slots'.
+                # The state is the attributes, or a pair of attributes and slots.
                 for part in state if type(state) is tuple and len(state) == 2 else (state,):
                     is_named = isinstance(part, dict) and all(type(key) is str for key in part)
                     self._take(_ITEM * len(part) if is_named else _ITEM)
                     value.update(part if is_named else {} if part is None else {"__state__": state})
             case OrderedDict(), dict():
-                # Of a state dict; any other attribute could hide a method.
+                # A state dict has only this one; others could hide a method.
                 if isinstance(state.get("_metadata"), dict):
                     value._metadata = state["_metadata"]  # type: ignore[attr-defined]
-            case _ if not hasattr(value, "requires_grad"):  # a parameter of torch 0.3, its hooks
+            case _ if not hasattr(value, "requires_grad"):  # hooks of torch 0.3's parameters
                 raise Implausible(f"the state of a {type(value).__name__}")
 
-    # The steps, registered as the standard library registers its own.
+    # Opcodes, registered as the standard library registers its own.
 
     def _reduce(self) -> None:
         args = self.stack.pop()
@@ -303,7 +312,7 @@ class Unpickler(_Unpickler):
     dispatch[pickle.NEWOBJ_EX[0]] = _new_with_keywords
 
     def _instantiate(self, function: Any, args: list[Any]) -> None:
-        self.stack.append(self._call(function, tuple(args)))  # of INST and OBJ
+        self.stack.append(self._call(function, tuple(args)))  # INST and OBJ
 
     def _build(self) -> None:
         state = self.stack.pop()
@@ -352,7 +361,7 @@ class Unpickler(_Unpickler):
         self.stack.append(bytearray(self.read(*struct.unpack("<Q", self.read(8)))))
 
     dispatch[pickle.BYTEARRAY8[0]] = _byte_array
-    # A view of a buffer: as one that is outside the file, no writer here makes it.
+    # A buffer outside the file: no writer of these formats uses one.
     dispatch[pickle.READONLY_BUFFER[0]] = dispatch[pickle.NEXT_BUFFER[0]]
 
 
@@ -364,7 +373,7 @@ def _charged(step: Callable[[Any], None]) -> Callable[[Any], None]:
     return charged
 
 
-for _code in (  # the steps of few bytes that take many
+for _code in (  # opcodes of few bytes that allocate many
     pickle.EMPTY_LIST,
     pickle.EMPTY_DICT,
     pickle.EMPTY_SET,

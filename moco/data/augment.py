@@ -1,11 +1,11 @@
-"""Two random views of an image (sec. 3.3), sampled per (seed, epoch, index).
+"""Random augmentation of the two views of an image (sec. 3.3), sampled per (seed, epoch, index).
 
-Each view is made in two parts. Crop, resizing and flip come first, image by image, on uint8:
-the only place where images of different sizes meet. The colors follow, a whole batch at once, on
-the training device. What is done to a view is sampled beforehand from a generator of its
-own, so neither the number of workers nor the batch changes it.
+A view is computed in two parts. Crop, resizing and flip come first, image by image on uint8, since
+only they see images of different sizes. Color transforms follow on the training device, for a
+whole batch at once. The parameters of a view are sampled beforehand from a generator of its own,
+so they depend neither on the number of data-loader workers nor on the batch.
 
-N batch, P crop size in pixels, H W pixels.
+N batch size, P crop size in pixels, H W image size in pixels.
 """
 
 import itertools
@@ -20,25 +20,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from moco.common.transfers import send
 from moco.data import opencv
 from moco.data.opencv import BRIGHTNESS, CONTRAST, GRAYSCALE, HUE, LUMA, SATURATION
 
-CROP_TRIES = 10  # as torchvision's RandomResizedCrop
+CROP_TRIES = 10  # torchvision's RandomResizedCrop
 ORDERS = tuple(itertools.permutations((BRIGHTNESS, CONTRAST, SATURATION, HUE)))
-# Columns of a view's color parameters. ORDER is an index into ORDERS, -1 for no jitter; the next
-# four are indexed by BRIGHTNESS..HUE; GRAY and SOLARIZE are 0 or 1; SIGMA_PX is 0 for no blur.
+# Columns of a view's color parameters. ORDER is an index into ORDERS, or -1 for no jitter; the
+# next four are indexed by BRIGHTNESS..HUE; GRAY and SOLARIZE are 0 or 1; SIGMA_PX is 0 for no blur.
 ORDER, FACTORS, GRAY, SIGMA_PX, SOLARIZE, NUM_PARAMS = 0, 1, 5, 6, 7, 8
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What is sampled for a view. The operations' meaning is torchvision's.
+    """Distribution of one view's augmentation, with torchvision's definition of each operation.
 
     Attributes:
-        gray_first: v1's order: gray, jitter. Otherwise v2's: jitter, gray, blur, solarize.
-        jitter: strengths of brightness, contrast, saturation (factor in 1 ± s) and hue (shift of
-            ± s of the circle).
-        crop_scale: range of the crop's share of the area. crop_ratio: of its width / height.
+        gray_first: Use the order of MoCo v1 (gray, jitter) instead of that of v2 (jitter, gray,
+            blur, solarize).
+        crop_px: Side of the resized crop.
+        crop_scale: Range of the crop's fraction of the image area.
+        crop_ratio: Range of the crop's aspect ratio, width / height.
+        flip_prob: Probability of a horizontal flip.
+        jitter_prob: Probability of color jitter.
+        jitter: Strength s of brightness, contrast and saturation (factor in 1 ± s) and of hue
+            (shift in ± s of the color circle).
+        gray_prob: Probability of conversion to grayscale.
+        blur_prob: Probability of Gaussian blur.
+        blur_sigma_px: Range of the blur's standard deviation.
+        solarize_prob: Probability of solarization.
     """
 
     gray_first: bool
@@ -80,13 +90,14 @@ V3 = (
 )
 
 
-def draw_box(
+def sample_box(
     rng: Random, size: tuple[int, int], scale: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[int, int, int, int]:
-    """A random crop `(left, top, right, bottom)` of an image of `size` (W, H).
+    """Sample a crop `(left, top, right, bottom)` of an image of `size` (W, H).
 
-    As torchvision's RandomResizedCrop: area uniform, log of the aspect ratio uniform, ten tries,
-    then the largest center crop with an aspect ratio in the range.
+    The distribution is that of torchvision's RandomResizedCrop: the area and the logarithm of the
+    aspect ratio are uniform. If none of ten samples fits into the image, the largest center crop
+    with an aspect ratio in the range is returned.
     """
     W, H = size
     u = [rng.random() for _ in range(2 * CROP_TRIES + 2)]
@@ -107,8 +118,8 @@ def draw_box(
     return left, top, left + w, top + h
 
 
-def draw_colors(rng: Random, aug: Augmentation) -> list[float]:
-    """The color parameters (NUM_PARAMS,) of one view."""
+def sample_colors(rng: Random, aug: Augmentation) -> list[float]:
+    """Sample the color parameters (NUM_PARAMS,) of one view."""
     u = [rng.random() for _ in range(9)]
     jittered = u[0] < aug.jitter_prob and any(aug.jitter)
     order = int(u[1] * len(ORDERS)) if jittered else -1
@@ -117,30 +128,33 @@ def draw_colors(rng: Random, aug: Augmentation) -> list[float]:
     gray = float(u[6] < aug.gray_prob)
     low, high = aug.blur_sigma_px
     sigma = low + (high - low) * u[8] if u[7] < aug.blur_prob else 0.0
-    # Only where it can happen: without it, a seed's other numbers stay what they always were.
+    # Sample only if solarization is enabled, so that recipes without it keep their random numbers.
     solarized = aug.solarize_prob > 0 and rng.random() < aug.solarize_prob
     return [order, *factors, hue, gray, sigma, float(solarized)]
 
 
 class View(NamedTuple):
-    """What is done to an image for one view."""
+    """Augmentation parameters of one view."""
 
-    box: tuple[int, int, int, int]  # left, top, right, bottom of the crop in the image, pixels
+    box: tuple[int, int, int, int]  # left, top, right, bottom of the crop in pixels of the image
     flip: bool
     colors: list[float]  # (NUM_PARAMS,)
 
 
-def draw_view(rng: Random, size: tuple[int, int], aug: Augmentation) -> View:
-    """One view of an image of `size` (W, H); always as many calls of `rng` for an `aug`."""
-    box = draw_box(rng, size, aug.crop_scale, aug.crop_ratio)
-    return View(box, rng.random() < aug.flip_prob, draw_colors(rng, aug))
+def sample_view(rng: Random, size: tuple[int, int], aug: Augmentation) -> View:
+    """Sample a view of an image of `size` (W, H).
+
+    The number of calls of `rng` depends on `aug` alone.
+    """
+    box = sample_box(rng, size, aug.crop_scale, aug.crop_ratio)
+    return View(box, rng.random() < aug.flip_prob, sample_colors(rng, aug))
 
 
 def crop_view(image: Tensor, view: View, crop_px: int) -> Tensor:
-    """The view's crop (3, P, P) uint8 of an image (H, W, 3) uint8, resized and flipped.
+    """Crop, resize and flip an image (H, W, 3) uint8 to a view (3, P, P) uint8.
 
-    Resizing is torch's antialiased bilinear filter on uint8, equal to PIL's in the official code
-    up to 1 of 255 by rounding, and faster.
+    Resizing uses torch's antialiased bilinear filter on uint8. It is faster than PIL's, which the
+    official code uses, and differs from it by rounding, at most 1 of 255.
     """
     left, top, right, bottom = view.box
     crop = image[top:bottom, left:right].permute(2, 0, 1)[None]
@@ -155,19 +169,20 @@ def apply_colors(
     mean: Sequence[float] = (0.0, 0.0, 0.0),
     std: Sequence[float] = (1.0, 1.0, 1.0),
 ) -> Tensor:
-    """The color part of a batch of views, and their normalization.
+    """Apply the color transforms to a batch of views and normalize it.
 
-    Deviation: values stay float between the operations (PIL, in the official code, cuts off the
-    fraction each time), and the blur is a Gaussian (PIL's is three box filters).
+    Deviation: values stay float between the operations (PIL, in the official code, truncates to
+    integers each time), and the blur is a Gaussian (PIL's is three box filters).
 
     Args:
-        pixels: (N, 3, P, P) uint8 on the training device.
-        params: (N, NUM_PARAMS) float32 on the CPU.
-        mean: of each channel, for values in 0..1.
-        std: of each channel, for values in 0..1.
+        pixels: Crops (N, 3, P, P) uint8 on the training device.
+        params: Color parameters (N, NUM_PARAMS) float32 on the CPU.
+        aug: Augmentation that `params` were sampled from; determines the order of the operations.
+        mean: Mean of each channel, for values in 0..1.
+        std: Standard deviation of each channel, for values in 0..1.
 
     Returns:
-        (N, 3, P, P) float32; in 0..1 before normalization.
+        Views (N, 3, P, P) float32, which are in 0..1 before normalization.
     """
     out = torch.empty_like(pixels, dtype=torch.float32)
     views = params.tolist()
@@ -192,7 +207,8 @@ def apply_colors(
                 pass
         return out
     sigma_px = params[:, SIGMA_PX].view(-1, 1, 1, 1)
-    factor_columns = params[:, FACTORS:GRAY].T.reshape(GRAY - FACTORS, -1, 1, 1, 1).to(out.device)
+    factor_columns = params[:, FACTORS:GRAY].T.reshape(GRAY - FACTORS, -1, 1, 1, 1)
+    factor_columns = send(factor_columns, out.device)
     x = out.copy_(pixels).div_(255)
     _jitter(x, sequences, factor_columns)
     _apply(gaussian_blur, x, [n for n, view in enumerate(views) if view[SIGMA_PX] > 0], sigma_px)
@@ -201,7 +217,10 @@ def apply_colors(
 
 
 def _jitter(x: Tensor, sequences: list[tuple[int, ...]], factors: Tensor) -> None:
-    """Jitter and gray of views (N, 3, P, P) in 0..1, in place: each view's first operation, ..."""
+    """Apply jitter and grayscale in place to views (N, 3, P, P) in 0..1.
+
+    In round i, the views that share their i-th operation are processed together.
+    """
     for i in range(max(map(len, sequences))):
         views_of: dict[int, list[int]] = {}
         for n, sequence in enumerate(sequences):
@@ -217,23 +236,29 @@ def _jitter(x: Tensor, sequences: list[tuple[int, ...]], factors: Tensor) -> Non
 def _apply(
     operation: Callable[..., None], x: Tensor, views: list[int], *parameters: Tensor
 ) -> None:
-    """An operation on some views of `x` (N, 3, P, P), in place.
+    """Apply an operation in place to the given views of `x` (N, 3, P, P).
 
-    Parameters are (N, 1, 1, 1), one for each view.
+    Each parameter is a tensor (N, 1, 1, 1) with one value per view, on the CPU or on the device.
     """
     if len(views) == len(x):
         operation(x, *parameters)
     elif views:
-        where = torch.tensor(views, device=x.device)
-        some = x[where]
-        operation(some, *(p[where.to(p.device)] for p in parameters))
-        x[where] = some
+        here = torch.tensor(views)
+        index = send(here, x.device)
+        selected = x[index]
+        operation(selected, *(p[here if p.is_cpu else index] for p in parameters))
+        x[index] = selected
 
 
 def operations(order: int, gray: bool, aug: Augmentation) -> tuple[int, ...]:
-    """The operations that change one view's colors, in order; see ORDER and GRAY.
+    """Return the color operations of one view, in order.
 
-    Saturation and hue leave a gray image as it is and are left out after GRAYSCALE.
+    Saturation and hue do not change a gray image, so they are omitted after GRAYSCALE.
+
+    Args:
+        order: Index into ORDERS, or -1 for no jitter.
+        gray: Convert the view to grayscale.
+        aug: Augmentation of the view.
     """
     jitters = [op for op in ORDERS[order] if aug.jitter[op] > 0] if order >= 0 else []
     if not gray:
@@ -244,41 +269,43 @@ def operations(order: int, gray: bool, aug: Augmentation) -> tuple[int, ...]:
 
 
 def luma(x: Tensor) -> Tensor:
-    """Gray values (N, 1, H, W) of RGB images (N, 3, H, W)."""
+    """Return the luma (N, 1, H, W) of RGB images (N, 3, H, W)."""
     r, g, b = x.unbind(dim=1)
     return (LUMA[0] * r).add_(g, alpha=LUMA[1]).add_(b, alpha=LUMA[2]).unsqueeze(1)
 
 
 def grayscale(x: Tensor) -> None:
-    """Gray in place of colors. In place, as the next five.
+    """Convert to grayscale in place.
 
-    Images are (N, 3, H, W) in 0..1; factors, shifts and sigmas, one per image, (N, 1, 1, 1).
+    For this and the following operations, images are (N, 3, H, W) in 0..1, and parameters are
+    (N, 1, 1, 1) with one value per image.
     """
     x.copy_(luma(x))
 
 
 def adjust_brightness(x: Tensor, factor: Tensor) -> None:
-    """Pixels times `factor`."""
+    """Multiply all pixels by `factor`, in place."""
     x.mul_(factor).clamp_(0, 1)
 
 
 def adjust_contrast(x: Tensor, factor: Tensor) -> None:
-    """Distance from the mean gray value times `factor`."""
+    """Multiply the distance from the mean gray value by `factor`, in place."""
     mean = luma(x.mean(dim=(2, 3), keepdim=True))  # (N, 1, 1, 1)
     x.mul_(factor).add_(mean * (1 - factor)).clamp_(0, 1)
 
 
 def adjust_saturation(x: Tensor, factor: Tensor) -> None:
-    """Distance from the gray image times `factor`."""
+    """Multiply the distance from the grayscale image by `factor`, in place."""
     x.lerp_(luma(x), 1 - factor).clamp_(0, 1)
 
 
 def adjust_hue(x: Tensor, shift: Tensor) -> None:
-    """Hue moved by `shift` parts of the circle, -1..1; HSV's value and saturation stay.
+    """Shift the hue in place by the fraction `shift` of the color circle, in -1..1.
 
-    V is the largest channel, D its distance to the smallest. The hue's distance from red, in sixths
-    of the circle, is 1 + (g + b - r - smallest) / D; its side is the sign of g - b. With h the new
-    hue in 0..1, the channels are V - D clamp(2 - |6h - 3|, 0, 1) for red and
+    Value and saturation of HSV do not change. V is the largest channel and D its distance to the
+    smallest. The distance of the hue from red, in sixths of the circle, is
+    1 + (g + b - r - smallest) / D, on the side that the sign of g - b gives. With h the new hue in
+    0..1, the channels are V - D clamp(2 - |6h - 3|, 0, 1) for red and
     V - D clamp(|6h - c| - 1, 0, 1) for green (c = 2) and blue (c = 4).
     """
     r, g, b = x.unbind(dim=1)  # (N, H, W)
@@ -287,7 +314,7 @@ def adjust_hue(x: Tensor, shift: Tensor) -> None:
     D = V - low
     distance = (g + b).sub_(r).sub_(low).div_(D.clamp(min=1e-12)).add_(1)
     h = torch.copysign(distance, g - b).div_(6).add_(shift.view(-1, 1, 1) + 2).frac_()
-    # With clamp(t - 1, 0, 1) = clamp(t, 1, 2) - 1 and the factor 6 taken out, there is less to do.
+    # clamp(t - 1, 0, 1) = clamp(t, 1, 2) - 1, and factoring out the 6 saves further operations.
     top = V + D
     torch.addcmul(V.sub_(D, alpha=2), (h - 1 / 2).abs_().clamp_(1 / 6, 1 / 3), D, value=6, out=r)
     torch.addcmul(top, (h - 1 / 3).abs_().clamp_(1 / 6, 1 / 3), D, value=-6, out=g)
@@ -295,9 +322,10 @@ def adjust_hue(x: Tensor, shift: Tensor) -> None:
 
 
 def gaussian_blur(x: Tensor, sigma_px: Tensor) -> None:
-    """Each image convolved with a Gaussian of its own `sigma_px`, > 0.
+    """Convolve each image in place with a Gaussian of standard deviation `sigma_px` > 0.
 
-    The kernel reaches three sigmas; beyond the edge pixels are repeated, as in PIL.
+    The kernel extends to three standard deviations, and the border is replicated as in PIL.
+    `sigma_px` is on the CPU, which computes the kernels.
     """
     N, C, H, W = x.shape
     sigmas = sigma_px.flatten().tolist()
@@ -309,7 +337,7 @@ def gaussian_blur(x: Tensor, sigma_px: Tensor) -> None:
         ]
         total = 2 * sum(half) - half[0]
         kernels.append([weight / total for weight in [*half[:0:-1], *half]])
-    kernel = torch.tensor(kernels, device=x.device).view(N, 1, 1, -1).repeat_interleave(C, dim=0)
+    kernel = send(torch.tensor(kernels).view(N, 1, 1, -1).repeat_interleave(C, dim=0), x.device)
     padded = F.pad(x, (R, R, 0, 0), mode="replicate").view(1, N * C, H, -1)
     rows = F.conv2d(padded, kernel, groups=N * C).view(N, C, H, W)
     padded = F.pad(rows, (0, 0, R, R), mode="replicate").view(1, N * C, -1, W)
@@ -317,14 +345,14 @@ def gaussian_blur(x: Tensor, sigma_px: Tensor) -> None:
 
 
 def solarize(x: Tensor) -> None:
-    """Values from a half on are inverted, as PIL's from 128 of 255, in place."""
+    """Invert values from 0.5 on in place, as PIL does from 128 of 255 on."""
     torch.minimum(x, 1 - x, out=x)
 
 
 def normalize(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """Per-channel `(x - mean) / std` of (N, 3, H, W) in 0..1, in place."""
+    """Normalize images (N, 3, H, W) in 0..1 in place to `(x - mean) / std` per channel."""
     shift, scale = (
-        torch.as_tensor(values, dtype=x.dtype, device=x.device).view(1, 3, 1, 1)
+        send(torch.as_tensor(values, dtype=x.dtype).view(1, 3, 1, 1), x.device)
         for values in (mean, std)
     )
     return x.sub_(shift).div_(scale)

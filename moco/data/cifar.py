@@ -1,4 +1,4 @@
-"""CIFAR-10, read by torchvision from the Python version that its authors publish.
+"""CIFAR-10 dataset, read by torchvision from the Python version that its authors publish.
 
 https://www.cs.toronto.edu/~kriz/cifar.html
 """
@@ -12,17 +12,18 @@ from numpy.typing import NDArray
 from moco.common.errors import DataError
 from moco.common.files import PathLike
 
-FOLDER = "cifar-10-batches-py"  # of the archive
+FOLDER = "cifar-10-batches-py"  # top folder of the published archive
 _FIRST = "data_batch_1"
 
 
 class Cifar(NamedTuple):
-    """One split in memory, in the files' order.
+    """One split of CIFAR-10 in memory, in the order of its files.
 
     Attributes:
-        pixels: (N, 32, 32, 3) uint8 RGB.
-        labels: (N,) indices into `classes`.
-        files: the files in order, each with the same number of images.
+        pixels: Images (N, 32, 32, 3) uint8 RGB.
+        labels: N indices into `classes`.
+        classes: Names of the classes.
+        files: Files in order, each with the same number of images.
     """
 
     pixels: NDArray[np.uint8]
@@ -32,7 +33,7 @@ class Cifar(NamedTuple):
 
 
 def find_cifar(root: PathLike) -> Path | None:
-    """The folder of CIFAR-10's files: `root` or `FOLDER` in it; None if neither."""
+    """Return the folder with CIFAR-10's files, `root` or `FOLDER` in it, or None."""
     root = Path(root).expanduser()
     for folder in (root, root / FOLDER):
         if (folder / _FIRST).is_file():
@@ -43,11 +44,11 @@ def find_cifar(root: PathLike) -> Path | None:
 def read_cifar(folder: PathLike, train: bool) -> Cifar:
     """Read the training or the test split.
 
-    The files are pickles, which may run anything: torchvision compares every file with its
-    published MD5 before it opens the first, so only the authors' own are unpickled.
+    The files are pickles, which can execute arbitrary code. torchvision compares every file with
+    its published MD5 before it opens the first one, so only the authors' files are unpickled.
 
     Raises:
-        DataError: a file is missing, or is not the published one.
+        DataError: If a file is missing or is not the published one.
     """
     from torchvision import datasets
 

@@ -1,8 +1,8 @@
-"""Image decoding: every file format becomes 8-bit RGB.
+"""Image decoding to 8-bit RGB.
 
-Gray, palette and CMYK are converted by PIL; transparency is dropped; 16-bit gray is scaled to 8
-bits; of an animation the first frame is taken. EXIF orientation is ignored, as in torchvision's and
-the official loader: images are used as they are stored.
+PIL converts gray, palette and CMYK images. Transparency is dropped, 16-bit gray is scaled to 8
+bits, and animations yield their first frame. EXIF orientation is ignored, as in torchvision's and
+the official loader, so images are used as they are stored.
 """
 
 import io
@@ -22,30 +22,31 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".gif")
-# What those suffixes promise, whatever the content is: PIL's other readers include one that runs
-# Ghostscript.
+# Only the formats of these suffixes are decoded, whatever the content is: one of PIL's other
+# readers runs Ghostscript.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "PPM", "GIF")
-MAX_PIXELS = 89_478_485  # PIL's own limit for a warning: a quarter of a gigabyte of RGB
+MAX_PIXELS = 89_478_485  # PIL's limit for its warning: a quarter of a gigabyte of RGB
 
 
 def decode(file: PathLike | bytes, name: str = "") -> Image.Image:
-    """One image as 8-bit RGB, following the policy above.
+    """Decode an image to 8-bit RGB by the rules of this module.
 
     Args:
-        file: a path, or a file's content, then with a `name` for messages.
+        file: Path or content of a file.
+        name: Name of the file in error messages, if `file` is its content.
 
     Raises:
-        DataError: with the name and what is wrong: empty, truncated, no image, too large.
+        DataError: If the file is empty, truncated, too large or not an image.
     """
     with _opened(file, name) as image:
         return _to_rgb(image)
 
 
 def decode_pixels(file: PathLike | bytes, name: str = "") -> "Tensor":
-    """The pixels of `decode`, (H, W, 3) uint8; JPEG, the usual case, in 3/4 of the time.
+    """Decode an image to a tensor (H, W, 3) uint8 with the same values as `decode`.
 
-    torchvision uses the same library as PIL and spares two copies. What it refuses is left to PIL,
-    whose messages say more.
+    JPEG takes 3/4 of the time: torchvision uses the same library as PIL and avoids two copies.
+    Files that it rejects are left to PIL, whose error messages are more specific.
     """
     import torch
     from torchvision.io import ImageReadMode, decode_jpeg
@@ -61,27 +62,27 @@ def decode_pixels(file: PathLike | bytes, name: str = "") -> "Tensor":
 
 @contextmanager
 def _opened(file: PathLike | bytes, name: str) -> Iterator[Image.Image]:
-    """An image of which the header was read; errors while it is open become DataErrors."""
-    where = name if isinstance(file, bytes) else os.fspath(file)
+    """Open an image, reading its header alone; errors while it is open become DataErrors."""
+    label = name if isinstance(file, bytes) else os.fspath(file)
     source: Any = io.BytesIO(file) if isinstance(file, bytes) else file
     try:
         with warnings.catch_warnings():
-            # The size is checked here, against the same limit, with an error instead.
+            # The size is checked below against the same limit, and exceeding it is an error.
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             with Image.open(source, formats=FORMATS) as image:
                 W, H = image.size
                 if W * H > MAX_PIXELS:
-                    raise DataError(_bomb(where, f"{W} x {H} pixels"))
+                    raise DataError(_bomb(label, f"{W} x {H} pixels"))
                 yield image
     except Image.DecompressionBombError as error:
-        raise DataError(_bomb(where, "hundreds of millions of pixels")) from error
+        raise DataError(_bomb(label, "hundreds of millions of pixels")) from error
     except Image.UnidentifiedImageError as error:
         size = len(file) if isinstance(file, bytes) else os.path.getsize(file)
         formats = ", ".join(FORMATS)
         reason = f"not an image ({formats})" if size else "the file is empty (0 bytes)"
-        raise DataError(f"{where}: {reason}") from error
+        raise DataError(f"{label}: {reason}") from error
     except (OSError, ValueError, SyntaxError, EOFError) as error:
-        raise DataError(f"{where}: cannot be decoded ({error})") from error
+        raise DataError(f"{label}: cannot be decoded ({error})") from error
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -95,7 +96,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         image = Image.fromarray((wide / 257).round().astype(np.uint8))
     elif image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")
-    # convert() returns an image that no longer depends on the open file.
+    # convert() returns an image that does not depend on the open file any more.
     return image.convert("RGB")
 
 

@@ -1,6 +1,6 @@
-"""Datasets of images: files, tar shards, CIFAR-10's own files; the order of an epoch.
+"""Image datasets (files, tar shards, CIFAR-10) and the order of their images in an epoch.
 
-H W pixels.
+H W image size in pixels.
 """
 
 import os
@@ -28,75 +28,76 @@ from moco.data.shards import SHARD_WINDOW, ShardImages, find_shards
 if TYPE_CHECKING:
     from torch import Tensor
 
-CHECKED_TOGETHER = 256  # images of one thread, before another takes the next
-LOOKED_AT = 8  # images of a dataset whose brightness is noted
-SPLITS = {"train", "val", "test"}  # folders of a dataset, where there are no others
+CHECK_CHUNK = 256  # images that one thread decodes at a time
+NUM_SAMPLED = 8  # images of a dataset whose brightness is checked
+SPLITS = {"train", "val", "test"}  # folder names that are splits, if a dataset has no others
 EXAMPLE_TREE = "ROOT/0001.jpg or ROOT/any/folder/0001.jpg or ROOT/train/class/0001.jpg"
-LABELLED_TREE = "ROOT/train/<class>/1.jpg and ROOT/val/<class>/2.jpg"
+LABELED_TREE = "ROOT/train/<class>/1.jpg and ROOT/val/<class>/2.jpg"
 
 
 class Order(Protocol):
-    """The indices of one epoch; a slice gives that part of it."""
+    """Indices of one epoch in order, read by slices."""
 
     def __getitem__(self, part: slice, /) -> NDArray[np.int64]: ...
 
 
 class Images(Protocol):
-    """A dataset of images, wherever they are stored."""
+    """Interface of an image dataset, independent of how the images are stored."""
 
     def __len__(self) -> int: ...
 
     def read(self, index: int) -> "Tensor":
-        """The image (H, W, 3) uint8 RGB; not to be written to.
+        """Return an image (H, W, 3) uint8 RGB, which must not be modified.
 
         Raises:
-            DataError: it cannot be decoded; the message starts with its name.
+            DataError: If it cannot be decoded; the message starts with its name.
         """
         ...
 
     def name(self, index: int) -> str:
-        """Where the image is stored, for messages."""
+        """Return where an image is stored, for messages."""
         ...
 
     def epoch_order(self, seed: int, epoch: int) -> Order:
-        """Every index once, in an order that (seed, epoch) determines."""
+        """Return every index once, in an order that (seed, epoch) determines."""
         ...
 
 
 class FileImages:
-    """Images that are files.
+    """Dataset of image files.
 
     Args:
-        left_out: what is said of the files beside them that are none; "": there is nothing to say.
+        images: Paths of the images.
+        left_out: Note on the files next to them that are skipped, or "".
     """
 
     def __init__(self, images: Sequence[PathLike], left_out: str = "") -> None:
         self.left_out = left_out
-        # One array instead of a million objects, whose reference counts each worker would copy.
+        # One array, not a list: workers would copy the pages with its elements' reference counts.
         self._paths = np.array([os.fsencode(path) for path in images])
 
     def __len__(self) -> int:
         return len(self._paths)
 
     def read(self, index: int) -> "Tensor":
-        """See `Images`."""
+        """Decode the file of an image."""
         return decode_pixels(self.name(index))
 
     def name(self, index: int) -> str:
-        """See `Images`."""
+        """Return the path of an image."""
         return os.fsdecode(self._paths[index])
 
     def epoch_order(self, seed: int, epoch: int) -> NDArray[np.int64]:
-        """A permutation."""
+        """Return a random permutation of all indices."""
         return permutation(len(self), seed, epoch)
 
 
 class ArrayImages:
-    """Images in memory.
+    """Dataset of images in memory.
 
     Args:
-        pixels: (N, H, W, 3) uint8 RGB.
-        files: where they are from, each with the same number of them.
+        pixels: Images (N, H, W, 3) uint8 RGB.
+        files: Files that they were read from, each with the same number of images.
     """
 
     def __init__(self, pixels: NDArray[np.uint8], files: Sequence[Path]) -> None:
@@ -106,24 +107,24 @@ class ArrayImages:
         return len(self._pixels)
 
     def read(self, index: int) -> "Tensor":
-        """See `Images`; no copy."""
+        """Return a view of an image, without a copy."""
         import torch
 
         return torch.from_numpy(self._pixels[index])
 
     def name(self, index: int) -> str:
-        """The file, and the image's number in it."""
+        """Return the file of an image and its number in the file."""
         file, number = divmod(index, len(self) // len(self._files))
         return f"{self._files[file]}:{number}"
 
     def epoch_order(self, seed: int, epoch: int) -> NDArray[np.int64]:
-        """A permutation."""
+        """Return a random permutation of all indices."""
         return permutation(len(self), seed, epoch)
 
 
 @dataclass(frozen=True)
 class LabeledSets:
-    """Images and labels of two splits; labels are indices into `classes`."""
+    """Images and labels of the training and the validation split; labels index `classes`."""
 
     classes: list[str]
     train: Images
@@ -135,17 +136,17 @@ class LabeledSets:
 def open_images(
     root: PathLike, index_file: PathLike | None = None, window: int = SHARD_WINDOW
 ) -> Images:
-    """The images for pre-training that `root` names.
+    """Open the images for pre-training at `root`.
 
     Args:
-        root: a folder of images (nested or flat; its `train` where it has one), a `.txt` list
-            of them, tar shards (see `moco.data.shards.find_shards`), or the folder of
-            CIFAR-10's own files.
-        index_file: of shards, see `moco.data.shards.ShardImages`.
-        window: of shards, the same.
+        root: Folder of images (nested or flat; its `train` if it has one), `.txt` list of images,
+            tar shards (`moco.data.shards.find_shards`), or folder with CIFAR-10's files.
+        index_file: Index of the shards (`moco.data.shards.ShardImages`).
+        window: Number of shards whose images are shuffled together.
 
     Raises:
-        UserError, DataError: nothing there, or nothing that can be used.
+        UserError: If `root` is a pipe, a URL or a compressed tar.
+        DataError: If `root` does not exist or contains no usable images.
     """
     shards = find_shards(root)
     if shards:
@@ -158,39 +159,39 @@ def open_images(
 
 
 def notes_on(images: Images) -> list[str]:
-    """Say what of a folder is left out, and whether its images are nearly black.
+    """Return notes on the skipped files of a folder and on images that are nearly black.
 
-    Gray of 12 bits in files of 16 has no value above 4095, which is 16 of 255.
+    12-bit gray stored in 16-bit files has no value above 4095, which becomes 16 of 255.
     """
     if not isinstance(images, FileImages):
         return []
     notes = [images.left_out] if images.left_out else []
     highest = []
-    for index in np.unique(np.linspace(0, len(images) - 1, LOOKED_AT, dtype=int)).tolist():
-        with suppress(DataError):  # named where it is trained on
+    for index in np.unique(np.linspace(0, len(images) - 1, NUM_SAMPLED, dtype=int)).tolist():
+        with suppress(DataError):  # training reports images that cannot be decoded
             if _has_16_bits(images.name(index)):
                 highest.append(int(images.read(index).max()))
     if highest and max(highest) <= 4095 / 257 + 0.5:
         notes.append(
-            f"no value above {max(highest)} of 255 in the {len(highest)} images looked at: gray of "
-            "12 bits in files of 16 is nearly black here; multiply its values by 16"
+            f"no value is above {max(highest)} of 255 in {len(highest)} sampled images: 12-bit "
+            "gray in 16-bit files is nearly black here; multiply its values by 16"
         )
     return notes
 
 
 def _has_16_bits(path: PathLike) -> bool:
-    """Read the header alone: what decodes may hang or die, which a data-loader worker is for."""
-    wrong = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
-    with suppress(*wrong), Image.open(path, formats=FORMATS) as image:
+    """Return whether pixels have 16 bits, by the header alone: decoding may hang or crash."""
+    unreadable = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
+    with suppress(*unreadable), Image.open(path, formats=FORMATS) as image:
         return image.mode.startswith("I")
     return False
 
 
 def bad_images(images: Images) -> list[str]:
-    """Decode every image as training does; returns why those that it cannot read are bad."""
+    """Decode every image as training does and return one message per unreadable image."""
     parts = [
-        range(start, min(start + CHECKED_TOGETHER, len(images)))
-        for start in range(0, len(images), CHECKED_TOGETHER)
+        range(start, min(start + CHECK_CHUNK, len(images)))
+        for start in range(0, len(images), CHECK_CHUNK)
     ]
     found = []
     with (
@@ -204,7 +205,7 @@ def bad_images(images: Images) -> list[str]:
 
 
 def _bad_among(images: Images, indices: Sequence[int]) -> list[str]:
-    own, found = copy(images), []  # the shards that one thread has open are not another's
+    own, found = copy(images), []  # open shards must not be shared between threads
     for index in indices:
         try:
             own.read(index)
@@ -214,15 +215,17 @@ def _bad_among(images: Images, indices: Sequence[int]) -> list[str]:
 
 
 def check_present(root: PathLike, labeled: bool = False) -> None:
-    """Whether something is at DATA.ROOT, without listing it or importing torch.
+    """Check that DATA.ROOT exists, without listing it or importing torch.
 
     Args:
-        labeled: for classification.
+        root: Value of DATA.ROOT.
+        labeled: Expect a dataset for classification, which is never in shards.
 
     Raises:
-        UserError, DataError: nothing.
+        UserError: If `root` is empty.
+        DataError: If it does not exist.
     """
-    tree = LABELLED_TREE if labeled else EXAMPLE_TREE
+    tree = LABELED_TREE if labeled else EXAMPLE_TREE
     if not root:
         raise UserError(f"DATA.ROOT is not set; add DATA.ROOT and a folder with {tree}")
     if not Path(root).expanduser().exists() and (labeled or not find_shards(root)):
@@ -230,12 +233,12 @@ def check_present(root: PathLike, labeled: bool = False) -> None:
 
 
 def labeled_sets(root: PathLike) -> LabeledSets:
-    """`root/train/<class>/*` and `root/val/<class>/*`, or CIFAR-10's own files.
+    """Read `root/train/<class>/*` and `root/val/<class>/*`, or CIFAR-10's files.
 
-    The classes are those of train.
+    The classes are those of the training split.
 
     Raises:
-        DataError: a folder is missing, or `val` has a class that `train` has not.
+        DataError: If a folder is missing, or a class is in `val` only.
     """
     folder = cifar.find_cifar(root)
     if folder:
@@ -251,7 +254,7 @@ def labeled_sets(root: PathLike) -> LabeledSets:
     val_images, val_labels, val_classes, val_left_out = find_labeled_images(Path(root) / "val")
     unknown = sorted(set(val_classes) - set(classes))
     if unknown:
-        raise DataError(f"{root}: class {unknown[0]} is in val and not in train")
+        raise DataError(f"{root}: class {unknown[0]} is in val but not in train")
     as_train = [classes.index(val_classes[label]) for label in val_labels]
     return LabeledSets(
         classes,
@@ -263,28 +266,28 @@ def labeled_sets(root: PathLike) -> LabeledSets:
 
 
 def permutation(length: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """0 to `length` - 1 in the order that (seed, epoch) determines."""
+    """Return a permutation of 0 to `length` - 1 that (seed, epoch) determines."""
     return np.random.default_rng([seed, epoch]).permutation(length)
 
 
 def find_images(root: PathLike) -> list[Path]:
-    """All images below a folder, sorted, or those listed in a `.txt` file, in its order.
+    """Return all images below a folder, sorted, or those listed in a `.txt` file, in its order.
 
-    A folder's `train` subfolder is used instead of it where its images are in `train`, `val` and
-    `test` alone: among other folders it is a class of that name. Names that start with a dot are
-    ignored, and so is everything whose suffix is not one of `SUFFIXES`.
+    If all images of a folder are in `train`, `val` and `test`, only those in `train` are returned;
+    next to other folders, `train` is a class of that name. Names that start with a dot are
+    ignored, and so are files whose suffix is not in `SUFFIXES`.
 
-    A list's paths are relative to its folder and stay below it; whole paths (`/data/…`) may lead
-    anywhere, and nothing but decoding an image is ever done with a file.
+    The relative paths of a list start at its folder and must stay below it. Absolute paths
+    (`/data/…`) may point anywhere: the only thing that is done with a file is to decode it.
 
     Raises:
-        DataError: nothing there, or a listed file that does not exist or is outside.
+        DataError: If there are no images, or a listed file is missing or outside.
     """
     return _found(root)[0]
 
 
 def _found(root: PathLike) -> tuple[list[Path], str]:
-    """`find_images`, and what is said of the other files."""
+    """Return `find_images(root)` and a note on the files that it skips."""
     root = Path(root).expanduser()
     if root.suffix == ".txt" and root.is_file():
         return _listed_images(root), ""
@@ -306,16 +309,17 @@ def _found(root: PathLike) -> tuple[list[Path], str]:
 
 
 def find_labeled_images(folder: PathLike) -> tuple[list[Path], list[int], list[str], str]:
-    """Images, labels and class names of `folder/<class>/**`, and what is said of the other files.
+    """Find the images of `folder/<class>/**`.
 
-    Classes are in sorted order.
+    Returns:
+        Images, their labels, class names in sorted order, and a note on skipped files.
 
     Raises:
-        DataError: no folder, or no class folder with images.
+        DataError: If there is no such folder, or no class folder with images.
     """
     folder = Path(folder).expanduser()
     if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder; expected {LABELLED_TREE}")
+        raise DataError(f"{folder}: no such folder; expected {LABELED_TREE}")
     images: list[Path] = []
     labels: list[int] = []
     names: list[str] = []
@@ -330,12 +334,12 @@ def find_labeled_images(folder: PathLike) -> tuple[list[Path], list[int], list[s
             images += sorted(Path(child, name) for name in found)
             names.append(child.name)
     if not images:
-        raise DataError(f"{folder}: no class folder with images; expected {LABELLED_TREE}")
+        raise DataError(f"{folder}: no class folder with images; expected {LABELED_TREE}")
     return images, labels, names, _left_out(folder, left_out)
 
 
 def _image_names(folder: Path) -> tuple[list[str], list[str]]:
-    """Paths below a folder, relative to it: of images, and of files of other suffixes."""
+    """Return the paths of images and of other files below a folder, relative to it."""
     names: tuple[list[str], list[str]] = [], []
     for name in files_below(folder):
         names[not name.lower().endswith(SUFFIXES)].append(name)
@@ -343,7 +347,7 @@ def _image_names(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def _left_out(folder: Path, others: Sequence[str]) -> str:
-    """`…: left out by suffix: 3 files (.heic 2, none 1)`; "" where there are none."""
+    """Return a note on skipped files: `…: left out by suffix: 3 files (.heic 2, none 1)`, or ""."""
     counts = Counter(os.path.splitext(name)[1].lower() or "none" for name in others)
     listed = first_few([f"{suffix} {number}" for suffix, number in counts.most_common()])
     return (
@@ -360,13 +364,13 @@ def _listed_images(path: Path) -> list[Path]:
         entry = os.path.normpath(line.strip())
         if entry.split(os.sep)[0] == os.pardir:
             raise DataError(
-                f"{path}: line {number}: {line.strip()} leads out of the list's folder; move the "
-                "list, or write the whole path"
+                f"{path}: line {number}: {line.strip()} is outside the list's folder; move the "
+                "list, or write an absolute path"
             )
         image = path.parent / entry
         if not image.is_file():
             raise DataError(f"{path}: line {number}: no such file {image}")
         images.append(image)
     if not images:
-        raise DataError(f"{path}: the list is empty; expected one path of an image per line")
+        raise DataError(f"{path}: the list is empty; expected the path of one image per line")
     return images

@@ -1,7 +1,7 @@
-"""iNaturalist 2018 as its authors hand it out: for each split a list of images and labels.
+"""iNaturalist 2018 dataset in its published layout, one list of images and labels per split.
 
-https://github.com/visipedia/inat_comp/tree/master/2018: `train2018.json` and `val2018.json`
-(COCO's format) beside the folder `train_val2018` that their file names start with.
+`train2018.json` and `val2018.json` (COCO's format) are next to the folder `train_val2018`, with
+which their file names start: https://github.com/visipedia/inat_comp/tree/master/2018.
 """
 
 import json
@@ -16,17 +16,17 @@ LISTS = ("train2018.json", "val2018.json")
 
 
 def find_inaturalist(root: PathLike) -> Path | None:
-    """`root` if it holds the lists; None otherwise."""
+    """Return `root` if it contains the lists of both splits, else None."""
     root = Path(root).expanduser()
     return root if all((root / name).is_file() for name in LISTS) else None
 
 
 def read_inaturalist(root: Path) -> LabeledSets:
-    """Both splits; a class is a category, in the order of the categories' ids.
+    """Read both splits. Classes are the categories in the order of their ids.
 
     Raises:
-        DataError: a list that is damaged, names files outside `root`, or whose first image is
-            not there.
+        DataError: If a list is damaged or names files outside `root`, or if its first image is
+            missing.
     """
     train_names, train, train_ids = _split(root, LISTS[0])
     val_names, val, val_ids = _split(root, LISTS[1])
@@ -44,19 +44,24 @@ def read_inaturalist(root: Path) -> LabeledSets:
 
 
 def _split(root: Path, name: str) -> tuple[dict[int, str], list[str], list[int]]:
-    """Names of the categories by id; paths and categories of the images, by the images' ids."""
+    """Read one list.
+
+    Returns:
+        Names of the categories by id; paths of the images and their category ids, both sorted by
+        the images' ids.
+    """
     path = root / name
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         names = {int(entry["id"]): str(entry["name"]) for entry in content["categories"]}
-        of_image = {entry["image_id"]: entry["category_id"] for entry in content["annotations"]}
+        labels = {entry["image_id"]: entry["category_id"] for entry in content["annotations"]}
         images = sorted((int(entry["id"]), str(entry["file_name"])) for entry in content["images"])
-        categories = [int(of_image[image]) for image, _ in images]
+        categories = [int(labels[image]) for image, _ in images]
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
-            f"{path}: not iNaturalist's list ({type(error).__name__}: {str(error)[:100]})"
+            f"{path}: not a list of iNaturalist ({type(error).__name__}: {str(error)[:100]})"
         ) from error
     if not images:
         raise DataError(f"{path}: lists no images")
@@ -68,5 +73,5 @@ def _split(root: Path, name: str) -> tuple[dict[int, str], list[str], list[int]]
             raise DataError(f"{path}: {file[:200]!r} is outside {root}; expected a path below it")
     paths = [str(root / file) for _, file in images]
     if not Path(paths[0]).is_file():
-        raise DataError(f"{path}: no such file {paths[0]}; unpack train_val2018.tar.gz beside it")
+        raise DataError(f"{path}: no such file {paths[0]}; unpack train_val2018.tar.gz next to it")
     return names, paths, categories

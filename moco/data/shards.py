@@ -1,14 +1,13 @@
-"""Images in tar shards, for data that no file system holds as files (webdataset's convention).
+"""Images in tar shards (webdataset's convention), for datasets of too many images for files.
 
-A shard is a plain tar. Neighboring members whose paths agree up to the first dot of the file name
-are one sample; its image is the member with an image's suffix, the others are not read. Nothing
-is extracted and nothing is unpickled: tarfile says where in a shard the images' bytes are, and
-they are read from there, in any order. It takes a damaged header for the end of a tar: what it
-leaves unread must be the tar's padding.
+A shard is an uncompressed tar. Neighboring members whose paths agree up to the first dot of the
+file name form one sample; its image is the member with the suffix of an image, and the others are
+not read. Nothing is extracted or unpickled: tarfile yields the offsets of the images, and their
+bytes are read from there in any order. Since tarfile takes a damaged header for the end of a tar,
+whatever it leaves unread must be the tar's padding.
 
-An epoch takes the shards in a new order and shuffles the images of `window` shards together.
-Sizes are those of the paper's billion images: what is held for the whole dataset is one number
-per shard.
+An epoch visits the shards in a new order and shuffles the images of `window` shards together. To
+scale to the paper's billion images, one number per shard is all that is kept of the whole dataset.
 """
 
 import itertools
@@ -35,17 +34,17 @@ if TYPE_CHECKING:
 
 SHARD_WINDOW = 16
 EXAMPLE = "ROOT/*.tar or ROOT/train-{000000..000146}.tar"
-INDEX_NAME = "index.json"  # of a shards' folder, in the layout of webdataset's wids
-INDEX_SECONDS = 60.0  # a scan that ends early has lost no more than this
-MAX_IMAGE_BYTES = 1 << 29  # beyond MAX_PIXELS at 16 bits
+INDEX_NAME = "index.json"  # index next to the shards, in the layout of webdataset's wids
+INDEX_SECONDS = 60.0  # interval of writing the index, the most that an interrupted scan loses
+MAX_IMAGE_BYTES = 1 << 29  # more than MAX_PIXELS at 16 bits
 
-_PADDING = 20 * tarfile.BLOCKSIZE  # behind the last member, as tar itself writes
+_PADDING = 20 * tarfile.BLOCKSIZE  # what tar writes after the last member
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
 class Member(NamedTuple):
-    """A regular file in a tar: its path there, and where its bytes are."""
+    """Regular file in a tar: its path in the tar, and offset and size of its content in bytes."""
 
     name: str
     offset: int
@@ -53,18 +52,18 @@ class Member(NamedTuple):
 
 
 class ShardImages:
-    """The images of shards, in the shards' order.
+    """Dataset of the images in tar shards, in the order of the shards.
 
     Args:
-        shards: paths of tar files.
-        index_file: where numbers of images per shard are kept, so that the shards need not be
-            scanned at the next start; None keeps them nowhere. An `index.json` beside the shards
-            is read, too. An entry counts if the shard has its number of bytes.
-        window: shards whose images are shuffled together, >= 1; each data-loader worker keeps the
-            headers of twice as many.
+        shards: Paths of the tar files.
+        index_file: File that stores the number of images per shard, so that the next start need
+            not scan the shards; nothing is stored if None. An `index.json` next to the shards is
+            read, too. An entry is used if its file size is that of the shard.
+        window: Number of shards whose images are shuffled together, >= 1. Each data-loader worker
+            keeps the headers of twice as many.
 
     Raises:
-        DataError: a shard that is missing, compressed, damaged, or without images in all.
+        DataError: If a shard is missing, compressed or damaged, or none contains an image.
     """
 
     def __init__(
@@ -91,25 +90,25 @@ class ShardImages:
         return self.__dict__ | {"_open": OrderedDict()}  # open files stay in their process
 
     def read(self, index: int) -> "Tensor":
-        """The image (H, W, 3) uint8 RGB.
+        """Return an image (H, W, 3) uint8 RGB.
 
         Raises:
-            DataError: it cannot be decoded; the message starts with the tar and the member.
+            DataError: If it cannot be decoded; the message starts with the tar and the member.
         """
         shard, number = self._find(index)
         return decode_pixels(shard.content(number), shard.name(number))
 
     def name(self, index: int) -> str:
-        """The tar and the member."""
+        """Return the tar and the member of an image."""
         shard, number = self._find(index)
         return shard.name(number)
 
     def epoch_order(self, seed: int, epoch: int) -> "ShardOrder":
-        """Shards in random order, the images of each `window` of them shuffled together."""
+        """Shuffle the shards, and the images of each `window` of them together."""
         return ShardOrder(self._starts, self._window, seed, epoch)
 
     def _find(self, index: int) -> tuple["_Shard", int]:
-        """An image's shard, and its number there."""
+        """Return the shard of an image and the number of the image in it."""
         number = int(np.searchsorted(self._starts, index, side="right")) - 1
         start, end = self._starts[number : number + 2].tolist()
         shard = self._open.get(number)
@@ -126,10 +125,13 @@ class ShardImages:
 
 
 class ShardOrder:
-    """One epoch's order of images in shards, made window by window as slices need it.
+    """Order of the images in one epoch, computed window by window as slices need it.
 
     Args:
-        starts: (number of shards + 1,) index of the first image of each shard, and the end.
+        starts: Index of the first image of each shard, and the end: (number of shards + 1,).
+        window: Number of shards whose images are shuffled together.
+        seed: Seed of the order.
+        epoch: Number of the epoch.
     """
 
     def __init__(self, starts: NDArray[np.int64], window: int, seed: int, epoch: int) -> None:
@@ -156,35 +158,36 @@ class ShardOrder:
         return np.concatenate(found)
 
     def _indices(self, window: int) -> NDArray[np.int64]:
-        """All images of a window, shuffled."""
+        """Return the indices of a window's images, shuffled."""
         if window not in self._made:
             ranges = [
                 np.arange(self._starts[s], self._starts[s + 1]) for s in self._windows[window]
             ]
-            # The stream of the shards' order is [seed, epoch, 0]: zeros at the end do not count.
+            # The order of the shards already uses [seed, epoch], which NumPy treats like
+            # [seed, epoch, 0], so windows count from 1.
             rng = np.random.default_rng([self._seed, self._epoch, window + 1])
-            # Who reads ahead and who trains may be in neighboring windows.
+            # Keep the previous window: reading ahead and training may be in neighboring ones.
             before = {old: made for old, made in self._made.items() if old == window - 1}
             self._made = {**before, window: rng.permutation(np.concatenate(ranges))}
         return self._made[window]
 
 
 def find_shards(root: PathLike) -> list[Path] | None:
-    """The shards that `root` names, or None where it is something else.
+    """Return the shards at `root`, or None if `root` is something else.
 
     Args:
-        root: a `.tar`; a pattern like `path/train-{000000..000146}.tar`; or a folder (or its
-            `train`) with `*.tar` and no images in it.
+        root: A `.tar`, a pattern such as `path/train-{000000..000146}.tar`, or a folder (or its
+            `train`) that contains `*.tar` and no images.
 
     Raises:
-        UserError: a pipe, URL or compressed tar, none of which can be read at random.
-        DataError: a tar that is not there, or a folder with shards and images.
+        UserError: If `root` is a pipe, a URL or a compressed tar, which have no random access.
+        DataError: If a tar is missing, or a folder contains both shards and images.
     """
     text = os.fspath(root)
     if re.match(r"(pipe:|\w+://)", text):
         raise UserError(
-            f"{text}: pipes and URLs are not read (a pipe runs commands); "
-            f"copy the shards and give {EXAMPLE}"
+            f"{text}: pipes and URLs are not supported (a pipe runs commands); "
+            f"copy the shards and pass {EXAMPLE}"
         )
     is_folder = Path(text).expanduser().is_dir()
     if not is_folder and re.search(r"\.(tgz|tar\.\w+)$", text):
@@ -205,17 +208,19 @@ def find_shards(root: PathLike) -> list[Path] | None:
     image = next(files, None)
     if image:
         raise DataError(
-            f"{folder}: holds shards ({shards[0].name}) and images ({image.name}); "
-            "keep them in folders of their own"
+            f"{folder}: contains shards ({shards[0].name}) and images ({image.name}); "
+            "move them to separate folders"
         )
     return shards
 
 
 def expand_braces(pattern: str) -> Iterator[str]:
-    """`a-{08..11}.tar` → `a-08.tar` to `a-11.tar`; the name itself where it has no range.
+    """Expand a range: `a-{08..11}.tar` to `a-08.tar`, …, `a-11.tar`.
+
+    A name without a range is yielded as it is.
 
     Raises:
-        UserError: a range that falls.
+        UserError: If the range is descending.
     """
     match = _RANGE.search(pattern)
     if not match:
@@ -223,42 +228,44 @@ def expand_braces(pattern: str) -> Iterator[str]:
         return
     first, last = match.groups()
     if int(last) < int(first):
-        raise UserError(f"{pattern}: {{{first}..{last}}} falls; expected {{{last}..{first}}}")
+        raise UserError(
+            f"{pattern}: range {{{first}..{last}}} is descending; expected {{{last}..{first}}}"
+        )
     for number in range(int(first), int(last) + 1):
         yield f"{pattern[: match.start()]}{number:0{len(first)}d}{pattern[match.end() :]}"
 
 
 def scan(path: PathLike) -> list[Member]:
-    """The images of a shard, one per sample, from its headers.
+    """Return the images of a shard, one per sample, from its headers.
 
     Raises:
-        DataError: compressed, truncated, no tar, a link or device with an image's name, or a
-            sample with several images.
+        DataError: If the file is compressed, truncated or not a tar, if a link or device has the
+            name of an image, or if a sample has several images.
     """
     with _open(Path(path)) as file:
         return _images(Path(path), file)
 
 
 class _Shard:
-    """An open shard, and where its images are."""
+    """Open shard with the offsets of its images."""
 
     def __init__(self, path: Path, expected: int) -> None:
         self._path = path
-        self._file = _open(path)  # closed when this object goes
+        self._file = _open(path)  # closed when this object is deleted
         found = _images(path, self._file)
         if len(found) != expected:
             raise DataError(
-                f"{path}: holds {plural(len(found), 'image')}, expected {expected}; changed, or is "
-                "the index another's? Delete the index and start again"
+                f"{path}: contains {plural(len(found), 'image')}, expected {expected}; the shard "
+                "has changed, or the index is of another one; delete the index and start again"
             )
         self._names = [member.name for member in found]
-        self._places = np.array([member[1:] for member in found], dtype=np.int64)
+        self._extents = np.array([member[1:] for member in found], dtype=np.int64)
 
     def name(self, number: int) -> str:
         return f"{self._path}:{printable(self._names[number])}"
 
     def content(self, number: int) -> bytes:
-        offset, size = self._places[number].tolist()
+        offset, size = self._extents[number].tolist()
         if size > MAX_IMAGE_BYTES:
             raise DataError(f"{self.name(number)}: {size} bytes, the limit is {MAX_IMAGE_BYTES}")
         try:
@@ -280,7 +287,11 @@ def _images(path: Path, file: BinaryIO) -> list[Member]:
 
 
 def _members(path: Path, file: BinaryIO) -> Iterator[Member]:
-    """The regular files with an image's name, in the tar's order; errors as of `scan`."""
+    """Yield the regular files whose names are those of images, in the order of the tar.
+
+    Raises:
+        DataError: See `scan`.
+    """
     start, end = os.pread(file.fileno(), 8, 0), os.fstat(file.fileno()).st_size
     for magic, kind in _COMPRESSED.items():
         if start.startswith(magic):
@@ -289,12 +300,13 @@ def _members(path: Path, file: BinaryIO) -> Iterator[Member]:
     try:
         tar = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115
         while found := tar.next():
-            tar.members.clear()  # type: ignore[attr-defined]  # it would keep all
-            # Sizes that are negative lead back (CVE-2025-8194).
+            # tarfile would keep every member in memory.
+            tar.members.clear()  # type: ignore[attr-defined]
+            # A negative size would move tarfile back (CVE-2025-8194).
             if not offset < found.offset_data <= found.offset_data + found.size <= end:
                 raise DataError(
-                    f"{path}:{printable(found.name)}: a member of {found.size} bytes, which goes "
-                    "beyond the end; damaged, or not copied completely?"
+                    f"{path}:{printable(found.name)}: a member of {found.size} bytes goes beyond "
+                    "the end of the file; it is damaged or was not copied completely"
                 )
             offset = found.offset_data
             if not _is_image(found.name):
@@ -303,31 +315,31 @@ def _members(path: Path, file: BinaryIO) -> Iterator[Member]:
                 yield Member(found.name, found.offset_data, found.size)
             elif not found.isdir():
                 raise DataError(
-                    f"{path}:{printable(found.name)}: a link or special file, which has no "
-                    "content here; write the tar with the contents instead (tar -h)"
+                    f"{path}:{printable(found.name)}: a link or special file without content; "
+                    "archive the contents instead (tar -h)"
                 )
         rest = os.pread(file.fileno(), _PADDING, tar.offset)
     except (tarfile.TarError, ValueError, OverflowError, EOFError, MemoryError) as error:
         raise DataError(
-            f"{path}: not a tar, or damaged ({error}); was it copied completely?"
+            f"{path}: not a tar, or damaged ({error}); check that it was copied completely"
         ) from error
     if len(rest) < tarfile.BLOCKSIZE or rest.strip(b"\0"):
         raise DataError(
-            f"{path}: at byte {tar.offset}: not a tar's member, and not its end; damaged, cut off, "
-            "or joined by cat (tar -A joins)"
+            f"{path}: byte {tar.offset} is neither a member of a tar nor its end; the file is "
+            "damaged, truncated, or joined by cat (join tars with tar -A)"
         )
 
 
-def _repack(what: str) -> str:
-    """What to do with a compressed tar."""
+def _repack(problem: str) -> str:
+    """Return the advice for a compressed tar."""
     return (
-        f"{what}, which cannot be read at random; images are compressed as they are: unpack it "
+        f"{problem}, which has no random access; images are already compressed, so decompress it "
         "to a plain .tar"
     )
 
 
 def _counts(shards: Sequence[Path], index_file: Path | None) -> list[int]:
-    """Images of each shard: from an index where it knows the shard, otherwise from the shard."""
+    """Return the number of images of each shard, from an index or else from the shard itself."""
     known = _read_index(shards[0].parent / INDEX_NAME)
     if index_file is not None:
         known |= _read_index(index_file)
@@ -353,7 +365,7 @@ def _write_index(path: Path, counts: dict[tuple[str, int], int]) -> None:
 
 
 def _read_index(path: Path) -> dict[tuple[str, int], int]:
-    """Images of each (resolved path, bytes); nothing where there is no index."""
+    """Read the number of images by (resolved path, file size); empty if there is no index."""
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))["shardlist"]
         return {
@@ -370,13 +382,16 @@ def _is_image(name: str) -> bool:
 
 
 def _key(member: Member) -> str:
-    """A sample's key: the path up to the first dot of the file name."""
+    """Return the key of a member's sample: the path up to the first dot of the file name."""
     folder, _, name = member.name.rpartition("/")
     return f"{folder}/{name.split('.', 1)[0]}"
 
 
 def _image_of(path: Path, group: Sequence[Member]) -> Member:
-    """The image of a sample; of several (an image and its mask) the one named just by suffix."""
+    """Return the image of a sample.
+
+    Of several images, such as an image and its mask, it is the one whose name has a single dot.
+    """
     plain = [m for m in group if m.name.rpartition("/")[2].count(".") == 1]
     for found in (group, plain):
         if len(found) == 1:
@@ -384,5 +399,5 @@ def _image_of(path: Path, group: Sequence[Member]) -> Member:
     names = ", ".join(printable(member.name) for member in group[:3])
     raise DataError(
         f"{path}: {len(group)} images in one sample ({names}); names that agree up to the first "
-        "dot belong together, so rename them without dots"
+        "dot are one sample, so rename them without further dots"
     )

@@ -1,8 +1,8 @@
-"""What the training process is given: the items of each step, and their crops as tensors.
+"""Datasets of augmented views and of center crops, and the images of each training step.
 
-An item is (epoch, index of an image, view), view 0 for the query and 1 for the key. Its crop and
-colors are a function of these and the seed, so neither the number of workers nor the batch, nor
-which process makes it, changes it.
+An item is (epoch, index of an image, view), with view 0 for the query and 1 for the key. Its crop
+and colors are a function of the item and the seed, so they depend neither on the number of
+data-loader workers, nor on the batch, nor on the process that computes them.
 
 I number of items, P crop size in pixels.
 """
@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from moco.common.errors import DataError
-from moco.data.augment import Augmentation, crop_view, draw_view
+from moco.data.augment import Augmentation, crop_view, sample_view
 from moco.data.images import Images, Order
 
 REPLACEMENT_TRIES = 20
@@ -28,25 +28,26 @@ Item = tuple[int, int, int]  # (epoch, index into the images, view)
 
 
 class Batch(NamedTuple):
-    """What the color part needs of I items, in their order, and which images were replaced."""
+    """Crops and color parameters of I items, in the order of the items."""
 
-    pixels: Tensor  # (I, 3, P, P) uint8, the crops
+    pixels: Tensor  # (I, 3, P, P) uint8
     params: Tensor  # (I, NUM_PARAMS) float32
-    bad: list[str]  # why images could not be decoded, with their names
-    complete: bool = True  # False: a bad image was not replaced; there are no pixels
+    bad: list[str]  # one message per image that could not be decoded, starting with its name
+    complete: bool = True  # False if a bad image was not replaced; `pixels` is empty then
 
 
 class Views(torch.utils.data.Dataset[Batch]):
-    """Batches of augmented crops; indexed by all items of a batch at once.
+    """Dataset of augmented crops, indexed by all items of a batch at once.
 
     Args:
-        images: the dataset.
-        aug: what to draw; `seed`: with an item the only source of randomness.
-        second: what to draw for view 1, with crops of the same side; None: `aug`.
-        skip_bad: put another image in the place of one that cannot be decoded, chosen by
-            (seed, index); otherwise the batch is incomplete. (An exception raised in a
-            worker would reach the training process as a traceback in a string.)
-        cache_bytes: memory for decoded images in this process.
+        images: Source of the images.
+        aug: Augmentation of the views.
+        seed: Seed, which with an item determines its augmentation.
+        skip_bad: Replace an image that cannot be decoded by another one, chosen by (seed, index).
+            Otherwise the batch is returned incomplete: an exception raised in a worker would
+            reach the training process as a traceback in a string.
+        cache_bytes: Memory for decoded images in this process.
+        second: Augmentation of view 1, with the same crop size; `aug` if None.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Views(torch.utils.data.Dataset[Batch]):
         return len(self._images)
 
     def __getitems__(self, items: Sequence[Item]) -> Batch:
-        """The whole batch. Each image of an epoch is decoded once, each item made once."""
+        """Return a batch. An image of an epoch is decoded once, and equal items computed once."""
         wanted: dict[Position, dict[int, list[int]]] = {}  # rows of each view of each image
         for row, (epoch, index, view) in enumerate(items):
             wanted.setdefault((epoch, index), {}).setdefault(view, []).append(row)
@@ -82,23 +83,23 @@ class Views(torch.utils.data.Dataset[Batch]):
                 return Batch(torch.empty(0), torch.empty(0), bad, complete=False)
             H, W, _ = image.shape
             rng = _generator(self._seed, epoch, index, _VIEWS)
-            # All views of an image come from one stream: those before a wanted one are drawn too.
+            # All views of an image share one random stream, so earlier views are sampled too.
             for view in range(max(views) + 1):
-                drawn = draw_view(rng, (W, H), self._augs[view])
+                sampled = sample_view(rng, (W, H), self._augs[view])
                 if view in views:
-                    crop = crop_view(image, drawn, P)
+                    crop = crop_view(image, sampled, P)
                     for row in views[view]:
-                        pixels[row], colors[row] = crop, drawn.colors
+                        pixels[row], colors[row] = crop, sampled.colors
         return Batch(pixels, torch.tensor(colors), bad)
 
     def _image(self, epoch: int, index: int, bad: list[str]) -> Tensor | None:
-        """The image or its replacement; what went wrong is added to `bad`."""
+        """Return an image or its replacement, or None; errors are appended to `bad`."""
         try:
             return self._decoded(index)
         except DataError as error:
             bad.append(str(error))
         if self._skip_bad:
-            # The same one in every epoch: a memory bank has one entry for both.
+            # The replacement is the same in every epoch, since a memory bank has one entry for it.
             others = _generator(self._seed, 0, index, _REPLACEMENT)
             for _ in range(REPLACEMENT_TRIES):
                 try:
@@ -108,7 +109,7 @@ class Views(torch.utils.data.Dataset[Batch]):
         return None
 
     def _decoded(self, index: int) -> Tensor:
-        """The image (H, W, 3) uint8."""
+        """Return an image (H, W, 3) uint8 from the cache, or decode it."""
         image = self._cache.get(index)
         if image is None:
             image = self._images.read(index)
@@ -119,13 +120,15 @@ class Views(torch.utils.data.Dataset[Batch]):
 
 
 class CenterCrops(torch.utils.data.Dataset[Tensor]):
-    """The center of each image, (3, P, P) uint8, after resizing its shorter side.
+    """Dataset of center crops (3, P, P) uint8, after resizing the shorter side of each image.
 
     Bitwise identical to torchvision's `Resize(resize_px)` and `CenterCrop(crop_px)` on PIL
-    images: the longer side is truncated, the offset of the crop rounded half to even.
+    images: the longer side is truncated, and the offset of the crop is rounded half to even.
 
     Args:
-        resize_px: at least `crop_px`.
+        images: Source of the images.
+        resize_px: Length of the shorter side, at least `crop_px`.
+        crop_px: Side P of the crop.
     """
 
     def __init__(self, images: Images, resize_px: int, crop_px: int) -> None:
@@ -148,13 +151,16 @@ class CenterCrops(torch.utils.data.Dataset[Tensor]):
 def positions_of_steps(
     images: Images, batch: int, seed: int, start: int, stop: int
 ) -> Iterator[list[Position]]:
-    """Which images all processes together see in each step from `start` to `stop`.
+    """Yield the positions that all processes together see in each step.
 
-    Each epoch's order is the images' own (`epoch_order`); its incomplete last batch is dropped.
+    The order of an epoch is that of `images.epoch_order`; its incomplete last batch is dropped.
 
     Args:
-        images: the dataset, at least `batch` of them.
-        batch: images per step of all processes together.
+        images: Source of at least `batch` images.
+        batch: Number of images per step of all processes together.
+        seed: Seed of the order.
+        start: First step.
+        stop: Step after the last one.
     """
     order: Order | None = None
     for step in range(start, stop):
@@ -166,5 +172,5 @@ def positions_of_steps(
 
 
 def _generator(seed: int, epoch: int, index: int, stream: int) -> Random:
-    """Independent random numbers for each combination; Random is quicker to seed than NumPy's."""
+    """Return an independent generator for each combination; NumPy's are slower to seed."""
     return Random(f"{seed} {epoch} {index} {stream}")

@@ -1,7 +1,7 @@
-"""Checkpoints: what is in them, how they are named, which is the newest, which may go.
+"""Checkpoints: contents, names, search for the newest, removal of old ones.
 
 The four keys and the names of the official code (`epoch, arch, state_dict, optimizer`;
-`module.encoder_q.*`) are what other projects' tools read. Everything else is in further keys, all
+`module.encoder_q.*`) are those that other projects' tools read. Everything else is in further keys
 of plain values and tensors, readable with `weights_only=True`.
 """
 
@@ -20,8 +20,8 @@ FORMAT = "moco-transfer/1"
 CLASSIFIER_FORMAT = "moco-transfer-classifier/1"
 WRITERS = {FORMAT: "moco-transfer pretrain", CLASSIFIER_FORMAT: "moco-transfer linear or finetune"}
 PREFIX = "module."
-POINTER_NAME = "last_checkpoint"  # Detectron2's name: a file that holds the newest file's name
-SUPERSEDED = "superseded_"  # start of the names of folders for what a resumed run replaces
+POINTER_NAME = "last_checkpoint"  # as in Detectron2: contains the newest checkpoint's name
+SUPERSEDED = "superseded_"  # prefix of the folders for files that a resumed run replaces
 REQUIRED = {
     **dict.fromkeys(("epoch", "step", "seed", "num_images"), int),
     **dict.fromkeys(("state_dict", "optimizer", "encoder", "input", "config"), Mapping),
@@ -33,19 +33,19 @@ _NAME = re.compile(r"checkpoint_(\d{4,})(?:_step(\d{8}))?\.pth\.tar")
 
 
 def checkpoint_name(epoch: int, step: int | None = None) -> str:
-    """`checkpoint_0007.pth.tar` when epoch 7 (from 0) is done; with the step when it is not."""
+    """Return `checkpoint_0007.pth.tar` for the end of epoch 7 (from 0); else with the step."""
     inside = "" if step is None else f"_step{step:08d}"
     return f"checkpoint_{epoch:04d}{inside}.pth.tar"
 
 
 def list_checkpoints(folder: PathLike) -> list[Path]:
-    """Checkpoints in a folder, the newest last, by epoch and step in their names."""
+    """List the checkpoints in a folder, sorted by epoch and step with the newest last."""
     paths = Path(folder).glob("checkpoint_*.pth.tar")
     return sorted((p for p in paths if _NAME.fullmatch(p.name)), key=lambda p: order(p.name))
 
 
 def order(name: str) -> tuple[int, float]:
-    """Epoch and step in a checkpoint's name; the end of an epoch comes after its steps."""
+    """Return epoch and step of a checkpoint's name; an epoch's end sorts after its steps."""
     match = _NAME.fullmatch(name)
     assert match, name
     return int(match[1]), int(match[2]) if match[2] else math.inf
@@ -59,14 +59,14 @@ def save_checkpoint(path: PathLike, state: Mapping[str, Any]) -> None:
 
 
 def load_checkpoint(path: PathLike, form: str = FORMAT) -> dict[str, Any]:
-    """The content of a checkpoint that this project wrote in the format `form`.
+    """Read a checkpoint that this project wrote in the format `form`.
 
     Raises:
-        DataError: missing, damaged, or another file.
+        DataError: If the file is missing, damaged, or not such a checkpoint.
     """
     state = load_torch(path)
     if not isinstance(state, dict):
-        raise DataError(f"{path}: holds {type(state).__name__}, expected a checkpoint's dictionary")
+        raise DataError(f"{path}: got a {type(state).__name__}, expected a checkpoint's dictionary")
     for key, kind in REQUIRED.items():
         if not isinstance(state.get(key), kind):
             raise DataError(
@@ -81,10 +81,13 @@ def load_checkpoint(path: PathLike, form: str = FORMAT) -> dict[str, Any]:
 def newest_checkpoint(
     folder: PathLike, form: str = FORMAT
 ) -> tuple[Path, dict[str, Any], list[str]] | None:
-    """Path and content of the newest readable checkpoint, warnings about newer ones; or None.
+    """Return the newest readable checkpoint of a folder, or None if it has no checkpoints.
+
+    Returns:
+        Path, content, and warnings about newer checkpoints that cannot be read.
 
     Raises:
-        DataError: there are checkpoints and none of them can be read.
+        DataError: If there are checkpoints but none can be read.
     """
     warnings: list[str] = []
     for path in reversed(list_checkpoints(folder)):
@@ -103,9 +106,10 @@ def remove_old_checkpoints(
     """Delete old checkpoints.
 
     Args:
-        keep: number of the newest ones that stay.
-        milestone_epochs: those at multiples of this many epochs stay, too; 0: none.
-        never: names of others that stay.
+        folder: Folder of the run.
+        keep: Number of newest checkpoints to keep.
+        milestone_epochs: Also keep checkpoints at multiples of this many epochs; 0 for none.
+        never: Names of further checkpoints to keep.
     """
     for path in list_checkpoints(folder)[:-keep]:
         epoch, step = order(path.name)
@@ -115,12 +119,13 @@ def remove_old_checkpoints(
 
 
 def set_aside(folder: PathLike, outdated: Sequence[Path], last: Path | None) -> None:
-    """Move what a run that resumes from an older state replaces into a subfolder, and say so.
+    """Move the files that a run resumed from an older state replaces into a subfolder.
 
     Args:
-        outdated: checkpoints of later steps; the record of the earlier end, which gets another
-            name, because a folder with a record counts as a finished run.
-        last: the newest checkpoint that stays, which the pointer names from then on, or None.
+        folder: Folder of the run.
+        outdated: Checkpoints of later steps, and the record of the earlier end. The record gets
+            another name, because a folder with a record counts as a finished run.
+        last: Newest checkpoint that stays, which the pointer then names, or None.
     """
     folder = Path(folder)
     if last is not None:
@@ -140,10 +145,10 @@ def set_aside(folder: PathLike, outdated: Sequence[Path], last: Path | None) -> 
 
 
 def last_checkpoint(folder: PathLike) -> Path:
-    """The checkpoint that a run folder's pointer names, else the newest by name.
+    """Return the checkpoint that a run folder's pointer names, else the newest by name.
 
     Raises:
-        DataError: the folder holds no checkpoint.
+        DataError: If the folder contains no checkpoint.
     """
     paths = list_checkpoints(folder)
     if not paths:

@@ -9,17 +9,20 @@ from typing import Any
 import torch
 from fvcore.common.config import CfgNode
 
-from moco.common.cfgcheck import check_choice
 from moco.common.distributed import highest, is_main, local_processes, local_rank
 from moco.common.errors import UserError
-from moco.engine.config import PRECISIONS
+from moco.common.keys import Key, one_of
+from moco.engine.keys import PRECISIONS
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto` (a GPU where there is one), `cpu`, `cuda` (this process's) or `cuda:N`.
+    """Return the device named `auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`.
+
+    `cuda` is the GPU of this process's local rank.
 
     Raises:
-        UserError: not a device's name, a GPU that is not there, or one GPU for several processes.
+        UserError: If the name is invalid, there is no such GPU, or several processes would share
+            one GPU.
     """
     if name.startswith("cuda:") and local_processes() > 1:
         raise UserError(
@@ -35,14 +38,14 @@ def pick_device(name: str) -> torch.device:
         raise UserError(f"device: got {name!r}, choices are auto, cpu, cuda, cuda:N")
     if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
         raise UserError(
-            f"device: {name} is not here (GPUs found: {torch.cuda.device_count()}); use cpu"
+            f"device: {name} is not available (GPUs found: {torch.cuda.device_count()}); use cpu"
         )
     return torch.device(name)
 
 
 def set_up_torch(num_threads: int, deterministic: bool) -> None:
-    """Threads (0: torch's choice), and whether kernels have to be deterministic."""
-    if deterministic:  # what cuBLAS requires, before its first use
+    """Set the number of threads (0 keeps torch's choice) and the use of deterministic kernels."""
+    if deterministic:  # cuBLAS requires it before its first use
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if num_threads:
         torch.set_num_threads(num_threads)
@@ -51,7 +54,7 @@ def set_up_torch(num_threads: int, deterministic: bool) -> None:
 
 
 def has_fast_bf16(device: torch.device) -> bool:
-    """Whether bf16 is more than emulated: AVX512-BF16, AMX, or a GPU since Ampere."""
+    """Return whether bf16 is native: AVX512-BF16, AMX, or a GPU since Ampere."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if hasattr(torch.cpu, "get_capabilities"):  # not in torch 2.7
@@ -64,43 +67,46 @@ def has_fast_bf16(device: torch.device) -> bool:
 
 
 def slow_bf16(where: str) -> str:
-    """What to say where bf16 was asked for, but not `has_fast_bf16`."""
+    """Return the warning for bf16 on a device without `has_fast_bf16`."""
     return (
         f"SOLVER.PRECISION bf16: {where} does not have fast bf16, so this is slower than fp32; "
         "SOLVER.PRECISION auto takes the faster"
     )
 
 
-def with_speed(cfg: CfgNode, device: torch.device, begun: Mapping[str, Any]) -> CfgNode:
-    """The keys with a precision and a memory layout in place of `auto` and None.
+def with_speed(cfg: CfgNode, device: torch.device, resumed: Mapping[str, Any]) -> CfgNode:
+    """Replace `auto` and None by a precision and a memory layout.
 
     Args:
-        begun: keys and values of the run that is resumed, which stays as it began; else empty.
+        cfg: Configuration with the requested SOLVER.PRECISION and SOLVER.CHANNELS_LAST.
+        device: Device of the training.
+        resumed: Keys of the run to resume, which keeps its choice; empty for a new run.
     """
-    asked = cfg.SOLVER.PRECISION, cfg.SOLVER.CHANNELS_LAST
-    # The same on all processes, whatever their processors.
+    requested = cfg.SOLVER.PRECISION, cfg.SOLVER.CHANNELS_LAST
+    # All processes take the same, even if their processors differ.
     fast = not highest(int(not has_fast_bf16(device)))
-    if asked[0] == "bf16" and not (fast or begun) and is_main():
+    if requested[0] == "bf16" and not (fast or resumed) and is_main():
         print(f"warning: {slow_bf16('a processor here')}", flush=True)
-    if "auto" not in asked and None not in asked:
+    if "auto" not in requested and None not in requested:
         return cfg
     cfg = cfg.clone()
     cfg.defrost()
     if cfg.SOLVER.PRECISION == "auto":
         here = "bf16" if fast else "fp32"
-        cfg.SOLVER.PRECISION = chosen = begun.get("SOLVER.PRECISION", here)
-        if is_main() and begun and chosen != here:
+        cfg.SOLVER.PRECISION = chosen = resumed.get("SOLVER.PRECISION", here)
+        if is_main() and resumed and chosen != here:
             slower = "" if fast else ", although this processor has no instructions for bf16"
             print(f"warning: SOLVER.PRECISION stays {chosen}, as the run began{slower}", flush=True)
     if cfg.SOLVER.CHANNELS_LAST is None:
         faster = device.type == "cpu" or cfg.SOLVER.PRECISION != "fp32"
-        cfg.SOLVER.CHANNELS_LAST = bool(begun.get("SOLVER.CHANNELS_LAST", faster))
-    check_choice(cfg, "SOLVER.PRECISION", PRECISIONS)  # a checkpoint may say anything
+        cfg.SOLVER.CHANNELS_LAST = bool(resumed.get("SOLVER.CHANNELS_LAST", faster))
+    # The value may come from an untrusted checkpoint.
+    Key("SOLVER.PRECISION", "", range=one_of(*PRECISIONS)).check(cfg.SOLVER.PRECISION)
     cfg.freeze()
     return cfg
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[None]:
-    """SOLVER.PRECISION: fp32 throughout, or matrix products in bf16 or fp16."""
+    """Return the autocast context of SOLVER.PRECISION; it is disabled for fp32."""
     dtype = torch.float16 if precision == "fp16" else torch.bfloat16
     return torch.autocast(device.type, dtype, enabled=precision != "fp32")

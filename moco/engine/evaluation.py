@@ -1,6 +1,6 @@
-"""Evaluation on labeled images: what a network gives for their center crops.
+"""Evaluation on labeled images: outputs of a network for their center crops.
 
-n images of a batch, P crop size in pixels.
+n images in a batch, P crop size in pixels.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +12,7 @@ from torch import Tensor
 from moco.common import distributed
 from moco.common.errors import DataError, UserError
 from moco.common.progress import Progress
+from moco.common.transfers import send
 from moco.data.augment import normalize
 from moco.data.images import Images
 from moco.data.views import CenterCrops
@@ -21,9 +22,9 @@ IMAGENET_RATIO = 256 / 224  # of the resized image's shorter side to the crop's
 
 
 class CenterCrop(NamedTuple):
-    """How images reach the network.
+    """Preprocessing of an image for evaluation.
 
-    The shorter side is resized to `resize_px`, the center `crop_px` x `crop_px` is taken and
+    The shorter side is resized to `resize_px`; the center of `crop_px` x `crop_px` is cropped and
     normalized by `mean` and `std` (RGB, of 0..1).
     """
 
@@ -41,10 +42,10 @@ class CenterCrop(NamedTuple):
         mean: Sequence[float],
         std: Sequence[float],
     ) -> "CenterCrop":
-        """With 0 replaced: by the training crop, and by 256/224 of the crop.
+        """Replace a crop of 0 by the training crop, and a resize of 0 by 256/224 of the crop.
 
         Raises:
-            UserError: the crop is larger than the image.
+            UserError: If the crop is larger than the resized image.
         """
         crop = crop_px or training_crop_px
         resize = resize_px or round(crop * IMAGENET_RATIO)
@@ -57,20 +58,21 @@ class CenterCrop(NamedTuple):
 
 
 class Centers(NamedTuple):
-    """Center crops (n, 3, P, P) uint8; or why an image could not be decoded."""
+    """Center crops (n, 3, P, P) uint8, or the reason why an image could not be decoded."""
 
     pixels: Tensor
     bad: str | None = None
 
 
 class CenterBatches(CenterCrops):
-    """Batches of center crops; called with the indices of a batch at once.
+    """Batches of center crops, indexed by all indices of a batch at once.
 
-    An exception raised in a worker would reach the training process as a traceback in a string.
+    A decoding error is returned, because an exception in a worker would reach the training process
+    as a traceback in a string.
     """
 
     def __getitems__(self, indices: Sequence[int]) -> Centers:
-        """The batch, in the order of `indices`."""
+        """Return the batch in the order of `indices`."""
         try:
             return Centers(torch.stack([self[index] for index in indices]))
         except DataError as error:
@@ -88,17 +90,22 @@ def outputs(
     timeout_seconds: int,
     verb: str,
 ) -> Iterator[tuple[list[int], Tensor]]:
-    """Indices of each batch and the network's output (n, ...) for them, without gradients.
+    """Yield the indices of each batch and the network's output (n, ...), without gradients.
 
     Args:
-        network: takes normalized images (n, 3, P, P) on `device`.
-        mine: indices of the images of this process.
-        workers: see `moco.engine.loader.batch_loader`.
-        timeout_seconds: the same.
-        verb: for the progress display.
+        network: Function of normalized images (n, 3, P, P) on `device`.
+        images: All images.
+        crop: Preprocessing of an image.
+        mine: Indices of this process's images.
+        batch_size: Number of images per batch.
+        device: Device of the network.
+        workers: See `moco.engine.loader.batch_loader`.
+        timeout_seconds: See `moco.engine.loader.batch_loader`.
+        verb: Description for the progress display.
 
     Raises:
-        DataError: on all processes where one could not decode an image, naming it there.
+        DataError: If any process could not decode an image, on all processes; that process's
+            message names the image.
     """
     bad = None
     crops = CenterBatches(images, crop.resize_px, crop.crop_px)
@@ -109,7 +116,7 @@ def outputs(
             bad = bad or batch.bad
             if bad is None:
                 with torch.inference_mode():
-                    x = normalize(batch.pixels.to(device).float() / 255, crop.mean, crop.std)
+                    x = normalize(send(batch.pixels, device).float() / 255, crop.mean, crop.std)
                     result = network(x)
                 yield indices, result
             bar.update(len(indices))

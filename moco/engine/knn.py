@@ -1,4 +1,4 @@
-"""kNN classification of frozen features: how good they are, without training anything.
+"""kNN classification of frozen features, a measure of their quality without training.
 
 The protocol of InstDisc (arXiv 1805.01978, sec. 3.4), as in MoCo's CIFAR notebook: the k nearest
 training images by cosine similarity s vote with weight exp(s / t).
@@ -17,13 +17,15 @@ from moco.common.errors import DataError
 from moco.data.images import Images, LabeledSets
 from moco.engine.evaluation import CenterCrop, outputs
 
-WORKER_TIMEOUT_SECONDS = 600  # a data-loader worker that delivers nothing for this long hangs
-MAX_SIMILARITIES = 1 << 27  # computed at a time: half a gigabyte
+WORKER_TIMEOUT_SECONDS = (
+    600  # after this long without a batch, a data-loader worker is considered hung
+)
+MAX_SIMILARITIES = 1 << 27  # computed at once: half a gigabyte
 
 
 @dataclass(frozen=True)
 class KnnResult:
-    """Top-1 in 0..100, and on what; `k` after limiting it to the images."""
+    """Top-1 accuracy in 0..100 and its settings; `k` is at most the number of training images."""
 
     top1: float
     k: int
@@ -43,13 +45,13 @@ class KnnResult:
 def knn_predict(
     train: Tensor, labels: Tensor, queries: Tensor, k: int, t: float, num_classes: int
 ) -> Tensor:
-    """Predicted classes (N,) of `queries` (N, D), given `train` (M, D) and `labels` (M,).
+    """Predict the classes (N,) of `queries` (N, D) from `train` (M, D) and `labels` (M,).
 
-    Rows are of unit length; 1 <= k <= M. Equal votes go to the lowest class.
+    Rows have unit length; 1 <= k <= M. Ties go to the lowest class.
     """
     similarity, nearest = (queries @ train.T).topk(k, dim=1)  # (N, k)
     votes = torch.zeros(len(queries), num_classes, device=queries.device)
-    # Relative to the nearest image, so that no vote overflows where t is small.
+    # Votes are relative to the nearest image, so that none overflows for small t.
     votes.scatter_add_(1, labels[nearest], ((similarity - similarity[:, :1]) / t).exp())
     return votes.argmax(dim=1)
 
@@ -64,15 +66,13 @@ def evaluate(
     workers: int = 0,
     batch: int = 64,
 ) -> KnnResult:
-    """kNN accuracy on `data.val` with the images of `data.train` as neighbors.
+    """Compute the kNN accuracy on `data.val` with the images of `data.train` as neighbors.
 
-    Each process of a run encodes its part of the images; all get the result.
-
-    Args:
-        backbone: images (N, 3, H, W) → features (N, D); is moved to `device`.
+    Each process of a run encodes its share of the images; all get the result. `backbone` maps
+    images (N, 3, H, W) to features (N, D) and is moved to `device`.
 
     Raises:
-        DataError: images that cannot be decoded.
+        DataError: If an image cannot be decoded, or features are not finite.
     """
     num_classes = len(data.classes)
     backbone = backbone.to(device).eval()
@@ -84,8 +84,8 @@ def evaluate(
     predictions = [
         knn_predict(train, labels, chunk, k, t, num_classes).cpu() for chunk in val.split(rows)
     ]
-    right = torch.cat(predictions) == torch.tensor(data.val_labels)
-    top1 = 100 * int(right.sum()) / len(right)
+    correct = torch.cat(predictions) == torch.tensor(data.val_labels)
+    top1 = 100 * int(correct.sum()) / len(correct)
     return KnnResult(top1, k, t, len(train), len(val), num_classes)
 
 
@@ -97,9 +97,12 @@ def features(
     workers: int,
     batch: int,
 ) -> Tensor:
-    """Features (M, D) of unit length, after global pooling; all processes call it together."""
+    """Return features (M, D) of unit length, after global pooling.
+
+    All processes call it together.
+    """
     M, W = len(images), world_size()
-    # Image i is process i % W's; the last ones are encoded twice where M is no multiple of W.
+    # Process i % W encodes image i; some are encoded twice if M is not a multiple of W.
     mine = [i % M for i in range(rank(), -(-M // W) * W, W)]
     how = batch, device, workers, WORKER_TIMEOUT_SECONDS, "kNN features"
     rows = [F.normalize(h, dim=1) for _, h in outputs(backbone, images, crop, mine, *how)]

@@ -1,4 +1,4 @@
-"""LARS (arXiv 1708.03888): SGD whose rate is scaled by layer, for large batches.
+"""LARS (arXiv 1708.03888): SGD with layer-wise learning rates, for large batches.
 
 For a parameter w of more than one dimension with gradient g, learning rate λ, momentum m, weight
 decay β and trust coefficient η:
@@ -8,8 +8,8 @@ decay β and trust coefficient η:
     v = m v + r u
     w = w - λ v
 
-Biases and the scales and shifts of norms, which have one dimension, are updated by u = g and r = 1,
-so by SGD with momentum and no weight decay.
+Biases and the scales and shifts of norms, which have one dimension, are updated with u = g and
+r = 1, which is SGD with momentum and no weight decay.
 
 Deviation from Algorithm 1 of arXiv 1708.03888: there r is η |w| / (|g| + β |w|) and λ is part of
 the momentum buffer. The form here is that of the linear classifiers of MoCo v3, SimSiam and their
@@ -27,6 +27,7 @@ class LARS(torch.optim.Optimizer):
     """Layer-wise adaptive rate scaling with momentum.
 
     Args:
+        parameters: Parameters to optimize.
         lr: λ >= 0.
         momentum: m, 0 <= m < 1.
         weight_decay: β >= 0.
@@ -51,21 +52,27 @@ class LARS(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """One update of all parameters that have a gradient; `closure` is not supported."""
+        """Update all parameters that have a gradient; `closure` is not supported."""
         assert closure is None
         for group in self.param_groups:
-            for w in group["params"]:
-                if w.grad is None:
-                    continue
-                update = w.grad
-                if w.ndim > 1:
-                    update = update.add(w, alpha=group["weight_decay"])
-                    w_norm, u_norm = w.norm(), update.norm()
-                    ratio = group["trust_coefficient"] * w_norm / u_norm
-                    update = update * torch.where((w_norm > 0) & (u_norm > 0), ratio, 1.0)
-                state = self.state[w]
-                if "momentum_buffer" not in state:
-                    state["momentum_buffer"] = torch.zeros_like(w)
-                v = state["momentum_buffer"]
-                v.mul_(group["momentum"]).add_(update)
-                w.add_(v, alpha=-group["lr"])
+            self._update([w for w in group["params"] if w.grad is not None], group)
+
+    def _update(self, weights: list[Tensor], group: dict[str, Any]) -> None:
+        """Update parameters that have a gradient; each operation is one for all of them."""
+        updates: dict[Tensor, Tensor] = {w: w.grad for w in weights if w.grad is not None}
+        if scaled := [w for w in weights if w.ndim > 1]:
+            gradients = [updates[w] for w in scaled]
+            decayed = torch._foreach_add(gradients, scaled, alpha=group["weight_decay"])
+            w_norm, u_norm = (torch.stack(torch._foreach_norm(x)) for x in (scaled, decayed))
+            ratio = group["trust_coefficient"] * w_norm / u_norm
+            ratio = torch.where((w_norm > 0) & (u_norm > 0), ratio, 1.0)
+            updates |= zip(scaled, torch._foreach_mul(decayed, ratio.unbind()), strict=True)
+        if not weights:
+            return
+        for w in weights:
+            if "momentum_buffer" not in self.state[w]:
+                self.state[w]["momentum_buffer"] = torch.zeros_like(w)
+        momenta = [self.state[w]["momentum_buffer"] for w in weights]
+        torch._foreach_mul_(momenta, group["momentum"])
+        torch._foreach_add_(momenta, list(updates.values()))
+        torch._foreach_add_(weights, momenta, alpha=-group["lr"])

@@ -1,4 +1,4 @@
-"""Data loading: batches from worker processes, with an error where one dies or hangs."""
+"""Batches from data-loader workers, with a clear error if a worker dies or hangs."""
 
 from collections.abc import Iterable, Iterator
 from multiprocessing.util import Finalize
@@ -12,8 +12,8 @@ from moco.engine.stop import ignore_stop_signals
 T = TypeVar("T")
 
 
-def as_it_is(batch: Any) -> Any:
-    """A collate function for datasets that make whole batches."""
+def whole_batch(batch: Any) -> Any:
+    """Return a batch unchanged: the collate function of datasets that return whole batches."""
     return batch
 
 
@@ -24,17 +24,23 @@ def batch_loader(
     workers: int,
     timeout_seconds: int,
 ) -> Iterator[Any]:
-    """Batches of a dataset that makes whole ones; see `read_ahead` for errors.
+    """Iterate over the batches of a dataset that returns whole batches.
 
     Args:
-        batch_sampler: what the dataset's `__getitems__` is called with.
-        timeout_seconds: a worker that delivers nothing for this long is taken to hang.
+        dataset: Dataset with `__getitems__`.
+        batch_sampler: Arguments of `__getitems__`, one for each batch.
+        device: Device of the batches, whose memory is pinned for a GPU.
+        workers: Number of worker processes; 0 loads in this process.
+        timeout_seconds: Time without a batch after which a worker is considered hung.
+
+    Raises:
+        DataError: If a worker died or hangs.
     """
     loader = torch.utils.data.DataLoader(
         dataset,
         batch_sampler=batch_sampler,
         num_workers=workers,
-        collate_fn=as_it_is,
+        collate_fn=whole_batch,
         pin_memory=device.type == "cuda",
         worker_init_fn=ignore_stop_signals,
         timeout=timeout_seconds if workers else 0,
@@ -43,10 +49,10 @@ def batch_loader(
 
 
 def read_ahead(loader: Iterable[T]) -> Iterator[T]:
-    """The loader's batches.
+    """Iterate over a loader's batches.
 
     Raises:
-        DataError: a data-loader worker died or hangs.
+        DataError: If a data-loader worker died or hangs.
     """
     kill_workers_at_exit()
     try:
@@ -63,9 +69,9 @@ def read_ahead(loader: Iterable[T]) -> Iterator[T]:
 
 
 def kill_workers_at_exit() -> None:
-    """To be called before workers are started that `ignore_stop_signals`.
+    """Kill the workers at exit; call it before starting workers that `ignore_stop_signals`.
 
-    They ignore the one with which multiprocessing ends, and then awaits, those that an error has
-    left behind.
+    At exit, multiprocessing sends SIGTERM to workers left over after an error and waits for them,
+    but they ignore that signal.
     """
     Finalize(None, kill_children, exitpriority=10)

@@ -1,7 +1,7 @@
-"""The registry of metric loggers, by their names in LOG.LOGGERS.
+"""Registry of metric loggers, by their names in LOG.LOGGERS.
 
-What is registered opens a logger, given the run's folder, its configuration (flat), and the id
-under which the interrupted run was logged ("" for a new one).
+Each entry is a function that opens a `Logger` from the run's folder, its configuration (flat), and
+the id under which the interrupted run was logged ("" for a new one).
 """
 
 import json
@@ -20,8 +20,7 @@ from moco.common.registry import lookup
 from moco.common.run import LOGGERS_NAME
 
 KEY = "LOG.LOGGERS"
-PROJECT = "moco-transfer"  # of runs whose user's environment names none
-MAX_PARAMS = 100  # in one request to an MLflow server
+PROJECT = "moco-transfer"  # unless the environment names another
 LOGGERS = Registry("LOGGERS")
 
 
@@ -29,9 +28,9 @@ class Logger(NamedTuple):
     """An open logger.
 
     Attributes:
-        log: takes the values by their names in metrics.json, and their iteration.
-        close: is told whether the run came to its end.
-        run_id: what a resumed run continues it by; "" for nothing.
+        log: Log values, by their names in metrics.json, at an iteration.
+        close: Close the logger; the argument is whether the run is finished.
+        run_id: Id by which a resumed run continues the log; "" if none is needed.
     """
 
     log: Callable[[Mapping[str, float], int], None]
@@ -41,7 +40,7 @@ class Logger(NamedTuple):
 
 @LOGGERS.register()
 def tensorboard(folder: Path, config: Mapping[str, Any], run_id: str) -> Logger:
-    """Event files in the run's folder."""
+    """Write event files to the run's folder."""
     from torch.utils.tensorboard import SummaryWriter
 
     writer = SummaryWriter(str(folder))
@@ -55,7 +54,7 @@ def tensorboard(folder: Path, config: Mapping[str, Any], run_id: str) -> Logger:
 
 @LOGGERS.register()
 def wandb(folder: Path, config: Mapping[str, Any], run_id: str) -> Logger:
-    """Weights & Biases; account, project and mode are those of its own variables (WANDB_*)."""
+    """Log to Weights & Biases; its variables WANDB_* set account, project and mode."""
     import wandb
 
     run = wandb.init(
@@ -69,7 +68,7 @@ def wandb(folder: Path, config: Mapping[str, Any], run_id: str) -> Logger:
     run.config.update(dict(config), allow_val_change=True)
 
     def log(values: Mapping[str, float], iteration: int) -> None:
-        if iteration >= run.step:  # else a resumed run does it again, with the same values
+        if iteration >= run.step:  # else a resumed run repeats it, with the same values
             run.log(dict(values), step=iteration)
 
     return Logger(log, lambda done: run.finish(exit_code=0 if done else 1), run.id)
@@ -77,15 +76,13 @@ def wandb(folder: Path, config: Mapping[str, Any], run_id: str) -> Logger:
 
 @LOGGERS.register()
 def mlflow(folder: Path, config: Mapping[str, Any], run_id: str) -> Logger:
-    """MLflow; server and experiment are those of its own variables (MLFLOW_*)."""
+    """Log to MLflow; its variables MLFLOW_* set server and experiment."""
     import mlflow
 
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
     experiment = mlflow.set_experiment(name).experiment_id
     run = mlflow.start_run(run_id or None, experiment_id=experiment, run_name=folder.name)
-    params = list(config.items() if not run_id else ())
-    for first in range(0, len(params), MAX_PARAMS):
-        mlflow.log_params(dict(params[first : first + MAX_PARAMS]))
+    mlflow.log_params({} if run_id else dict(config))  # in batches that a server accepts
 
     def log(values: Mapping[str, float], iteration: int) -> None:
         named = {re.sub(r"[^\w\-./ :]", "_", name): value for name, value in values.items()}
@@ -98,21 +95,21 @@ def mlflow(folder: Path, config: Mapping[str, Any], run_id: str) -> Logger:
 
 
 def check_loggers(names: Collection[str]) -> None:
-    """Each is registered, else UserError."""
+    """Check that all loggers are registered; raise UserError otherwise."""
     for name in names:
         lookup(LOGGERS, name, KEY)
 
 
 class Loggers:
-    """The open loggers of a run; one that fails is left out from then on, with a warning.
+    """Open loggers of a run; one that fails is dropped with a warning.
 
     Args:
-        names: of LOG.LOGGERS; none on all processes but the main one.
-        folder: of the run, where the ids of its loggers are kept.
-        config: flat.
+        names: LOG.LOGGERS.
+        folder: Folder of the run, which keeps the ids of its loggers.
+        config: Configuration of the run, flat.
 
     Raises:
-        UserError: one cannot be opened.
+        UserError: If a logger cannot be opened.
     """
 
     def __init__(self, names: Collection[str], folder: Path, config: Mapping[str, Any]) -> None:
@@ -130,12 +127,12 @@ class Loggers:
             atomic_write_json(folder / LOGGERS_NAME, earlier | ids)
 
     def log(self, values: Mapping[str, float], iteration: int) -> None:
-        """Give all of them the values of an iteration."""
+        """Log the values of an iteration to all loggers."""
         for name, logger in list(self._open.items()):
             self._try(name, logger.log, values, iteration)
 
     def close(self) -> None:
-        """To be called at the end of the run, or while what ended it is on its way up."""
+        """Close all loggers; while an exception propagates, the run counts as unfinished."""
         done = sys.exc_info()[0] is None
         for name, logger in list(self._open.items()):
             self._try(name, logger.close, done)
@@ -147,19 +144,19 @@ class Loggers:
         except Exception as error:
             del self._open[name]
             reason = " ".join(str(error).split())[:200]
-            print(f"warning: {KEY}: {name} failed and gets nothing more ({reason})", flush=True)
+            print(f"warning: {KEY}: {name} failed and is no longer used ({reason})", flush=True)
 
 
 def _why(name: str, error: Exception) -> str:
     if isinstance(error, ImportError):
         extra = f"'moco-transfer[{name}]'" if name in ("wandb", "mlflow") else error.name
-        return f"{name} needs what is not installed; pip install {extra}, or leave {name} out"
+        return f"{name} needs a package that is missing; pip install {extra}, or leave {name} out"
     reason = " ".join(str(error).split())[:200] or type(error).__name__
     return f"{name} cannot be opened ({reason}); see its documentation, or leave {name} out"
 
 
 def _read_ids(path: Path) -> dict[str, str]:
-    """The ids by the loggers' names; {} for a new run, and for a file that is none of ours."""
+    """Read the run's ids by logger; {} for a new run or an invalid file."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         return {k: v for k, v in found.items() if re.fullmatch(r"[\w-]{1,128}", v)}

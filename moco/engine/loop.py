@@ -1,4 +1,4 @@
-"""The loop of all trainings: batch, step, update, log, save, stop, evaluate, record."""
+"""Training loop of all trainings: batch, step, update, log, save, stop, evaluate, record."""
 
 import signal
 import time
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from moco.common import distributed
 from moco.common.cfgnode import flatten
@@ -14,6 +15,7 @@ from moco.common.errors import DataError, UserError, say
 from moco.common.files import atomic_write_text
 from moco.common.progress import Progress
 from moco.common.run import RunFolder, RunRecord, drop_metrics, provenance, write_record
+from moco.common.transfers import Arriving
 from moco.engine.checkpoint import PREFIX
 from moco.engine.config import protocol_sha256
 from moco.engine.metrics import MetricsLog
@@ -31,71 +33,107 @@ def train(
     extend: bool = False,
     other_processes: bool | None = None,
 ) -> Path:
-    """Train, save, evaluate; returns the path of the last checkpoint.
+    """Train, save and evaluate; return the path of the last checkpoint.
 
     Args:
-        training: just built. folder: open and locked.
+        training: Newly built training.
+        folder: Open and locked folder of the run.
         resume: None to start from scratch, `"auto"` for the newest checkpoint in the folder (from
-            scratch where there is none), or the path of a checkpoint.
-        extend: the checkpoint's run may have been a shorter one.
-        other_processes: so may its number of processes; None: that cannot be chosen.
+            scratch if there is none), or the path of a checkpoint.
+        extend: Allow the checkpoint's run to be shorter.
+        other_processes: Allow another number of processes; None if that cannot be chosen.
 
     Raises:
-        DataError, NumericError, UserError: the newest checkpoint stays as it was.
-        Preempted, KeyboardInterrupt: on SIGTERM, SIGINT, SOLVER.STOP_AT_ITERS; the step was saved.
+        UserError: If the checkpoint is of a different run.
+        DataError: If an image or checkpoint cannot be read.
+        NumericError: If the loss or a weight is not finite. After these errors the newest
+            checkpoint is unchanged.
+        Preempted: After SIGTERM or SOLVER.STOP_AT_ITERS; the last step was saved.
+        KeyboardInterrupt: After SIGINT; the last step was saved.
     """
     state = _TrainingState(training, folder)
     state.begin(resume, extend, other_processes)
     size = training.batch_size
     with closing(state.metrics):
-        if state.step and state.last_evaluated() < state.step:
-            state.evaluate_if_due(state.step)  # the run was stopped before this evaluation
         total, done = training.total_steps * size, state.step * size
+        reports = _Reports(state.metrics, state.saver)
         bar = Progress(total, training.verb, "img", done, silent=not distributed.is_main())
         with bar, stop_signals() as stop:
+            if state.step and state.last_evaluated() < state.step:
+                state.evaluate_if_due(state.step)  # the run was stopped before this evaluation
             for plan, batch in training.batches(state.step):
                 lr = training.rate(plan.step)
                 for group in training.optimizer.param_groups:
                     group["lr"] = lr
                 training.optimizer.zero_grad()
                 step = training.forward_backward(batch, plan)
-                loss, accuracy, stop_signal = _over_processes(step, stop.received)
-                state.saver.check_loss(loss, plan.step)
+                report = _over_processes(step, stop.received)
                 training.update(step)
-                state.metrics.add(plan.step, loss, accuracy, lr)
-                bar.update(size, loss=f"{loss:.3f}", **state.shown)
-                if (plan.step + 1) % training.steps_per_epoch == 0:
+                reports.add(plan.step, report, lr)
+                bar.update(size, **reports.shown, **state.shown)
+                epoch_ends = (plan.step + 1) % training.steps_per_epoch == 0
+                if epoch_ends or reports.stop or state.saver.is_due(plan.step):
+                    reports.read()
+                if epoch_ends:
                     training.end_epoch()
+                stop_signal = (stop.received or signal.SIGTERM) if reports.stop else None
                 state.saver.save_if_due(plan.step, stop_signal)
                 state.evaluate_if_due(plan.step + 1)
         return state.finish()
 
 
-def _over_processes(step: Step, received: int | None) -> tuple[float, float, int | None]:
-    """Mean loss and accuracy of all processes, and a stop signal that any of them got.
-
-    So every process knows of a loss that is not finite before its weights change.
-    """
-    number = step.loss.new_tensor(float(received or 0))
+def _over_processes(step: Step, received: int | None) -> Tensor:
+    """Return the means of loss, accuracy and number of a received signal over all processes."""
+    number = step.loss.new_full((), float(received or 0))
     report = torch.stack([step.loss.detach(), step.accuracy, number])
-    loss, accuracy, signals = distributed.mean_over_ranks(report).tolist()
-    return loss, accuracy, (received or signal.SIGTERM) if signals else None
+    return distributed.mean_over_ranks(report)
+
+
+class _Reports:
+    """Loss and accuracy of each step, and requests to stop, read while the next step is computed.
+
+    The CPU thus keeps ahead of a GPU. All processes read the same reports at the same steps; a loss
+    that is not finite ends them one step late, but before anything is saved or evaluated.
+    """
+
+    def __init__(self, metrics: MetricsLog, saver: Saver) -> None:
+        self._metrics, self._saver = metrics, saver
+        self._unread: tuple[int, Arriving, float] | None = None
+        self.shown: dict[str, str] = {}  # the last loss, once there is one
+        self.stop = False  # whether a process received a signal
+
+    def add(self, step: int, report: Tensor, lr: float) -> None:
+        """Read the report of the step before this one, whose own is left unread."""
+        unread = step, Arriving(report), lr
+        self.read()
+        self._unread = unread
+
+    def read(self) -> None:
+        """Read the last report, unless it has been read."""
+        if self._unread is None:
+            return
+        (step, report, lr), self._unread = self._unread, None
+        loss, accuracy, signals = report.tolist()
+        self._saver.check_loss(loss, step)
+        self._metrics.add(step, loss, accuracy, lr)
+        self.shown = {"loss": f"{loss:.3f}"}
+        self.stop |= signals > 0
 
 
 class _TrainingState:
-    """State of one training in its folder: log, checkpoints, evaluations, record."""
+    """State of one training and its folder: log, checkpoints, evaluations, record."""
 
     def __init__(self, training: Training[Any, Any], folder: RunFolder) -> None:
         self.training, self.folder = training, folder
         self.metrics = MetricsLog(folder if distributed.is_main() else None, training)
         self.saver = Saver(folder.path, training, self._content)
-        self.step, self.seconds_before = 0, 0.0  # done when the run was opened
+        self.step, self.seconds_before = 0, 0.0  # done before this process started
         self.extensions: list[str] = []
         self.shown: dict[str, str] = {}
         self.opened = time.monotonic()
 
     def begin(self, resume: str | None, extend: bool, other_processes: bool | None) -> None:
-        """From scratch, or from a checkpoint."""
+        """Restore the training state from `resume`, or initialize it."""
         if resume is None:
             self.saver.delete_earlier()
         else:
@@ -108,18 +146,18 @@ class _TrainingState:
         self.metrics.open(self.training.cfg)
 
     def last_evaluated(self) -> int:
-        """After how many steps the last evaluation was logged; all processes call it together."""
+        """Return the step of the last logged evaluation; all processes call it together."""
         return distributed.highest(self.metrics.last().get(self.training.evaluated, (0, 0.0))[0])
 
     def evaluate_if_due(self, done: int) -> None:
-        """Every `evaluate_every_epochs` epochs; `finish` has the last one."""
+        """Evaluate every `evaluate_every_epochs` epochs, except at the end of the run."""
         epoch, into_epoch = divmod(done, self.training.steps_per_epoch)
         every = self.training.evaluate_every_epochs
         if every and into_epoch == 0 and epoch % every == 0 and done != self.training.total_steps:
             self._evaluate(done)
 
     def finish(self) -> Path:
-        """The last evaluation and run.json; returns the last checkpoint."""
+        """Run the last evaluation and write run.json; return the path of the last checkpoint."""
         self.training.end_epoch()
         if self.last_evaluated() != self.training.total_steps:
             self._evaluate(self.training.total_steps)
@@ -138,7 +176,7 @@ class _TrainingState:
         self.shown = {"top1": f"{result.metrics[self.training.evaluated]:.1f}"}
         if distributed.is_main():
             print(f"after step {done} of {self.training.total_steps}: {result.text}", flush=True)
-        self.metrics.pause(time.monotonic() - started)  # the speed logged is that of training
+        self.metrics.pause(time.monotonic() - started)  # the logged speed excludes evaluation
 
     def _skipped(self) -> list[str]:
         number, total = self.training.skipped_steps, self.training.total_steps
@@ -153,7 +191,7 @@ class _TrainingState:
             status="done",
             engine="moco",
             seed=cfg.SEED,
-            config_sha256=protocol_sha256(cfg, training.defaults, training.not_protocol),
+            config_sha256=protocol_sha256(cfg, training.defaults, training.program),
             config=flatten(cfg),
             provenance={
                 **provenance(),
@@ -168,10 +206,10 @@ class _TrainingState:
         write_record(self.folder.path, record)
 
     def _content(self, done: int) -> dict[str, Any]:
-        """The content of a checkpoint, everything that the next step depends on.
+        """Return the content of a checkpoint: everything that the next step depends on.
 
-        All processes call it together, all get the same. Order, views, BN shuffle and sampled
-        negatives are functions of seed and step, so there is no state of a random number generator.
+        All processes call it together and get the same. Order, views, BN shuffle and sampled
+        negatives are functions of seed and step, so no random number generator has to be saved.
 
         Deviation: the running statistics in `state_dict` are the mean over the processes (the
         official code saves the first one's); each process's own, which training continues with,
@@ -180,7 +218,7 @@ class _TrainingState:
         training, cfg = self.training, self.training.cfg
         with mean_statistics(training.model) as statistics:
             state = {
-                # The statistics in the model are its own again when this one is written.
+                # The model gets its own statistics back before the checkpoint is written.
                 f"{PREFIX}{name}": x.clone() if ".running_" in f".{name}" else x
                 for name, x in training.gathered_state().items()
             }
@@ -223,7 +261,7 @@ class _TrainingState:
             instead = "" if other_processes is None else ", or add --other-processes"
             raise UserError(
                 f"{path}: was trained by {state.get('processes')} processes, this run has {world}; "
-                f"start as many{instead}"
+                f"start the same number{instead}"
             )
         weights = {name.removeprefix(PREFIX): x for name, x in state["state_dict"].items()}
         training.resume(path, state)

@@ -1,4 +1,4 @@
-"""Metrics of a run: lines of metrics.json, the same numbers for its loggers, means over steps."""
+"""Metrics of a run: lines of metrics.json, loggers, means over steps."""
 
 import time
 from collections.abc import Mapping
@@ -15,10 +15,10 @@ from moco.engine.training import Training
 
 
 class Metrics:
-    """metrics.json and, once they are open, the loggers of LOG.LOGGERS.
+    """Writer of metrics.json and, once they are open, of the loggers of LOG.LOGGERS.
 
     Args:
-        folder: of the run; None: another process writes.
+        folder: Folder of the run; None on processes that do not write.
     """
 
     def __init__(self, folder: RunFolder | None) -> None:
@@ -26,28 +26,32 @@ class Metrics:
         self._loggers: Loggers | None = None
 
     def open(self, cfg: CfgNode) -> None:
-        """Open the loggers of a run that nothing can refuse any more; raises UserError."""
+        """Open the loggers of a run that has passed all checks.
+
+        Raises:
+            UserError: If a logger cannot be opened.
+        """
         if self._folder is not None:
             self._loggers = Loggers(cfg.LOG.LOGGERS, self._folder.path, flatten(cfg))
 
-    def write(self, iteration: int, values: Mapping[str, float], **beside: float) -> None:
-        """One line; what is `beside` the values is for metrics.json alone."""
+    def write(self, iteration: int, values: Mapping[str, float], **extra: float) -> None:
+        """Write one line; `extra` values go to metrics.json only."""
         if self._folder is not None:
-            self._folder.log({"iteration": iteration, **beside, **values})
+            self._folder.log({"iteration": iteration, **extra, **values})
         if self._loggers is not None:
             self._loggers.log(values, iteration)
 
     def close(self) -> None:
-        """See `Loggers.close`."""
+        """Close the loggers; see `Loggers.close`."""
         if self._loggers is not None:
             self._loggers.close()
 
 
 class MetricsLog(Metrics):
-    """Metrics by step of the loop.
+    """Metrics of the training loop.
 
-    Every LOG.EVERY_ITERS steps a line has the means over the steps since the last one. They are
-    saved in the checkpoints, so that a resumed run writes the lines of an uninterrupted one.
+    A line every LOG.EVERY_ITERS steps has the means over the steps since the last line. Pending
+    values are saved in checkpoints, so that a resumed run writes the lines of an uninterrupted one.
     """
 
     def __init__(self, folder: RunFolder | None, training: Training[Any, Any]) -> None:
@@ -56,13 +60,13 @@ class MetricsLog(Metrics):
         self._steps: list[tuple[float, float]] = []  # loss and accuracy
         self._since = time.monotonic()
 
-    def write(self, iteration: int, values: Mapping[str, float], **beside: float) -> None:
-        """One line for the state after this many steps."""
+    def write(self, iteration: int, values: Mapping[str, float], **extra: float) -> None:
+        """Write one line for the state after `iteration` steps, with the epoch."""
         epoch = iteration / self._training.steps_per_epoch
-        super().write(iteration, values, epoch=epoch, **beside)
+        super().write(iteration, values, epoch=epoch, **extra)
 
     def add(self, step: int, loss: float, accuracy: float, lr: float) -> None:
-        """The values of a step; writes a line if it is due."""
+        """Add the values of a step and write a line if it is due."""
         self._steps.append((loss, accuracy))
         training, done, count = self._training, step + 1, len(self._steps)
         if done % training.cfg.LOG.EVERY_ITERS and done != training.total_steps:
@@ -79,24 +83,25 @@ class MetricsLog(Metrics):
         self._since = now
 
     def pause(self, seconds: float) -> None:
-        """Leave out time that was not spent on training."""
+        """Exclude time that was not spent on training from the speed."""
         self._since += seconds
 
     def last(self) -> dict[str, tuple[int, float]]:
-        """For each name the last line's iteration and value."""
+        """Return the iteration and value of the last line that has each name."""
         lines = metrics_lines(self._folder.path) if self._folder else None
         return {
             name: (line["iteration"], value) for line in lines or () for name, value in line.items()
         }
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the pending values for a checkpoint."""
         return {"values": list(self._steps), "seconds": time.monotonic() - self._since}
 
     def resume(self, path: Path, state: Mapping[str, Any]) -> None:
-        """Continue the means of a checkpoint.
+        """Restore the pending values of a checkpoint.
 
         Raises:
-            DataError: malformed.
+            DataError: If they are malformed.
         """
         try:
             saved = state["step_log"]

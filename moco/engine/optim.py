@@ -1,6 +1,6 @@
-"""The registry of optimizers, by their value of SOLVER.OPTIMIZER.
+"""Registry of optimizers, by their value of SOLVER.OPTIMIZER.
 
-What is registered is a function of the parameters to be trained and of the keys under SOLVER.
+Each entry is a function of the parameters to train and of the keys under SOLVER.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ OPTIMIZERS = Registry("OPTIMIZERS")
 
 @OPTIMIZERS.register()
 def sgd(parameters: Iterable["Tensor"], solver: "CfgNode") -> "Optimizer":
-    """SGD with momentum (the paper, sec. 4); weight decay on all parameters."""
+    """Build SGD with momentum (the paper, sec. 4) and weight decay on all parameters."""
     import torch
 
     return torch.optim.SGD(
@@ -28,7 +28,7 @@ def sgd(parameters: Iterable["Tensor"], solver: "CfgNode") -> "Optimizer":
 
 @OPTIMIZERS.register()
 def adamw(parameters: Iterable["Tensor"], solver: "CfgNode") -> "Optimizer":
-    """AdamW with torch's betas (0.9, 0.999); weight decay on all parameters, as MoCo v3 has it."""
+    """Build AdamW with torch's betas (0.9, 0.999), decaying all parameters as in MoCo v3."""
     import torch
 
     return torch.optim.AdamW(parameters, solver.BASE_LR, weight_decay=solver.WEIGHT_DECAY)
@@ -36,7 +36,7 @@ def adamw(parameters: Iterable["Tensor"], solver: "CfgNode") -> "Optimizer":
 
 @OPTIMIZERS.register()
 def lars(parameters: Iterable["Tensor"], solver: "CfgNode") -> "Optimizer":
-    """Rates scaled by layer, for large batches; see `moco.engine.lars.LARS`."""
+    """Build LARS, for large batches; see `moco.engine.lars.LARS`."""
     from moco.engine.lars import LARS
 
     return LARS(parameters, solver.BASE_LR, solver.MOMENTUM, solver.WEIGHT_DECAY)

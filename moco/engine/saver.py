@@ -1,4 +1,4 @@
-"""When a run saves its state, which of its checkpoints stay, and which are moved aside."""
+"""Saving of a run's state: when it is due, which checkpoints are kept or moved aside."""
 
 import math
 import signal
@@ -24,23 +24,23 @@ from moco.engine.training import Training
 
 
 class LossRange:
-    """Tells which checkpoints are worth keeping when a run diverges.
+    """Range of plausible losses, which tells the checkpoints worth keeping if a run diverges.
 
-    A loss is in range if it is at most FACTOR times the running mean of those before it (an
-    exponential one over some hundred steps), or FACTOR where that mean is below 1. A checkpoint is
-    good once the step after it, the first that uses its weights, had a loss in range, if no weight
-    was above MAX_WEIGHT: normalized networks have a bounded loss whatever their weights.
+    A loss is in range if it is at most FACTOR times the exponential running mean of the earlier
+    losses (over some hundred steps), or FACTOR if that mean is below 1. A checkpoint is good if the
+    next step, the first that uses its weights, has a loss in range, and no weight is above
+    MAX_WEIGHT, because the loss of a normalized network is bounded whatever its weights.
     """
 
     FACTOR, DECAY, MAX_WEIGHT = 100.0, 0.99, 1e6
 
     def __init__(self) -> None:
         self._mean: float | None = None
-        self._untried = ""  # the checkpoint of the step before
+        self._untried = ""  # name of the previous step's checkpoint
         self.good = ""  # name of the newest good checkpoint
 
     def add(self, loss: float) -> None:
-        """The loss of a step, finite."""
+        """Add the finite loss of a step."""
         untried, self._untried = self._untried, ""
         if self._mean is None:
             self._mean = loss
@@ -50,24 +50,27 @@ class LossRange:
         self.good = untried or self.good
 
     def save(self, name: str, largest_weight: float) -> dict[str, Any]:
-        """Its state, for the checkpoint of this name."""
+        """Return the state to store in the checkpoint of this name."""
         self._untried = name if largest_weight <= self.MAX_WEIGHT else ""
         return {"mean": self._mean, "good": self.good, "untried": bool(self._untried)}
 
     def load(self, state: Mapping[str, Any], name: str) -> None:
-        """Continue from what `save` returned, of a checkpoint that has this name now."""
+        """Restore the state returned by `save`, of a checkpoint that now has this name."""
         self._mean = None if state["mean"] is None else float(state["mean"])
         self.good, self._untried = str(state["good"]), name if state["untried"] else ""
 
 
 class Saver:
-    """Saves a run's state after the steps that are due, and leaves when a stop is requested.
+    """Writer of a run's checkpoints, which also ends the run when a stop is requested.
 
     Args:
-        content: what to save after N steps; all processes call it together.
+        folder: Folder of the run.
+        training: Training to save.
+        content: Return the content to save after the given number of steps; all processes call it
+            together.
     """
 
-    SCALED = 100  # steps of fp16 after which the scale of the loss has been found
+    SCALED = 100  # fp16 steps after which the scale of the loss has settled
 
     def __init__(
         self, folder: Path, training: Training[Any, Any], content: Callable[[int], dict[str, Any]]
@@ -76,7 +79,7 @@ class Saver:
         self._range = LossRange()
 
     def path(self, done: int) -> Path:
-        """What is saved after `done` steps, also where another machine's folder holds it."""
+        """Return the path of the checkpoint after `done` steps, on any machine."""
         epoch, into_epoch = divmod(done, self._training.steps_per_epoch)
         if into_epoch == 0:
             return self._folder / checkpoint_name(epoch - 1)
@@ -84,14 +87,14 @@ class Saver:
         return self._folder / checkpoint_name(epoch, None if finished else done)
 
     def delete_earlier(self) -> None:
-        """Delete an earlier run's checkpoints, which a later --resume must not find."""
+        """Delete the checkpoints of an earlier run, which a later --resume must not find."""
         if distributed.is_main():
             set_aside(self._folder, (), None)
             for path in list_checkpoints(self._folder):
                 path.unlink()
 
     def resume_from(self, path: Path, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint that all processes have read; newer ones are moved aside."""
+        """Continue from a checkpoint that all processes have read, and move newer ones aside."""
         done = state["step"]
         named = self.path(done)
         try:
@@ -102,38 +105,45 @@ class Saver:
             return
         inside = path.parent.resolve() == self._folder.resolve()
         if inside and path.name != named.name and path in list_checkpoints(path.parent):
-            # A copy with another step's name, or the end of a run that is longer now.
+            # The file is a copy under another step's name, or the end of a run extended since.
             set_aside(self._folder, [named], None)
             path.rename(named)
-        all_of_them = list_checkpoints(self._folder)
-        kept = [found for found in all_of_them if order(found.name) <= order(named.name)]
-        newer = all_of_them[len(kept) :]
+        checkpoints = list_checkpoints(self._folder)
+        kept = [found for found in checkpoints if order(found.name) <= order(named.name)]
+        newer = checkpoints[len(kept) :]
         if done < self._training.total_steps:
             newer.append(self._folder / RECORD_NAME)
         set_aside(self._folder, newer, kept[-1] if kept else None)
 
     def check_loss(self, loss: float, step: int) -> None:
-        """Raise NumericError before a loss that is not finite reaches the weights."""
+        """Raise NumericError for a loss that is not finite."""
         if not math.isfinite(loss):
             raise NumericError(f"loss is {loss} at step {step}; {self._advice()}")
         self._range.add(loss)
 
+    def is_due(self, step: int) -> bool:
+        """Return whether the state after this step has to be saved, also without a signal."""
+        training, done = self._training, step + 1
+        every = training.cfg.CHECKPOINT
+        epoch, into_epoch = divmod(done, training.steps_per_epoch)
+        due = into_epoch == 0 and epoch % every.EVERY_EPOCHS == 0
+        due |= every.EVERY_ITERS > 0 and done % every.EVERY_ITERS == 0
+        return due or done in (training.total_steps, training.cfg.SOLVER.STOP_AT_ITERS)
+
     def save_if_due(self, step: int, stop_signal: int | None) -> None:
-        """Save after this step if the schedule, the end, or a stop requires it.
+        """Save after this step if the schedule, the end of the run, or a stop requires it.
 
         Raises:
-            NumericError: a weight is not finite, or fp16 skipped most steps; nothing is saved.
-            Preempted, KeyboardInterrupt: saved, and this was the last step before stopping.
+            NumericError: If a weight is not finite, or fp16 skipped most steps; nothing is saved.
+            Preempted: If a stop was requested; the state is saved.
+            KeyboardInterrupt: If SIGINT requested the stop; the state is saved.
         """
         training, done = self._training, step + 1
         total, every = training.total_steps, training.cfg.CHECKPOINT
         finished = done == total
-        epoch, into_epoch = divmod(done, training.steps_per_epoch)
         stop_at = training.cfg.SOLVER.STOP_AT_ITERS
         stop = not finished and (stop_signal is not None or done == stop_at)
-        due = into_epoch == 0 and epoch % every.EVERY_EPOCHS == 0
-        due |= every.EVERY_ITERS > 0 and done % every.EVERY_ITERS == 0
-        if not (finished or stop or due):
+        if not (stop or self.is_due(step)):
             return
         largest = largest_weight(training.model)
         if not math.isfinite(largest):
@@ -154,7 +164,7 @@ class Saver:
             never = (path.name, self._range.good)
             remove_old_checkpoints(self._folder, every.KEEP, every.MILESTONE_EPOCHS, never)
         if stop:
-            distributed.barrier()  # no process ends before the file is there
+            distributed.barrier()  # no process exits before the file is written
             leave(stop_signal or signal.SIGTERM, f"step {done} of {total}", path)
 
     def _advice(self) -> str:
@@ -166,5 +176,5 @@ class Saver:
 
 
 def largest_weight(model: torch.nn.Module) -> float:
-    """The largest magnitude among the parameters; NaN where one is."""
+    """Return the largest magnitude of the parameters; NaN if any is NaN."""
     return float(torch.stack([p.detach().abs().max() for p in model.parameters()]).max())

@@ -1,7 +1,7 @@
-"""The learning rate as a pure function of the step, and the registry of its schedules.
+"""Learning rate as a pure function of the step, and the registry of its schedules.
 
-A schedule is registered under its value of SOLVER.SCHEDULE: a function of the keys under SOLVER and
-of `Length` that returns the factor of BASE_LR at each step, from 0.
+Each entry of the registry is a function of the keys under SOLVER and of a `Length`, named as its
+value of SOLVER.SCHEDULE; it returns the factor of BASE_LR as a function of the step, from 0.
 """
 
 import math
@@ -19,7 +19,7 @@ Factor = Callable[[int], float]
 
 
 class Length(NamedTuple):
-    """Of a run in steps."""
+    """Length of a run in steps."""
 
     total_steps: int
     steps_per_epoch: int
@@ -27,16 +27,16 @@ class Length(NamedTuple):
 
 @SCHEDULES.register()
 def step(solver: CfgNode, length: Length) -> Factor:
-    """Times GAMMA at each of MILESTONES_EPOCHS (the paper, sec. 4)."""
+    """Multiply by GAMMA at each of MILESTONES_EPOCHS (the paper, sec. 4)."""
     milestones, gamma = tuple(solver.MILESTONES_EPOCHS), solver.GAMMA
     return lambda step: gamma ** sum(step // length.steps_per_epoch >= m for m in milestones)
 
 
 @SCHEDULES.register()
 def cosine(solver: CfgNode, length: Length) -> Factor:
-    """Half a cosine to 0 (MoCo v2).
+    """Decay to 0 by half a cosine (MoCo v2).
 
-    With LR_UPDATE epoch one value per epoch, as the official code has it.
+    With LR_UPDATE epoch, each epoch has one value, as in the official code.
     """
     hold = length.steps_per_epoch if solver.LR_UPDATE == "epoch" else 1
     return lambda step: 0.5 * (1.0 + math.cos(math.pi * (step // hold * hold) / length.total_steps))
@@ -44,7 +44,7 @@ def cosine(solver: CfgNode, length: Length) -> Factor:
 
 @SCHEDULES.register()
 def warmup_cosine(solver: CfgNode, length: Length) -> Factor:
-    """Half a cosine to 0 that begins where the warm-up ends (MoCo v3), a value for each step.
+    """Decay to 0 by half a cosine from the end of the warm-up on, at each step (MoCo v3).
 
     Deviation: in the official code the step after i of w warm-up steps has the rate i / w, so
     that the first one does nothing; here it is (i + 1) / w, as in all schedules.
@@ -56,7 +56,7 @@ def warmup_cosine(solver: CfgNode, length: Length) -> Factor:
 
 @SCHEDULES.register()
 def exponential(solver: CfgNode, length: Length) -> Factor:
-    """Times GAMMA after every DECAY_EVERY_ITERS steps (the paper's IG-1B)."""
+    """Multiply by GAMMA after every DECAY_EVERY_ITERS steps (the paper's IG-1B)."""
     gamma, every = solver.GAMMA, solver.DECAY_EVERY_ITERS
     return lambda step: gamma ** (step // every)
 
@@ -67,10 +67,10 @@ def warmup_steps(solver: CfgNode, length: Length) -> int:
 
 
 def check_warmup(solver: CfgNode, length: Length) -> None:
-    """Refuse a warm-up after which no step of the run is left.
+    """Check that the warm-up ends before the run does.
 
     Raises:
-        UserError: Its schedule would never reach BASE_LR, or never decay.
+        UserError: If the schedule would never reach BASE_LR, or never decay.
     """
     warmup = warmup_steps(solver, length)
     if warmup and warmup >= length.total_steps:
@@ -79,14 +79,14 @@ def check_warmup(solver: CfgNode, length: Length) -> None:
         raise UserError(
             f"{key}: a warm-up of {warmup} steps in a run of {steps} steps "
             f"({steps / epoch:g} epochs of {epoch} steps of {solver.BATCH_SIZE} images), expected "
-            "fewer; papers have warm-ups in epochs: SOLVER.WARMUP_EPOCHS"
+            "fewer; for a warm-up in epochs set SOLVER.WARMUP_EPOCHS"
         )
 
 
 class LearningRate:
-    """`LearningRate(solver, length)(step)` is the learning rate of the step with that number.
+    """Learning rate by step: `LearningRate(solver, length)(step)`.
 
-    The w steps of the warm-up rise linearly, `1/w, 2/w, ... 1` times the schedule.
+    It rises linearly over the w steps of the warm-up: `1/w, 2/w, ... 1` times the schedule.
     """
 
     def __init__(self, solver: CfgNode, length: Length) -> None:
@@ -95,11 +95,12 @@ class LearningRate:
         self._factor = lookup(SCHEDULES, solver.SCHEDULE, "SOLVER.SCHEDULE")(solver, length)
 
     def __call__(self, step: int) -> float:
+        """Return the learning rate of a step, from 0."""
         factor: float = self._factor(step)
         if step < self._warmup:
             factor *= (step + 1) / self._warmup
         return float(self._solver.BASE_LR * factor)
 
     def of_total(self, steps: int) -> "LearningRate":
-        """That of a run of another length."""
+        """Return the learning rate of a run of another length."""
         return LearningRate(self._solver, self.length._replace(total_steps=steps))

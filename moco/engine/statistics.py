@@ -1,4 +1,4 @@
-"""Running statistics of batch norm over the processes of a run.
+"""Running statistics of batch normalization over the processes of a run.
 
 W processes, B numbers in the running statistics of all BN layers.
 """
@@ -14,13 +14,14 @@ from moco.common import distributed
 
 @contextmanager
 def mean_statistics(model: nn.Module) -> Iterator[Tensor]:
-    """While open, `model` has the mean of all processes' running statistics.
+    """Give `model` the mean of all processes' running statistics while the context is open.
 
-    All processes enter together. Gives each process's own, (W, B), which training continues with.
+    All processes enter together. Yields the statistics of each process, (W, B), with which training
+    continues.
     """
     own = [buffer.flatten() for buffer in _buffers(model)]
     rows = distributed.gather_rows(torch.cat(own or [torch.empty(0)])[None])
-    # Equal ones, as of a frozen network, stay as they are: a mean would round.
+    # Equal rows, such as those of a frozen network, are kept, because a mean would round.
     set_statistics(model, rows[0] if bool((rows == rows[0]).all()) else rows.mean(dim=0))
     yield rows
     set_statistics(model, rows[distributed.rank()])

@@ -1,10 +1,11 @@
-"""Requests to stop: signals that a run answers by saving its state and leaving.
+"""Stop requests: signals upon which a run saves its state and exits.
 
-One behavior for pre-training, classification and both detection engines:
+Pre-training, classification and both detection engines behave alike:
 
-- A signal is noted and read after the iteration at hand, which is then saved.
-- SIGINT once more, while the first is still being answered, leaves at once.
-- A run that is through its last iteration continues to its end.
+- A signal is recorded and handled after the current iteration, or the one after it, whose state is
+  saved: the processes of pre-training and classification learn of it one step late.
+- A second SIGINT, while the first is still being handled, exits at once.
+- A run that has done its last iteration continues to its end.
 """
 
 import signal
@@ -20,7 +21,7 @@ from moco.common.errors import Preempted
 
 
 def signals_by_name(*names: str) -> tuple[signal.Signals, ...]:
-    """Those of the signals that this system has; Windows, where modules load, has few."""
+    """Return the signals that this system has; Windows, which can import this, has few."""
     return tuple(signal.Signals[name] for name in names if hasattr(signal, name))
 
 
@@ -28,19 +29,20 @@ STOP_SIGNALS = signals_by_name("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
 
 
 class StopRequest:
-    """Set by a signal handler, read after each iteration."""
+    """Stop request, set by a signal handler and read after each iteration."""
 
     def __init__(self) -> None:
-        self._number: int | None = None  # and not an Event, whose lock a second signal waits for
+        self._number: int | None = None  # no Event, because a second signal would wait for its lock
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Record a signal; a second SIGINT raises KeyboardInterrupt at once."""
         if self._number is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt  # twice: now
+            raise KeyboardInterrupt
         self._number = number
 
     @property
     def received(self) -> int | None:
-        """The signal; SIGHUP where torchrun is gone; None to continue."""
+        """Received signal; SIGHUP if torchrun has exited; None to continue."""
         if self._number is None and distributed.launcher_died():
             self._number = signal.SIGHUP
         return self._number
@@ -48,10 +50,10 @@ class StopRequest:
 
 @contextmanager
 def stop_signals(stop: StopRequest | None = None) -> Iterator[StopRequest]:
-    """While open, a signal requests a stop after the iteration instead of ending the process.
+    """Let signals request a stop after the iteration instead of ending the process.
 
-    SIGTERM and SIGUSR1/2 are what schedulers send before they take a machine away, SIGINT is
-    Ctrl-C. Outside the main thread, which alone may handle signals, nothing is ever requested.
+    Schedulers send SIGTERM and SIGUSR1/2 before they reclaim a machine; SIGINT is Ctrl-C. Only the
+    main thread can handle signals; in other threads no stop is ever requested.
     """
     stop = stop or StopRequest()
     if threading.current_thread() is not threading.main_thread():
@@ -66,17 +68,18 @@ def stop_signals(stop: StopRequest | None = None) -> Iterator[StopRequest]:
 
 
 def leave(number: int, after: str, saved: Path) -> NoReturn:
-    """End a run that got a signal and has saved its state `after`, e.g., "iteration 4".
+    """End a run that received a signal and has saved its state `after`, e.g., "iteration 4".
 
     Raises:
-        KeyboardInterrupt: for SIGINT, the message is printed. Preempted: for the others.
+        KeyboardInterrupt: For SIGINT; the message is printed.
+        Preempted: For other signals.
     """
     again = "run the same command with --resume to continue"
     end(number, f"stopped after {after} and saved {saved}; {again}")
 
 
 def end(number: int, message: str) -> NoReturn:
-    """`leave` with another message."""
+    """End a run as `leave` does, with another message."""
     if number == signal.SIGINT:
         print(message, flush=True)
         raise KeyboardInterrupt
@@ -84,6 +87,9 @@ def end(number: int, message: str) -> NoReturn:
 
 
 def ignore_stop_signals(worker: int) -> None:
-    """For data-loader workers: signals reach the whole group, and their parent ends them."""
+    """Ignore signals in a data-loader worker.
+
+    They reach the whole process group, but workers are ended by their parent.
+    """
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)

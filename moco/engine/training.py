@@ -1,4 +1,4 @@
-"""A network in training: what differs between the trainings that `moco.engine.loop` runs.
+"""Base class of the trainings that `moco.engine.loop` runs.
 
 n images of a step on this process.
 """
@@ -17,11 +17,11 @@ from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
 from moco.common import distributed
-from moco.common.cfgcheck import check_milestones
 from moco.common.errors import DataError, plural, say
 from moco.common.registry import lookup
 from moco.data.images import Images
 from moco.data.views import Batch, Item, Position, Views, positions_of_steps
+from moco.engine.config import check_milestones
 from moco.engine.device import autocast, pick_device, with_speed
 from moco.engine.loader import batch_loader
 from moco.engine.optim import OPTIMIZERS
@@ -32,7 +32,7 @@ from moco.modeling.encoder import contiguous_last_stages
 
 @dataclass(frozen=True)
 class Plan:
-    """What this process loads for a step; a training adds what it has to know of the step."""
+    """Items that this process loads for a step; subclasses add details of the step."""
 
     step: int  # from 0
     items: list[Item]  # of the batch, in order
@@ -40,14 +40,14 @@ class Plan:
 
 @dataclass(frozen=True)
 class Step:
-    """What a forward and backward pass gives; a training adds what its update needs."""
+    """Result of a forward and backward pass; subclasses add inputs of their update."""
 
     loss: Tensor  # () of this process's images
-    accuracy: Tensor  # () on them, 0..100
+    accuracy: Tensor  # () on these images, 0..100
 
 
 class Evaluation(NamedTuple):
-    """Metrics by their names in metrics.json, and a sentence about them."""
+    """Metrics by their names in metrics.json, and a text that summarizes them."""
 
     metrics: dict[str, float]
     text: str
@@ -61,21 +61,25 @@ class Training(ABC, Generic[P, S]):
     """A network in training: model, optimizer, data and step.
 
     Args:
-        solver: the keys under SOLVER for the batch of the run. model: with new weights, on the CPU.
-        max_iters: length of the run; 0: SOLVER.MAX_EPOCHS.
+        cfg: Configuration of the run.
+        solver: Keys under SOLVER for the batch size of the run.
+        spec: Architecture of the backbone.
+        model: Model with initial weights, on the CPU.
+        images: Training images.
+        max_iters: Length of the run in steps; 0 for SOLVER.MAX_EPOCHS.
 
     Raises:
-        DataError: less than a batch of images. UserError: milestones, or a warm-up, after the end.
+        DataError: If there is less than one batch of images.
+        UserError: If a milestone or the end of the warm-up is after the end of the run.
     """
 
     kind: str  # of the run record
     checkpoint_format: str  # see `moco.engine.checkpoint`
     verb: str  # for the progress display
-    may_change: tuple[str, ...]  # keys that a resumed run may change
-    not_protocol: tuple[str, ...]  # keys that the hash of the protocol leaves out
-    defaults: CfgNode  # of all keys
-    accuracy_name: str  # of a step's accuracy in metrics.json
-    evaluated: str  # a metric that each evaluation gives
+    program: str  # selects the keys of the table in moco/engine/keys.py
+    defaults: CfgNode  # defaults of all keys
+    accuracy_name: str  # name of a step's accuracy in metrics.json
+    evaluated: str  # name of a metric of each evaluation
     evaluate_every_epochs: int  # 0: only at the end
     recorded: Mapping[str, str]  # names in run.json → in metrics.json
 
@@ -88,7 +92,7 @@ class Training(ABC, Generic[P, S]):
         images: Images,
         max_iters: int = 0,
     ) -> None:
-        self.cfg = self.asked = cfg
+        self.cfg = self._requested = cfg
         self.spec, self.images = spec, images
         self.device = pick_device(cfg.DEVICE)
         self.batch_size: int = cfg.SOLVER.BATCH_SIZE
@@ -96,7 +100,7 @@ class Training(ABC, Generic[P, S]):
         distributed.agree(len(images), f"number of images in {cfg.DATA.ROOT}")
         if len(images) < self.batch_size:
             raise DataError(
-                f"{cfg.DATA.ROOT}: {plural(len(images), 'image')}: less than one batch of "
+                f"{cfg.DATA.ROOT}: has {plural(len(images), 'image')}, less than one batch of "
                 f"{self.batch_size}; add images, or lower SOLVER.BATCH_SIZE and BASE_LR with it"
             )
         # Deviation: the incomplete last batch of an epoch is left out; the next epoch has others.
@@ -113,22 +117,23 @@ class Training(ABC, Generic[P, S]):
         trained = [p for p in self.model.parameters() if p.requires_grad]
         build = lookup(OPTIMIZERS, solver.OPTIMIZER, "SOLVER.OPTIMIZER")
         self.optimizer: torch.optim.Optimizer = build(trained, solver)
-        self.notes: list[str] = []  # what a reader of the result has to know
-        self.skipped_steps = 0  # of fp16, where a gradient overflowed
+        self.optimizer.register_step_post_hook(self._note_step)
+        self.notes: list[str] = []  # facts that a reader of the result needs
+        self.skipped_steps = 0  # by fp16, because a gradient overflowed
 
     def image_facts(self) -> dict[str, Any]:
-        """Return the number of training images and the folder that all of them are below."""
+        """Return the number of training images and their common parent folder."""
         ends = [self.images.name(index) for index in (0, len(self.images) - 1)]
         return {"number": len(self.images), "folder": os.path.commonpath(ends)}
 
-    def set_speed(self, begun: Mapping[str, Any]) -> None:
-        """Precision and memory layout; where a key leaves them open, as the resumed run began.
+    def set_speed(self, resumed: Mapping[str, Any]) -> None:
+        """Set precision and memory layout; if they are automatic, a resumed run keeps its own.
 
         Args:
-            begun: the keys in the checkpoint; empty for a new run.
+            resumed: Keys in the checkpoint; empty for a new run.
         """
-        cfg = with_speed(self.asked, self.device, begun)
-        if begun and cfg == self.cfg:
+        cfg = with_speed(self._requested, self.device, resumed)
+        if resumed and cfg == self.cfg:
             return
         self.cfg = cfg
         self.layout = torch.channels_last if cfg.SOLVER.CHANNELS_LAST else torch.contiguous_format
@@ -136,64 +141,68 @@ class Training(ABC, Generic[P, S]):
         eager_cpu = self.device.type == "cpu" and not cfg.SOLVER.COMPILE
         if cfg.SOLVER.CHANNELS_LAST and eager_cpu and cfg.SOLVER.PRECISION != "fp32":
             contiguous_last_stages(self.model, self.spec, self.n, cfg.AUG.CROP_PX)
-        # Only parameters with a gradient are exchanged, so nothing of a frozen network.
+        # Only parameters with a gradient are exchanged, none of a frozen network.
         self.parallel = distributed.data_parallel(self.model)
         fp16 = cfg.SOLVER.PRECISION == "fp16"
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=fp16)
-        if distributed.is_main() and cfg is not self.asked:
+        if distributed.is_main() and cfg is not self._requested:
             layout = ", channels_last" if cfg.SOLVER.CHANNELS_LAST else ""
             print(f"precision {cfg.SOLVER.PRECISION}{layout}", flush=True)
 
     @abstractmethod
     def plan(self, step: int, positions: list[Position]) -> P:
-        """This process's part of a step, given what all processes together see."""
+        """Return this process's part of a step from the positions of all processes."""
 
     @abstractmethod
     def views(self) -> Views:
-        """The dataset of the items."""
+        """Return the dataset of the items."""
 
     @abstractmethod
     def forward_backward(self, batch: Batch, plan: P) -> S:
-        """Gradients of a step's loss."""
+        """Compute the loss of a step and its gradients."""
 
     @abstractmethod
     def evaluate(self) -> Evaluation | None:
-        """The network as it is now; None where there is nothing to evaluate on."""
+        """Evaluate the current network; return None if there is no dataset for it."""
 
     @abstractmethod
     def record(self) -> dict[str, Any]:
-        """Fields of the run record that only this training knows."""
+        """Return the fields of the run record that are specific to this training."""
 
     def start(self) -> None:
-        """Called once before the first step of a run, not of a resumed one."""
+        """Prepare the first step of a new run; it is not called for a resumed one."""
 
     def update(self, step: S) -> None:
-        """The optimizer's step; that of fp16 is skipped where a gradient is not finite."""
-        scale = self.scaler.get_scale()
+        """Take an optimizer step; fp16 skips it if a gradient is not finite."""
+        self._stepped = False
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.skipped_steps += self.scaler.get_scale() < scale
+        self.skipped_steps += not self._stepped
+
+    def _note_step(self, *_: object) -> None:
+        # The scale of the loss would tell as well, but the CPU would have to wait for it.
+        self._stepped = True
 
     def end_epoch(self) -> None:
-        """Called when an epoch or the run is done, before anything is saved."""
+        """Finish an epoch or the run, before anything is saved."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Further keys of a checkpoint; all processes call it together."""
+        """Return further keys of a checkpoint; all processes call it together."""
         return {}
 
     def resume(self, path: Path, state: Mapping[str, Any]) -> None:
-        """Check and continue from what `state_dict` gave."""
+        """Check and restore the keys returned by `state_dict`."""
 
     def gathered_state(self) -> dict[str, Tensor]:
-        """The model's state of all processes together; they call it together."""
+        """Return the model's state gathered from all processes, which call it together."""
         return dict(self.model.state_dict())
 
     def load_gathered_state(self, state: dict[str, Tensor]) -> None:
-        """This process's part of what `gathered_state` returned."""
+        """Load this process's part of the state returned by `gathered_state`."""
         self.model.load_state_dict(state)
 
     def batches(self, start: int) -> Iterator[tuple[P, Batch]]:
-        """Plan and batch of each step from `start` on, read ahead by data-loader workers."""
+        """Yield plan and batch of each step from `start` on, prefetched by data-loader workers."""
         waiting: deque[P] = deque()
 
         def plans() -> Iterator[list[Item]]:
@@ -209,16 +218,17 @@ class Training(ABC, Generic[P, S]):
             yield waiting.popleft(), batch
 
     def cache_bytes(self) -> int:
-        """Memory for decoded images in each process that decodes."""
+        """Return the bytes that each decoding process may use to cache decoded images."""
         cache: int = (self.cfg.DATA.CACHE_MIB << 20) // max(1, self.cfg.DATA.NUM_WORKERS)
         return cache
 
     def autocast(self) -> AbstractContextManager[None]:
+        """Return the autocast context of SOLVER.PRECISION on the training's device."""
         return autocast(self.device, self.cfg.SOLVER.PRECISION)
 
 
 def print_notes(notes: list[str]) -> None:
-    """What a reader of the result has to know; on the main process."""
+    """Print notes on the main process."""
     if distributed.is_main():
         for note in notes:
             say(f"note: {note}")

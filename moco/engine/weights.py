@@ -1,4 +1,4 @@
-"""Weights that a training or an evaluation starts from; convert/initial_weights.py reads files."""
+"""Initial weights of a training or evaluation; convert/initial_weights.py reads the files."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,38 +10,41 @@ from torch import Tensor
 from moco.common.command import RANDOM
 from moco.common.errors import UserError
 from moco.common.pretrained import without_ending
-from moco.engine.config import IMAGENET_MEAN, IMAGENET_STD
+from moco.engine.keys import IMAGENET_MEAN, IMAGENET_STD
 from moco.modeling.archs import ARCHS, VITS, Spec, spec_of
 
 
 @dataclass(frozen=True)
 class InitialWeights:
-    """A backbone with its input, and what a file has beside it."""
+    """Weights of a backbone with their input contract, and further contents of their file."""
 
     init: str  # name in a table
     spec: Spec
-    # Without a head, torchvision's or timm's names; None: random.
+    # Backbone without head, by torchvision's or timm's names; None for random initialization.
     state: dict[str, Tensor] | None = None
-    # Heads, key encoder and queue as far as the file has them, by a mechanism's names.
-    beside: Mapping[str, Tensor] = field(default_factory=dict)
-    mean: tuple[float, ...] = IMAGENET_MEAN  # what pixels of 0..1 are normalized by, RGB
+    # Heads, key encoder and queue, as far as the file has them, by the names of a mechanism.
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+    mean: tuple[float, ...] = IMAGENET_MEAN  # normalization of pixels of 0..1, RGB
     std: tuple[float, ...] = IMAGENET_STD
     sha256: str | None = None  # of the file
-    source: str | None = None  # its layout
-    notes: tuple[str, ...] = ()  # what a reader of the result has to know
-    # Of the run that wrote the file, where this project did.
+    source: str | None = None  # layout of the file
+    notes: tuple[str, ...] = ()  # facts that a reader of the result needs
+    # Configuration and seed of the run that wrote the file, if it is one of this project.
     config: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
 
 
-# `convert.initial_weights.read_initial_weights`, which is above this package: handed down to it.
+# `convert.initial_weights.read_initial_weights`, which this package must not import.
 Reader = Callable[..., InitialWeights]
 
 
 def random_weights(
     arch: str, stem: str, width: float, init: str, image_size: int
 ) -> InitialWeights:
-    """What the word `random` means; `""` and 0 for stem, width, init: `imagenet`, 1, `random`."""
+    """Return random initialization of a network.
+
+    Empty or 0, `stem`, `width` and `init` default to `imagenet`, 1 and `random`.
+    """
     if not arch:
         raise UserError(
             f"MODEL.ARCH is not set; {RANDOM} weights need a network, e.g. -a resnet50 "
@@ -52,9 +55,11 @@ def random_weights(
 
 
 def init_name(path: Path) -> str:
-    """The name in a table: the file's without its ending, `folder_checkpoint_*` for checkpoints."""
+    """Return the name in a table: the file's stem, prefixed by the folder for checkpoints."""
     name, folder = without_ending(path.name), path.resolve().parent.name
     name = f"{folder}_{name}" if name.startswith("checkpoint_") and folder else name
     if name == RANDOM:
-        raise UserError(f"{path}: would be called {RANDOM!r} in a table; give it another --init")
+        raise UserError(
+            f"{path}: would be called {RANDOM!r} in a table; set another name with --init"
+        )
     return name

@@ -1,4 +1,4 @@
-"""The architectures of the encoder, by name; nothing here needs torch."""
+"""Architectures of the encoder by name; this module does not import torch."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -7,9 +7,13 @@ from moco.common.errors import UserError
 
 
 class Arch(NamedTuple):
-    """A ResNet: its blocks, how many per stage, and the groups of a bottleneck's 3x3 convolution.
+    """Architecture of a ResNet.
 
-    `width_per_group` is torchvision's: channels of a group for 64 planes.
+    Attributes:
+        bottleneck: Use bottleneck blocks instead of basic blocks.
+        depths: Number of blocks in each stage.
+        groups: Groups of a bottleneck's 3x3 convolution.
+        width_per_group: Channels of a group for 64 planes, as in torchvision.
     """
 
     bottleneck: bool
@@ -19,12 +23,12 @@ class Arch(NamedTuple):
 
     @property
     def expansion(self) -> int:
-        """Channels of a block's output for one of its planes."""
+        """Output channels of a block per plane."""
         return 4 if self.bottleneck else 1
 
     @property
     def depth(self) -> int:
-        """The number in its name: of convolutions on the longest path, and the classifier."""
+        """Number of layers in the name: convolutions on the longest path and the classifier."""
         return 2 + sum(self.depths) * (3 if self.bottleneck else 2)
 
 
@@ -34,13 +38,13 @@ ARCHS: dict[str, Arch] = {
     "resnet34": Arch(False, (3, 4, 6, 3)),
     "resnet50": Arch(True, (3, 4, 6, 3)),
     "resnet101": Arch(True, (3, 4, 23, 3)),
-    # RX50 of table 1, ResNeXt-50-32x8d.
+    # ResNeXt-50-32x8d, RX50 of table 1.
     "resnext50_32x8d": Arch(True, (3, 4, 6, 3), groups=32, width_per_group=8),
 }
 
 
 class ViTArch(NamedTuple):
-    """A plain vision transformer with a class token and MLPs four times as wide as its tokens."""
+    """Architecture of a plain vision transformer with a class token and an MLP ratio of 4."""
 
     embed_dim: int
     depth: int
@@ -48,8 +52,8 @@ class ViTArch(NamedTuple):
     patch_size: int = 16  # px
 
 
-# MoCo v3's have 12 heads at every width (facebookresearch/moco-v3 vits.py; vit_tiny: MAE-Lite,
-# arXiv 2205.14443), where other projects' have one for 64 channels. vit_micro fits a CPU.
+# MoCo v3's ViTs have 12 heads at every width (facebookresearch/moco-v3 vits.py; vit_tiny: MAE-Lite,
+# arXiv 2205.14443), while other projects use one head per 64 channels. vit_micro is for CPUs.
 VITS: dict[str, ViTArch] = {
     "vit_micro": ViTArch(128, 4, 4),
     "vit_tiny": ViTArch(192, 12, 12),
@@ -62,17 +66,17 @@ MIN_STEM_CHANNELS = 8
 
 @dataclass(frozen=True)
 class EncoderSpec:
-    """Which ResNet.
+    """Specification of a ResNet encoder.
 
     Attributes:
-        arch: a name in `ARCHS`; `resnet10` has one basic block per stage.
+        arch: Name in `ARCHS`; `resnet10` has one basic block per stage.
         stem: `imagenet` (7x7, stride 2, max-pool: stride 4), `stride2` (3x3, stride 2, no
             max-pool) or `cifar` (3x3, stride 1, no max-pool).
-        width: multiplies every channel count; 1 is the usual 64 channels after the stem. A
+        width: Multiplier of every channel count; 1 is the usual 64 channels after the stem.
             `resnet50` of width 2 and 4 is R50w2x and R50w4x of table 1.
 
     Raises:
-        UserError: unknown name, or a width that gives no whole number of channels.
+        UserError: If a name is unknown, or `width` gives a fractional number of channels.
     """
 
     arch: str
@@ -87,7 +91,7 @@ class EncoderSpec:
         channels = 64 * float(self.width)
         if not (channels.is_integer() and channels >= MIN_STEM_CHANNELS):
             raise UserError(
-                f"width: got {self.width}, expected 64 * width to be a whole number "
+                f"width: got {self.width}, expected 64 * width to be an integer "
                 f">= {MIN_STEM_CHANNELS}, e.g. 0.375 (24 channels)"
             )
 
@@ -95,10 +99,10 @@ class EncoderSpec:
     def of_shape(
         cls, stem: str, depth: int, num_groups: int, width_per_group: int, stem_out_channels: int
     ) -> "EncoderSpec":
-        """The spec of a ResNet with these numbers, as tensors' shapes give them.
+        """Return the specification of the ResNet that has the given tensor shapes.
 
         Raises:
-            UserError: there is none.
+            UserError: If no known ResNet has them.
         """
         width = stem_out_channels / 64
         for name, arch in ARCHS.items():
@@ -122,33 +126,33 @@ class EncoderSpec:
 
     @property
     def name(self) -> str:
-        """`resnet50`, `resnet50w2`, `resnet18_cifar`: rows of one table have one network."""
+        """Name in task names and tables, e.g. `resnet50`, `resnet50w2` or `resnet18_cifar`."""
         width = "" if self.width == 1 else f"w{self.width:g}"
         stem = "" if self.stem == "imagenet" else f"_{self.stem}"
         return f"{self.arch}{width}{stem}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for a checkpoint; `EncoderSpec(**d)` reads them back."""
+        """Return the fields as plain values for a checkpoint; `EncoderSpec(**d)` restores them."""
         return asdict(self)
 
     def model_keys(self) -> dict[str, Any]:
-        """Its keys under MODEL."""
+        """Return the configuration keys under MODEL."""
         return {"ARCH": self.arch, "STEM": self.stem, "WIDTH": float(self.width)}
 
     def check_image(self, side_px: int, key: str) -> None:
-        """It takes images of any size."""
+        """Accept any image size."""
 
 
 @dataclass(frozen=True)
 class ViTSpec:
-    """Which vision transformer.
+    """Specification of a vision transformer encoder.
 
     Attributes:
-        arch: a name in `VITS`.
-        image_size: side in px of the images that its position embedding is for.
+        arch: Name in `VITS`.
+        image_size: Side in pixels of the images that the position embedding is for.
 
     Raises:
-        UserError: unknown name, or images that are no whole number of patches.
+        UserError: If the name is unknown, or `image_size` is not a multiple of the patch size.
     """
 
     arch: str
@@ -168,10 +172,10 @@ class ViTSpec:
     def of_shape(
         cls, embed_dim: int, depth: int, num_heads: int, patch_size: int, image_size: int
     ) -> "ViTSpec":
-        """The spec of a vision transformer with these numbers.
+        """Return the specification of the vision transformer that has the given tensor shapes.
 
         Raises:
-            UserError: there is none.
+            UserError: If no known vision transformer has them.
         """
         for name, arch in VITS.items():
             if arch == (embed_dim, depth, num_heads, patch_size):
@@ -192,19 +196,19 @@ class ViTSpec:
 
     @property
     def name(self) -> str:
-        """As `EncoderSpec.name`."""
+        """Name in task names and tables."""
         return self.arch
 
     def to_dict(self) -> dict[str, Any]:
-        """As `EncoderSpec.to_dict`."""
+        """Return the fields as plain values for a checkpoint; `ViTSpec(**d)` restores them."""
         return asdict(self)
 
     def model_keys(self) -> dict[str, Any]:
-        """Its keys under MODEL."""
+        """Return the configuration keys under MODEL."""
         return {"ARCH": self.arch}
 
     def check_image(self, side_px: int, key: str) -> None:
-        """Raise UserError, naming `key`, unless images are of the size that it is for."""
+        """Raise UserError naming `key` if images do not fit the position embedding."""
         if side_px != self.image_size:
             raise UserError(
                 f"{key}: got {side_px}, but the position embedding of this {self.arch} is for "
@@ -216,10 +220,11 @@ Spec = EncoderSpec | ViTSpec
 
 
 def spec_of(arch: str, stem: str, width: float, image_size: int) -> Spec:
-    """The network of MODEL.ARCH, STEM and WIDTH, for images of AUG.CROP_PX.
+    """Return the specification for MODEL.ARCH, STEM and WIDTH, and images of AUG.CROP_PX.
 
     Raises:
-        UserError: see `EncoderSpec` and `ViTSpec`, or a stem or width of a vision transformer.
+        UserError: If a value is invalid (see `EncoderSpec` and `ViTSpec`), or a vision transformer
+            has a stem or a width.
     """
     if arch not in VITS:
         return EncoderSpec(arch, stem, width)

@@ -1,6 +1,6 @@
-"""Convolution on a CPU: the gradient of the weights where they are many and the maps are small.
+"""Convolution with a faster weight gradient on CPUs, for many weights and small feature maps.
 
-N batch, C channels, H W pixels, k side of the kernel.
+N batch size, C channels, H W size of a map in pixels, k side of the kernel.
 """
 
 from typing import Any
@@ -10,29 +10,30 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-# Weights per pixel of all output maps from which a product of matrices is faster than oneDNN's
-# convolution, measured with AVX2. Where there are fewer, the windows cost more than is won.
+# Number of weights per output pixel from which a matrix product is faster than oneDNN's
+# convolution, measured with AVX2. Below it, copying the windows costs more than the product saves.
 MIN_WEIGHTS_PER_PIXEL = 100
 
 
 class Conv2d(nn.Conv2d):
-    """`nn.Conv2d`; on a CPU, in float32 and channels_last, with a faster gradient of its weights.
+    """`nn.Conv2d` with a faster weight gradient on CPUs in float32 and channels_last.
 
-    oneDNN takes several times as long for it as for the forward pass where a late stage has many
-    weights and few pixels. The result is the same but for rounding.
+    In late stages, with many weights and few pixels, oneDNN takes several times as long for this
+    gradient as for the forward pass. Results agree with `nn.Conv2d` up to rounding.
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        if not self._takes_product(input):
+        """Convolve (N, C, H, W), with the faster gradient if it applies."""
+        if not self._uses_matmul(input):
             return super().forward(input)
         return _Convolution.apply(input, self.weight, self.stride[0], self.padding[0])
 
-    def _takes_product(self, x: Tensor) -> bool:
+    def _uses_matmul(self, x: Tensor) -> bool:
         assert isinstance(self.padding, tuple)
-        k, stride, edges = self.kernel_size[0], self.stride[0], 2 * self.padding[0]
+        k, stride, border = self.kernel_size[0], self.stride[0], 2 * self.padding[0]
         pixels = len(x)
         for side in x.shape[2:]:
-            pixels *= (side + edges - k) // stride + 1
+            pixels *= (side + border - k) // stride + 1
         return (
             self.weight.numel() >= MIN_WEIGHTS_PER_PIXEL * pixels
             and self.weight.requires_grad
@@ -47,7 +48,7 @@ class Conv2d(nn.Conv2d):
 
 
 class _Convolution(torch.autograd.Function):
-    """Without bias and dilation, of one group and a square kernel."""
+    """Convolution with a square kernel and one group, without bias and dilation."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:

@@ -1,8 +1,7 @@
-"""The encoder: a ResNet (or a ViT, moco/modeling/vit.py) and a head that projects its features to C
-dimensions (sec. 3.3).
+"""Encoder: a ResNet, or a ViT (moco/modeling/vit.py), with a projection head (sec. 3.3).
 
-Class and parameter names are torchvision's, so its tools and other projects' converters read the
-checkpoints.
+Class and parameter names are torchvision's, so that its tools and other projects' converters can
+read the checkpoints.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,16 +20,17 @@ from moco.modeling.synced_bn import SyncedBatchNorm2d
 from moco.modeling.vit import ViT
 
 NormLayer = Callable[[int], nn.Module]
-HEADS = ("fc.", "head.")  # projection head or classifier, of a ResNet and of a ViT
-# Side of the last stage's maps, as a part of the image's.
+HEADS = ("fc.", "head.")  # name prefixes of the projection head or classifier of ResNet and ViT
+# Stride of the last stage's feature maps with each stem.
 STRIDES = {"imagenet": 32, "stride2": 16, "cifar": 8}
-COUNTER = ".num_batches_tracked"  # only a BN with momentum None reads it
+COUNTER = ".num_batches_tracked"  # used only by a BN with momentum None
 
 
 class ResNet(TorchvisionResNet):
-    """torchvision's ResNet, forward and names, with any width, stem and number of basic blocks.
+    """torchvision's ResNet with any width, stem and number of basic blocks.
 
-    Its `__init__` fixes 64 channels and the stem, so the modules are made here.
+    The forward pass and the names are torchvision's. The modules are built here because its
+    `__init__` is limited to 64 channels and one stem.
     """
 
     head_name: ClassVar[str] = "fc"
@@ -56,38 +56,39 @@ class ResNet(TorchvisionResNet):
             stages.append(_stage(arch, in_channels, planes, depth, stride, norm_layer))
             in_channels = planes * arch.expansion
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
-        self.layer4.register_forward_pre_hook(_as_weights)
+        self.layer4.register_forward_pre_hook(_match_weight_layout)
         self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
         self.fc: nn.Module = nn.Identity()
         self.feature_dim = spec.feature_dim
         for module in self.modules():
             if isinstance(module, nn.Conv2d):  # torchvision's initialization
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-                module.__class__ = Conv2d  # torchvision's blocks make their own
+                module.__class__ = Conv2d  # torchvision's blocks construct their convolutions
 
 
 Encoder = ResNet | ViT
 
 
 def build_backbone(spec: Spec, norm_layer: NormLayer = nn.BatchNorm2d) -> Encoder:
-    """A randomly initialized network without head: images (N, 3, H, W) → features (N, D)."""
+    """Build a randomly initialized network without head: (N, 3, H, W) → features (N, D)."""
     return ViT(spec) if isinstance(spec, ViTSpec) else ResNet(spec, norm_layer)
 
 
 def set_head(encoder: Encoder, head: nn.Module) -> None:
-    """Features (N, D) leave the encoder through `head`: `fc` of a ResNet, `head` of a ViT."""
+    """Set the head, through which features (N, D) leave: `fc` of a ResNet, `head` of a ViT."""
     setattr(encoder, encoder.head_name, head)
 
 
 def load_backbone(spec: Spec, state: Mapping[str, Tensor]) -> Encoder:
-    """A network without head, in evaluation mode, that has the tensors of `state`.
+    """Build a network without head from the tensors of an encoder, in evaluation mode.
 
     Args:
-        state: the whole of an encoder; its head is left out, and batch counters that it does not
-            have start at 0.
+        spec: Specification of the network.
+        state: State of the whole encoder. Its head is ignored, and missing batch counters start
+            at 0.
 
     Raises:
-        RuntimeError: another network's tensors.
+        RuntimeError: If the tensors belong to another network.
     """
     backbone = build_backbone(spec)
     counters = {k: v for k, v in backbone.state_dict().items() if k.endswith(COUNTER)}
@@ -97,14 +98,15 @@ def load_backbone(spec: Spec, state: Mapping[str, Tensor]) -> Encoder:
 
 
 def build_encoder(spec: Spec, dim: int, mlp: bool, bn_splits: int = 1) -> Encoder:
-    """A network with a projection head: images (N, 3, H, W) → (N, dim), unnormalized.
+    """Build a network with a projection head: images (N, 3, H, W) → (N, dim), not normalized.
 
     Args:
-        dim: output dimension C.
-        mlp: a hidden layer of the features' width and a ReLU before the last layer (MoCo v2);
-            named `fc.0` and `fc.2` as in the official code.
-        bn_splits: groups in which BN sees this process's part of the batch (`GroupedBatchNorm2d`);
-            0: BN sees the batch of all processes (`SyncedBatchNorm2d`).
+        spec: Specification of the network.
+        dim: Output dimension C.
+        mlp: Add a hidden layer as wide as the features and a ReLU before the last layer (MoCo
+            v2), named `fc.0` and `fc.2` as in the official code.
+        bn_splits: Number of BN groups in this process's part of the batch (`GroupedBatchNorm2d`);
+            0 synchronizes BN over all processes (`SyncedBatchNorm2d`).
     """
     grouped = partial(GroupedBatchNorm2d, num_groups=bn_splits)
     norm: NormLayer = {0: SyncedBatchNorm2d, 1: nn.BatchNorm2d}.get(bn_splits, grouped)
@@ -117,7 +119,7 @@ def build_encoder(spec: Spec, dim: int, mlp: bool, bn_splits: int = 1) -> Encode
 
 
 def zero_init_residual(encoder: Encoder) -> None:
-    """Every block of a ResNet starts as the identity: the scale of its last BN is 0."""
+    """Set the scale of the last BN of every ResNet block to 0, so that blocks start as identity."""
     for module in encoder.modules():
         if isinstance(module, Bottleneck | BasicBlock):
             last = module.bn3 if isinstance(module, Bottleneck) else module.bn2
@@ -125,11 +127,11 @@ def zero_init_residual(encoder: Encoder) -> None:
 
 
 def contiguous_last_stages(model: nn.Module, spec: Spec, num_images: int, crop_px: int) -> None:
-    """Return the last stages of ResNets in channels_last to (N, C, H, W) where that is faster.
+    """Convert the last stage of channels_last ResNets to (N, C, H, W) if that is faster in bf16.
 
-    In bf16: float32 has `moco.modeling.conv.Conv2d`. A CPU brings the weights into an order of its
-    own for every product, which takes it longer from channels_last; where there are many more
-    weights than values in the maps that decides.
+    float32 uses `moco.modeling.conv.Conv2d` instead. CPUs reorder the weights for every product,
+    which is slower from channels_last. With many more weights than values in the feature maps, the
+    reordering dominates.
     """
     if isinstance(spec, ViTSpec):
         return
@@ -143,8 +145,8 @@ def contiguous_last_stages(model: nn.Module, spec: Spec, num_images: int, crop_p
             stage.to(memory_format=torch.contiguous_format)
 
 
-def _as_weights(stage: nn.Module, inputs: tuple[Tensor]) -> Tensor:
-    """A stage's input in the memory layout of its weights, its gradient in that of the input."""
+def _match_weight_layout(stage: nn.Module, inputs: tuple[Tensor]) -> Tensor:
+    """Convert a stage's input to the memory layout of its weights, and the gradient back."""
     (x,) = inputs
     if x.is_contiguous() or not stage[0].conv2.weight.is_contiguous():  # type: ignore[index]
         return x
@@ -161,7 +163,7 @@ def _stage(
     stride: int,
     norm_layer: NormLayer,
 ) -> nn.Sequential:
-    """`depth` blocks, the first with `stride` and a projection where the shape changes."""
+    """Build `depth` blocks, the first with `stride` and, if the shape changes, a projection."""
     block = Bottleneck if arch.bottleneck else BasicBlock
     out_channels = planes * arch.expansion
     downsample = None

@@ -1,6 +1,6 @@
-"""Batch normalization in groups: on one device the BN statistics of several (sec. 3.3).
+"""Batch normalization in groups, which reproduces the BN statistics of several GPUs (sec. 3.3).
 
-N batch, C channels, H W pixels, G groups.
+N batch size, C channels, H W size of a map in pixels, G groups.
 """
 
 from typing import Any
@@ -11,15 +11,19 @@ from torch.autograd.function import once_differentiable
 
 
 class GroupedBatchNorm2d(nn.BatchNorm2d):
-    """`BatchNorm2d` whose batch statistics are taken over `num_groups` parts of the batch.
+    """`BatchNorm2d` that computes batch statistics over each of `num_groups` parts of the batch.
 
-    The first N/G images are the first group, and so on. Parameters and buffers have
-    `BatchNorm2d`'s names and shapes. In evaluation mode, and with one group, it is
-    `BatchNorm2d`. `python -m benchmarks.speed pretrain` compares their speed.
+    The first N/G images form the first group, and so on. Parameters and buffers have the names
+    and shapes of `BatchNorm2d`, to which this layer is equivalent in evaluation mode and with one
+    group. `python -m benchmarks.speed pretrain` compares their speed.
 
-    Running statistics: the mean over the groups of what each group alone would have left.
-    Deviation: with the official code they are those of the first GPU; the mean has the same
+    The running statistics are the mean over the groups of those that each group alone would give.
+    Deviation: in the official code they are those of the first GPU; the mean has the same
     expectation and less noise.
+
+    Args:
+        num_features: Number of channels C.
+        num_groups: Number of groups G, a divisor of the batch size.
     """
 
     def __init__(self, num_features: int, num_groups: int) -> None:
@@ -27,6 +31,7 @@ class GroupedBatchNorm2d(nn.BatchNorm2d):
         self.num_groups = num_groups
 
     def forward(self, input: Tensor) -> Tensor:
+        """Normalize (N, C, H, W), in training mode group by group."""
         if not self.training or self.num_groups == 1:
             return super().forward(input)
         G = self.num_groups
@@ -36,7 +41,7 @@ class GroupedBatchNorm2d(nn.BatchNorm2d):
         means = self.running_mean.expand(G, -1).clone()  # (G, C)
         variances = self.running_var.expand(G, -1).clone()
         if torch.compiler.is_compiling():
-            output = self._normalize_in_the_open(input, means, variances)
+            output = self._normalize_traceable(input, means, variances)
         else:
             output = _NormalizeGroups.apply(
                 input, self.weight, self.bias, means, variances, self.momentum, self.eps
@@ -47,8 +52,8 @@ class GroupedBatchNorm2d(nn.BatchNorm2d):
             self.num_batches_tracked.add_(1)
         return output
 
-    def _normalize_in_the_open(self, input: Tensor, means: Tensor, variances: Tensor) -> Tensor:
-        """The same, in operations that a compiler can fuse with those around them."""
+    def _normalize_traceable(self, input: Tensor, means: Tensor, variances: Tensor) -> Tensor:
+        """Normalize each group by operations that a compiler can fuse with adjacent ones."""
         assert self.momentum is not None
         x = input.to(torch.promote_types(input.dtype, torch.float32))
         groups = x.unflatten(0, (self.num_groups, -1))  # (G, N/G, C, H, W)
@@ -65,11 +70,11 @@ class GroupedBatchNorm2d(nn.BatchNorm2d):
 
 
 class _NormalizeGroups(torch.autograd.Function):
-    """Batch normalization of each group in turn, all into one tensor.
+    """Batch normalization of the groups one after the other, into one tensor.
 
-    By itself autograd would split and join the groups, which copies every activation and gradient
-    once more. A single batch normalization of (N/G, G C, H, W) needs that order in memory, a copy
-    as well.
+    Autograd alone would split and concatenate the groups, which copies every activation and
+    gradient once more. A single batch normalization of (N/G, G C, H, W) would need a copy, too, to
+    bring them into that order in memory.
     """
 
     @staticmethod
@@ -83,7 +88,7 @@ class _NormalizeGroups(torch.autograd.Function):
         momentum: float,
         eps: float,
     ) -> Tensor:
-        """x: (N, C, H, W); means and variances: running statistics (G, C), changed in place."""
+        """Normalize (N, C, H, W) and update the running statistics (G, C) in place."""
         G = len(means)
         output = torch.empty_like(x)
         batch_means, batch_scales = torch.empty_like(means), torch.empty_like(variances)
@@ -126,6 +131,6 @@ class _NormalizeGroups(torch.autograd.Function):
                 ctx.eps,
                 (True, True, True),
             )
-            for place, result in zip((out, weight_out, bias_out), results, strict=True):
-                place.copy_(result)
+            for target, result in zip((out, weight_out, bias_out), results, strict=True):
+                target.copy_(result)
         return x_gradient, weight_gradients.sum(0), bias_gradients.sum(0), None, None, None, None

@@ -1,8 +1,8 @@
-"""InfoNCE (eq. 1): the positive key against K negatives, as a (K+1)-way classification.
+"""InfoNCE loss (eq. 1): (K+1)-way classification of the positive key against K negatives.
 
-`contrastive_logits` under a cross-entropy is the definition, with gradients into everything.
-`info_nce` is the same number for a dictionary that takes no gradient (momentum queue, memory
-bank), in one pass that keeps no (N, 1 + K) tensor.
+The cross-entropy of `contrastive_logits` is the definition, with gradients to queries and keys.
+`info_nce` computes the same loss for a dictionary without gradient (momentum queue, memory bank)
+in one pass, without storing an (N, 1 + K) tensor.
 
 N queries, C dimension of queries and keys, K negatives.
 """
@@ -15,29 +15,28 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# Vectors of unit length have logits within ± 1/T. Up to this size their exponentials and the sum of
-# billions of them fit into float32 and bfloat16 as they are, so that the
-# largest one need not be found first.
+# Vectors of unit length have logits within ± 1/T. Up to this magnitude, the sum of billions of
+# exponentials fits into float32 and bfloat16, so the maximum need not be subtracted first.
 LARGEST_LOGIT = 60.0
-# Logits that differ by less are a tie: equal vectors give equal logits but for rounding.
+# Smaller differences between logits are ties: equal vectors have equal logits up to rounding.
 TIE = 1e-4
-# Logits that are worked on at a time: on a CPU they and their keys stay in the cache, on a GPU they
-# fill it.
+# Number of logits per chunk: on a CPU they and their keys stay in the cache, on a GPU they occupy
+# the whole device.
 CHUNK_CPU, CHUNK_GPU = 1 << 20, 1 << 23
 CHUNK_KEYS_CPU = 4096
 
 
 def contrastive_logits(q: Tensor, k: Tensor, negatives: Tensor, T: float) -> Tensor:
-    """Similarities over temperature: the positives in column 0, the negatives after it.
+    """Return the logits of eq. 1, with the positives in column 0 and the negatives after it.
 
     Args:
-        q: (N, C), of unit length.
-        k: (N, C), of unit length; row n is the positive of row n of `q`.
-        negatives: (C, K), columns of unit length.
-        T: temperature, > 0.
+        q: Queries (N, C) of unit length.
+        k: Keys (N, C) of unit length; row n is the positive of row n of `q`.
+        negatives: Keys (C, K), with columns of unit length.
+        T: Temperature, > 0.
 
     Returns:
-        (N, 1 + K)
+        Similarities divided by the temperature, (N, 1 + K).
     """
     positive = (q * k).sum(dim=1, keepdim=True)  # (N, 1)
     negative = q @ negatives  # (N, K)
@@ -47,10 +46,10 @@ def contrastive_logits(q: Tensor, k: Tensor, negatives: Tensor, T: float) -> Ten
 def pretext_accuracy(logits: Tensor) -> Tensor:
     """Return the percentage (0..100) of queries that are nearest to their own key alone.
 
-    A tie with a negative is wrong: a collapsed encoder has nothing but ties.
+    A tie with a negative counts as wrong, since a collapsed encoder has nothing but ties.
 
     Args:
-        logits: (N, 1 + K), the positives in column 0.
+        logits: Logits (N, 1 + K), with the positives in column 0.
     """
     return (logits[:, 0] > logits[:, 1:].amax(dim=1) + TIE).float().mean() * 100
 
@@ -58,22 +57,23 @@ def pretext_accuracy(logits: Tensor) -> Tensor:
 def info_nce(
     q: Tensor, positive: Tensor, negatives: Tensor, T: float, bf16: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Mean over the queries of `-log softmax` at the positive, and the accuracy.
+    """Compute the InfoNCE loss of a dictionary without gradient, and the pretext accuracy.
 
-    The gradient is that of `q` alone and is made in the same pass: the dictionary may change
-    before `backward`. Autocast has no influence.
+    The loss is the mean over the queries of `-log softmax` at the positive. Only `q` receives a
+    gradient, which is computed in the same pass, so the dictionary may change before `backward`.
+    Autocast does not apply.
 
     Args:
-        q: (N, C), of unit length.
-        positive: (N, C), of unit length and of the dtype of `q`.
-        negatives: (C, K), the same.
-        T: temperature, > 0.
-        bf16: products in bfloat16, sums in `q`'s precision. A logit l is then off by up to
-            `|l| / 256`, as under autocast; `python -m benchmarks.speed pretrain` measures what
-            the gradient is off by.
+        q: Queries (N, C) of unit length.
+        positive: Keys (N, C) of unit length, in the dtype of `q`.
+        negatives: Keys (C, K) with columns of unit length, in the dtype of `q`.
+        T: Temperature, > 0.
+        bf16: Compute products in bfloat16 and sums in the precision of `q`. The error of a logit
+            l is then up to `|l| / 256`, as under autocast; `python -m benchmarks.speed pretrain`
+            measures the error of the gradient.
 
     Returns:
-        loss: a scalar; accuracy: see `pretext_accuracy`.
+        Loss, a scalar, and accuracy (`pretext_accuracy`).
     """
     positive, negatives = positive.detach(), negatives.detach()
     with torch.autocast(q.device.type, enabled=False):
@@ -86,7 +86,10 @@ def info_nce(
 
 
 class _InfoNCE(torch.autograd.Function):
-    """With l the logits and p their softmax: `dloss/dq = (sum_i p_i k_i - k_0) / (N T)`."""
+    """InfoNCE with its gradient computed in the forward pass.
+
+    With p the softmax of the logits: `dloss/dq = (sum_i p_i k_i - k_0) / (N T)`.
+    """
 
     @staticmethod
     def forward(
@@ -118,7 +121,7 @@ class _InfoNCE(torch.autograd.Function):
             share = (positive_exp / total - 1).unsqueeze(1)  # p_0 - 1
             gradient = weighted_keys.div_(total.unsqueeze(1)).addcmul_(share, positive)
             ctx.save_for_backward(gradient.div_(N * T))
-        # In bf16 the positive is compared as it would be among the negatives, rounded like them.
+        # For the comparison in bf16, the positive is rounded as the negatives are.
         compared = positive_exp
         if bf16:
             product = torch.bmm(factor.unsqueeze(1), positive.to(factor.dtype).unsqueeze(2))
@@ -135,19 +138,19 @@ class _InfoNCE(torch.autograd.Function):
 
 
 def _parts(x: Tensor, size: int, dtype: torch.dtype) -> Iterator[Tensor]:
-    """The columns of `x`, `size` at a time; wider parts are converted at once, in less time."""
+    """Yield `size` columns of `x` at a time; converting several parts at once is faster."""
     for wide in x.split(8 * size, dim=1):
         yield from wide.to(dtype).split(size, dim=1)
 
 
 def _row_sum(x: Tensor) -> Tensor:
-    """(N,); a product with ones is twice as fast as torch's sum of bfloat16 into float32."""
+    """Return the row sums (N,); for bfloat16, a product with ones is twice as fast as `sum`."""
     return (x @ x.new_ones(x.shape[1], 1))[:, 0] if x.dtype == torch.bfloat16 else x.sum(dim=1)
 
 
 def _row_max(x: Tensor) -> Tensor:
-    """Largest value of each row of numbers >= 0, (N,)."""
+    """Return the largest value of each row of nonnegative numbers, (N,)."""
     if x.dtype != torch.bfloat16:
         return x.amax(dim=1)
-    # Numbers >= 0 are in the order of their bits, and a CPU compares integers many times faster.
+    # Nonnegative floats have the order of their bits, and CPUs compare integers much faster.
     return x.view(torch.int16).amax(dim=1).view(torch.bfloat16)

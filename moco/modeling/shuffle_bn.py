@@ -1,12 +1,12 @@
-"""Shuffling BN (sec. 3.3): batch normalization in groups, keys in another order than queries.
+"""Shuffling BN (sec. 3.3): keys are normalized in other groups than their queries.
 
-The paper normalizes 256 images on 8 GPUs, so in 8 groups of 32, and shuffles the keys between
-GPUs so that a query and its key never share their batch statistics. Here the groups are a matter of
-indexing: the first N/G images are the first group, and so on; W processes have G/W groups each.
-What is in this file is the plan, a pure function of (seed, step); moco/common/distributed.py
-moves rows.
+The paper normalizes 256 images on 8 GPUs, in 8 groups of 32, and shuffles the keys between the
+GPUs so that the batch statistics of a query and its key come from different subsets. Here the
+groups are defined by index: the first N/G images form the first group, and so on; each of W
+processes has G/W groups. This module computes the shuffle plan, a pure function of (seed, step);
+moco/common/distributed.py moves the rows.
 
-N batch, C channels, H W pixels, G groups.
+N batch size, C channels, H W size of a map in pixels, G groups, W processes.
 """
 
 from collections.abc import Sequence
@@ -16,15 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from moco.common.transfers import send
+
 
 def shuffle_plan(
     num_samples: int, num_groups: int, seed: int, step: int, number: int = 0
 ) -> Tensor:
-    """The order in which the keys of one step are encoded: a permutation (N,) of 0..N-1.
+    """Return the order in which the keys of one pass are encoded: a permutation (N,) of 0..N-1.
 
-    A pure function of its arguments; `number` tells the passes of a step apart. Position p of
-    the shuffled batch holds sample `plan[p]` and is normalized in group `p // (N/G)`; no group
-    of keys consists of the same samples as a group of queries (where G and N allow it).
+    The plan is a pure function of the arguments; `number` is that of the pass in its step.
+    Position p of the shuffled batch holds sample `plan[p]` and is normalized in group
+    `p // (N/G)`. If 1 < G < N, no group of keys consists of the same samples as a group of queries.
     """
     rng = np.random.default_rng([seed, step, _STREAM + number])
     queries = _groups(np.arange(num_samples), num_groups)
@@ -35,7 +37,7 @@ def shuffle_plan(
 
 
 class Pass(NamedTuple):
-    """Which views are queries and keys in one pass over the batch; no key: none is encoded."""
+    """Views that are queries and keys in one pass over the batch; keys are optional."""
 
     query_view: int
     key_view: int | None
@@ -48,31 +50,34 @@ def items_of_step(
     rank: int,
     world_size: int,
 ) -> list[tuple[int, int, int]]:
-    """What one process loads for a step: for each pass its n queries, then the n keys it encodes.
+    """Return the items that one process loads: for each pass its n queries, then n keys.
 
-    Shuffle by index: the keys are those of the plan, so no image moves between processes; with
-    more than one of them, an image is decoded where its query is and where its key is.
+    The keys are shuffled by index: a process loads the keys that it encodes by the plan, so no
+    image moves between processes; an image is decoded both where its query and where its key is.
 
     Args:
         positions: (epoch, index) of the step's N images, those of the first process first.
-        plans: one per pass; None leaves the keys where their queries are.
+        passes: Passes over the batch.
+        plans: Shuffle plan of each pass; with None the keys stay where their queries are.
+        rank: Rank of the process.
+        world_size: Number of processes.
 
     Returns:
-        (epoch, index, view)
+        Items (epoch, index, view).
     """
     n = len(positions) // world_size
     mine = slice(rank * n, (rank + 1) * n)
     items = []
-    for one, plan in zip(passes, plans, strict=True):
-        items += [(*position, one.query_view) for position in positions[mine]]
-        if one.key_view is not None:
+    for views, plan in zip(passes, plans, strict=True):
+        items += [(*position, views.query_view) for position in positions[mine]]
+        if views.key_view is not None:
             order = range(len(positions)) if plan is None else plan.tolist()
-            items += [(*positions[p], one.key_view) for p in order[mine]]
+            items += [(*positions[p], views.key_view) for p in order[mine]]
     return items
 
 
 class Exchange(NamedTuple):
-    """One process's part in `moco.common.distributed.exchange_rows`."""
+    """Arguments of `moco.common.distributed.exchange_rows` on one process."""
 
     send: Tensor
     send_counts: list[int]
@@ -81,9 +86,9 @@ class Exchange(NamedTuple):
 
 
 def exchange_plan(plan: Tensor, rank: int, world_size: int) -> Exchange:
-    """How rows (n, ...) on each of W processes come into the order of `plan` (N,): by all-to-all.
+    """Plan the all-to-all that brings rows (n, ...) on each of W processes into order `plan` (N,).
 
-    Process r has rows r n to (r + 1) n - 1 and gets `plan[r n : (r + 1) n]`.
+    Process r starts with rows r n to (r + 1) n - 1 and ends with rows `plan[r n : (r + 1) n]`.
     """
     n = len(plan) // world_size
     wanted = plan.view(world_size, n)
@@ -98,13 +103,13 @@ def exchange_plan(plan: Tensor, rank: int, world_size: int) -> Exchange:
 def unshuffle(x: Tensor, plan: Tensor) -> Tensor:
     """Undo `x[plan]` along the first dimension: `unshuffle(x[plan], plan)` equals `x`."""
     restored = torch.empty_like(x)
-    restored[plan] = x
+    restored[send(plan, x.device)] = x
     return restored
 
 
-_STREAM = 1  # keeps these random numbers apart from those of the data's order
+_STREAM = 1  # separates these random numbers from those of the order of the data
 
 
 def _groups(order: np.ndarray, num_groups: int) -> set[frozenset[int]]:
-    """The samples that are normalized together when the batch comes in this order."""
+    """Return the sets of samples that are normalized together if the batch has this order."""
     return {frozenset(group.tolist()) for group in np.split(order, num_groups)}

@@ -1,7 +1,7 @@
-"""Checks of weights: damaged, misnamed, never trained, or overflowing.
+"""Checks for damaged, misnamed, untrained and overflowing weights.
 
-The checks of the converter and of every other command that reads a checkpoint. Tensors have
-torchvision's names; `named` turns them into those of the file, for messages.
+The converter and every other command that reads a checkpoint use these checks. Tensors have
+torchvision's names; `named` maps them to the names in the file, for messages.
 """
 
 import math
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 Triple = tuple[float, float, float]
 
 CHANNEL_ORDERS = ("RGB", "BGR")
-# Height and width differ so that a transposition shows; both are multiples of the largest stride.
+# Height and width differ to reveal a transposition; both are multiples of the largest stride.
 IMAGE_SIZE_PX = (96, 128)
-# Squares of features are summed, in 32 bits: those of trained networks are below a thousand.
+# Squares of features are summed in float32. Features of trained networks are below a thousand.
 MAX_FEATURE = 1e12
 
-# torchvision's names -> depth, groups, width per group.
+# Depth, groups and width per group of torchvision's architectures.
 _ARCHS = {
     **{f"resnet{depth}": (depth, 1, 64) for depth in (10, 18, 34, 50, 101, 152)},
     "resnext50_32x4d": (50, 32, 4),
@@ -39,9 +39,10 @@ _SHORT_NAME = re.compile(r"(?:resnet|res|rn|r)[-_]?(\d+)", re.IGNORECASE)
 
 
 def read_spec(state: Mapping[Any, Any]) -> "Spec":
-    """The network that a checkpoint of this project says it holds.
+    """Return the specification of the network that a checkpoint of this project records.
 
-    Raises DataError: the record is missing or damaged.
+    Raises:
+        DataError: If the record is missing or damaged.
     """
     from moco.modeling.archs import VITS, EncoderSpec, ViTSpec
 
@@ -67,9 +68,13 @@ def read_spec(state: Mapping[Any, Any]) -> "Spec":
 
 
 def read_input(state: Mapping[Any, Any]) -> tuple[str, Triple, Triple]:
-    """The channel order, mean and std (0..1) that a checkpoint of this project says it was fed.
+    """Return the input contract that a checkpoint of this project records.
 
-    Raises DataError: the record is missing or damaged.
+    Returns:
+        Channel order; mean and standard deviation of each channel, for values in 0..1.
+
+    Raises:
+        DataError: If the record is missing or damaged.
     """
     image = _part(state, "input")
     order, mean, std = (image.get(name) for name in ("channel_order", "mean", "std"))
@@ -87,12 +92,12 @@ def read_input(state: Mapping[Any, Any]) -> tuple[str, Triple, Triple]:
 
 
 def problem(name: str, value: "Tensor") -> str | None:
-    """What is wrong with the numbers of one tensor, or None."""
+    """Return a description of what is wrong with the values of a tensor, or None."""
     if not bool(value.isfinite().all()):
         return "NaN or Inf"
     if name.endswith("running_var") and bool((value < 0).any()):
         return "negative variance"
-    # Biases and means start at zero and may stay there; these do neither.
+    # Biases and means start at zero and may stay there, but weights and variances do not.
     if name.endswith(("weight", "running_var")) and not bool(value.any()):
         return "all zero"
     return None
@@ -105,39 +110,44 @@ def check_trained(
     *,
     folded: bool = False,
 ) -> list[str]:
-    """Warnings about batch norms that are as initialization left them.
+    """Return warnings about batch norms that still have their initial values.
 
-    Statistics start at mean 0 and variance 1, scales at 1 (or, where a block starts as the
-    identity, 0) and shifts at 0; a single training step moves them all.
+    Statistics start at mean 0 and variance 1, shifts at 0, and scales at 1, or at 0 if blocks
+    start as the identity. A single training step changes all of them.
 
-    `folded`: the statistics were filled in, so they say nothing.
+    Args:
+        state: Tensors of the network by torchvision's names.
+        where: Start of the error message.
+        named: Function that maps a name to that in the file.
+        folded: The statistics were filled in by the converter, so only scales and shifts count.
 
-    Raises DataError: all statistics are so, and most scales and shifts.
+    Raises:
+        DataError: If all statistics and most scales and shifts have their initial values.
     """
     norms = [key.removesuffix(".bias") for key in state if key.endswith(".bias")]
-    still = [norm for norm in norms if _is(state, norm, running_mean=0, running_var=1)]
-    unmoved = [
+    unused = [norm for norm in norms if _equals(state, norm, running_mean=0, running_var=1)]
+    untrained = [
         norm
         for norm in norms
-        if _is(state, norm, weight=1, bias=0) or _is(state, norm, weight=0, bias=0)
+        if _equals(state, norm, weight=1, bias=0) or _equals(state, norm, weight=0, bias=0)
     ]
     most = len(norms) if folded else len(norms) / 2
-    if norms and len(still) == len(norms) and len(unmoved) >= most:
+    if norms and len(unused) == len(norms) and len(untrained) >= most:
         raise DataError(
             f"{where}: all {len(norms)} batch norms have the statistics of initialization, and "
-            f"{len(unmoved)} its scale and shift: this network was never trained; a random "
+            f"{len(untrained)} its scale and shift: this network was never trained; a random "
             "initialization has the name random (MODEL.WEIGHTS random, --checkpoint random)"
         )
     warnings = []
-    if still and not folded:
+    if unused and not folded:
         warnings.append(
-            f"{len(still)} of {len(norms)} batch norms have the statistics of initialization "
-            f"(mean 0, variance 1), as if they had never seen an image: {_some(map(named, still))}"
+            f"{len(unused)} of {len(norms)} batch norms have the statistics of initialization (mean"
+            f" 0, variance 1), as if they had never seen an image: {_first(map(named, unused))}"
         )
-    if unmoved:
+    if untrained:
         warnings.append(
-            f"{len(unmoved)} of {len(norms)} batch norms have the scale and shift of "
-            f"initialization (1, 0), as if they had been frozen: {_some(map(named, unmoved))}"
+            f"{len(untrained)} of {len(norms)} batch norms have the scale and shift of "
+            f"initialization (1, 0), as if they had been frozen: {_first(map(named, untrained))}"
         )
     return warnings
 
@@ -145,14 +155,17 @@ def check_trained(
 def check_arch(
     arch: Any, shape: Mapping[str, Any], where: str, notes: list[str], warnings: list[str]
 ) -> None:
-    """A file that names its architecture must mean the one that its tensors have.
+    """Check that the architecture recorded in a file agrees with the shapes of its tensors.
 
     Args:
+        arch: Recorded name; ignored unless it is a string.
         shape: depth, num_groups, width_per_group and stem_out_channels of the tensors.
-        notes: what is said of a short name is appended here.
-        warnings: what is said of a name that is not known, here.
+        where: Start of the error message.
+        notes: List to which a note on an abbreviated name is appended.
+        warnings: List to which a warning about an unknown name is appended.
 
-    Raises DataError: the name is another network's.
+    Raises:
+        DataError: If the name is that of another network.
     """
     if not isinstance(arch, str):
         return
@@ -169,7 +182,7 @@ def check_arch(
         return
     depth, groups, width = _ARCHS[arch]
     got = (shape["depth"], shape["num_groups"])
-    # A width of this project's encoders scales all channels, so it is compared for standard stems.
+    # `width` of this project's encoders scales all channels, so only standard stems are compared.
     if got != (depth, groups) or (
         shape["stem_out_channels"] == 64 and shape["width_per_group"] != width
     ):
@@ -180,7 +193,7 @@ def check_arch(
 
 
 def fixed_image(size_px: tuple[int, int] = IMAGE_SIZE_PX) -> "Tensor":
-    """The image that every network is shown: (1, 3, H, W), as if already normalized."""
+    """Return the normalized image (1, 3, H, W) that every network is checked with."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -188,7 +201,7 @@ def fixed_image(size_px: tuple[int, int] = IMAGE_SIZE_PX) -> "Tensor":
 
 
 def check_features(features: "Tensor", failed: str) -> None:
-    """Raise DataError, beginning with `failed`, where features overflow or soon will."""
+    """Raise DataError, starting with `failed`, if features overflow or are about to."""
     if not bool(features.isfinite().all()):
         raise DataError(f"{failed}: the source's own features are not finite")
     largest = float(features.abs().max())
@@ -202,7 +215,7 @@ def check_features(features: "Tensor", failed: str) -> None:
 def check_network(
     network: "torch.nn.Module", where: str, size_px: tuple[int, int] = IMAGE_SIZE_PX
 ) -> None:
-    """Show a network (in evaluation mode) the fixed image; see `check_features`."""
+    """Check the features of a network in evaluation mode on the fixed image."""
     import torch
 
     with torch.inference_mode():
@@ -227,8 +240,8 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) < 1e9 and math.isfinite(value)
 
 
-def _is(state: Mapping[str, "Tensor"], norm: str, **values: float) -> bool:
-    """Whether tensors of a batch norm hold one number each; a missing one does not."""
+def _equals(state: Mapping[str, "Tensor"], norm: str, **values: float) -> bool:
+    """Return whether all elements of the tensors of a batch norm equal the given values."""
     tensors = {name: state.get(f"{norm}.{name}") for name in values}
     return all(
         tensor is not None and bool((tensor == values[name]).all())
@@ -236,6 +249,6 @@ def _is(state: Mapping[str, "Tensor"], norm: str, **values: float) -> bool:
     )
 
 
-def _some(keys: Iterable[str]) -> str:
-    """The first of many, escaped, because they come from an untrusted file."""
+def _first(keys: Iterable[str]) -> str:
+    """Format the first of several keys, escaped since they come from an untrusted file."""
     return first_few([shown(key, 200) for key in keys])

@@ -1,7 +1,8 @@
-"""Batch normalization over the batch of all processes, on any device.
+"""Batch normalization synchronized over all processes, on any device.
 
-`torch.nn.SyncBatchNorm` is for GPUs alone. Names and shapes are those of torch's layers. N images
-of all processes, n of this one, C channels, W processes.
+`torch.nn.SyncBatchNorm` supports GPUs only. Names and shapes are those of torch's layers.
+
+n images of one process, C channels, H W size of a map in pixels.
 """
 
 from typing import Any
@@ -13,7 +14,10 @@ from moco.common.distributed import mean_over_ranks, world_size
 
 
 class _Mean(torch.autograd.Function):
-    """The mean over the processes, and of its gradients: each process's loss has its share."""
+    """Mean over the processes, with the mean of their gradients in the backward pass.
+
+    The gradient is averaged because each process has the loss of its own share of the batch.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -25,23 +29,25 @@ class _Mean(torch.autograd.Function):
 
 
 class SyncedBatchNorm1d(nn.BatchNorm1d):
-    """`BatchNorm1d` of (n, C); with one process, and in evaluation mode, torch's own."""
+    """`BatchNorm1d` with batch statistics over all processes."""
 
     def forward(self, input: Tensor) -> Tensor:
-        together = self.training and world_size() > 1
-        return _normalize(self, input) if together else super().forward(input)
+        """Normalize (n, C), in evaluation mode and with one process as `BatchNorm1d`."""
+        synced = self.training and world_size() > 1
+        return _normalize(self, input) if synced else super().forward(input)
 
 
 class SyncedBatchNorm2d(nn.BatchNorm2d):
-    """`BatchNorm2d` of (n, C, H, W), the same."""
+    """`BatchNorm2d` with batch statistics over all processes."""
 
     def forward(self, input: Tensor) -> Tensor:
-        together = self.training and world_size() > 1
-        return _normalize(self, input) if together else super().forward(input)
+        """Normalize (n, C, H, W), in evaluation mode and with one process as `BatchNorm2d`."""
+        synced = self.training and world_size() > 1
+        return _normalize(self, input) if synced else super().forward(input)
 
 
 def _normalize(bn: nn.BatchNorm1d | nn.BatchNorm2d, input: Tensor) -> Tensor:
-    """By the mean and variance of all processes' values; each has equally many images."""
+    """Normalize by the statistics of all processes, which have the same number of images each."""
     assert bn.running_mean is not None and bn.running_var is not None
     assert bn.num_batches_tracked is not None and bn.momentum is not None
     x = input.to(torch.promote_types(input.dtype, torch.float32))

@@ -1,7 +1,9 @@
-"""The encoder as a plain vision transformer (arXiv 2010.11929), as MoCo v3 trains it.
+"""Plain vision transformer (arXiv 2010.11929) as the encoder of MoCo v3.
 
-Tensor names are timm's (timm/models/vision_transformer.py), so other projects' converters read the
-checkpoints. N images, C channels of a token, L tokens, h w patches.
+Tensor names are timm's (timm/models/vision_transformer.py), so that other projects' converters can
+read the checkpoints.
+
+N images, H W image size in pixels, C channels of a token, L tokens, h w patches.
 """
 
 import math
@@ -17,13 +19,14 @@ LAYER_NORM_EPS = 1e-6  # timm's and MoCo v3's
 
 
 class PatchEmbed(nn.Module):
-    """Patches as tokens, (N, 3, H, W) → (N, h w, C)."""
+    """Patch embedding by a convolution, (N, 3, H, W) → (N, h w, C)."""
 
     def __init__(self, dim: int, patch_size: int) -> None:
         super().__init__()
         self.proj = nn.Conv2d(3, dim, patch_size, stride=patch_size)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the tokens of the patches, row by row."""
         return self.proj(x).flatten(2).transpose(1, 2)
 
 
@@ -37,12 +40,13 @@ class Attention(nn.Module):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Attend from every token to all tokens."""
         q, k, v = self.qkv(x).unflatten(2, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
 
 class Mlp(nn.Module):
-    """Two layers, (N, L, C) → (N, L, C)."""
+    """MLP with one hidden layer and GELU, (N, L, C) → (N, L, C)."""
 
     def __init__(self, dim: int, hidden_dim: int) -> None:
         super().__init__()
@@ -50,11 +54,12 @@ class Mlp(nn.Module):
         self.fc2 = nn.Linear(hidden_dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Transform each token by itself."""
         return self.fc2(F.gelu(self.fc1(x)))
 
 
 class Block(nn.Module):
-    """Attention and MLP, each with a norm before and a shortcut around."""
+    """Pre-norm transformer block of attention and MLP, (N, L, C) → (N, L, C)."""
 
     def __init__(self, dim: int, num_heads: int) -> None:
         super().__init__()
@@ -64,16 +69,17 @@ class Block(nn.Module):
         self.mlp = Mlp(dim, 4 * dim)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Add attention and MLP to the tokens as residuals."""
         x = x + self.attn(self.norm1(x))
         return x + self.mlp(self.norm2(x))
 
 
 class ViT(nn.Module):
-    """Images (N, 3, H, W) → the class token after the last norm (N, C), through `head`.
+    """Vision transformer without classifier: images (N, 3, H, W) → class token (N, C).
 
-    Positions are fixed 2-D sines and cosines, initial weights MoCo v3's (arXiv 2104.02057, sec. 4,
-    and its vits.py): Xavier's uniform distribution with queries, keys and values each by itself and
-    the patch projection as a matrix, biases 0.
+    The position embedding consists of fixed 2-D sines and cosines. The initialization is that of
+    MoCo v3 (arXiv 2104.02057, sec. 4, and its vits.py): Xavier uniform, with queries, keys and
+    values as separate matrices and the patch projection as one matrix; biases are 0.
     """
 
     head_name: ClassVar[str] = "head"
@@ -94,6 +100,7 @@ class ViT(nn.Module):
         self._initialize()
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the class token after the last norm, passed through `head`."""
         x = self.patch_embed(x)
         x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], dim=1) + self.pos_embed
         return self.head(self.norm(self.blocks(x))[:, 0])
@@ -102,7 +109,7 @@ class ViT(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Conv2d):
                 fan_out, *fan_in = module.weight.shape
-                outputs = fan_out // 3 if fan_out == 3 * fan_in[0] else fan_out  # q, k, v apart
+                outputs = fan_out // 3 if fan_out == 3 * fan_in[0] else fan_out  # q, k, v
                 bound = math.sqrt(6 / (outputs + math.prod(fan_in)))
                 nn.init.uniform_(module.weight, -bound, bound)
                 assert module.bias is not None
@@ -111,10 +118,11 @@ class ViT(nn.Module):
 
 
 def sincos_positions(grid: int, dim: int) -> Tensor:
-    """Position embedding (grid * grid, dim) of patches, row by row; `dim` a multiple of 4.
+    """Return the position embedding (grid * grid, dim) of patches, row by row.
 
-    A quarter of the channels each: sine and cosine of the row, sine and cosine of the column, at
-    frequencies from 1 down to 1/10000 (facebookresearch/moco-v3 vits.py, in its order).
+    A quarter of the channels each are sine and cosine of the row, sine and cosine of the column,
+    at frequencies from 1 down to 1/10000, in the order of facebookresearch/moco-v3 vits.py. `dim`
+    must be a multiple of 4.
     """
     frequencies = 10000.0 ** -(torch.arange(dim // 4, dtype=torch.float64) / (dim // 4))
     angles = torch.arange(grid, dtype=torch.float64)[:, None] * frequencies  # (grid, dim / 4)

@@ -1,7 +1,7 @@
-"""Pre-training by a contrastive mechanism: its model, data, step and evaluation.
+"""Model, data, step and evaluation of contrastive pre-training.
 
-`moco.engine.loop.train` has the loop. N images per step of all processes, n of this one, P crop
-size in pixels, W processes.
+`moco.engine.loop.train` runs the training loop. N images per step of all processes, n of this one,
+P crop size in pixels, W processes.
 """
 
 from collections.abc import Mapping
@@ -27,6 +27,7 @@ from moco.data.views import Batch, Position, Views
 from moco.engine.checkpoint import FORMAT
 from moco.engine.device import set_up_torch
 from moco.engine.evaluation import CenterCrop
+from moco.engine.keys import PRETRAIN
 from moco.engine.knn import evaluate
 from moco.engine.statistics import mean_statistics
 from moco.engine.training import Evaluation, Plan, Step, Training, print_notes
@@ -43,17 +44,17 @@ from moco.modeling.mechanisms import MECHANISMS
 from moco.modeling.mechanisms.base import KeyBatch, Mechanism, Passes
 from moco.modeling.shuffle_bn import Pass, exchange_plan, items_of_step, shuffle_plan
 from moco.modeling.vit import ViT
-from moco.pretraining.config import MAY_CHANGE, NOT_PROTOCOL, default_cfg, scale_to_batch
+from moco.pretraining.config import default_cfg, scale_to_batch
 
 QUERY, KEY, QUEUE = "encoder_q.", "encoder_k.", {"queue", "queue_ptr"}
 PREDICTOR, HEAD = "predictor.", tuple(QUERY + head for head in HEADS)
-COLLAPSED = 1e-4  # standard deviation of queries of unit length, the largest of all dimensions
-INDEX_NAME = "shards.json"  # how many images each tar shard holds
+COLLAPSED = 1e-4  # largest standard deviation over the dimensions of queries of unit length
+INDEX_NAME = "shards.json"  # index with the number of images of each tar shard
 
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run started, for its record and its checkpoints; the fields are the record's."""
+    """Initialization of a run, with the fields of its record and its checkpoints."""
 
     init: str = RANDOM
     weights_sha256: str | None = None
@@ -64,32 +65,32 @@ class Start:
 
 @dataclass(frozen=True)
 class PretrainPlan(Plan):
-    """Of a step."""
+    """Input of one pre-training step."""
 
-    images: Tensor  # (N,) numbers of all processes' images
-    shuffles: list[Tensor | None]  # of each pass, see `_shuffle`
+    images: Tensor  # (N,) indices of the images of all processes
+    shuffles: list[Tensor | None]  # order of the keys in each pass, see `_shuffle`
 
 
 @dataclass(frozen=True)
 class PretrainStep(Step):
-    """Of a step."""
+    """Result of one pre-training step."""
 
     passes: Passes
 
 
 class Pretraining(Training[PretrainPlan, PretrainStep]):
-    """Pre-training, before its first step or before it is resumed.
+    """Pre-training run, ready for its first step or to be resumed.
 
     Args:
-        folder: of the run; shards get their index there.
-        weights: of MODEL.WEIGHTS, where a new run starts; None: from scratch.
+        cfg: Configuration of the run.
+        folder: Folder of the run, which also stores the index of the shards.
+        weights: Weights of MODEL.WEIGHTS that a new run starts from; None to start from scratch.
     """
 
     kind = "pretrain"
     checkpoint_format = FORMAT
     verb = "pre-train"
-    may_change = MAY_CHANGE
-    not_protocol = NOT_PROTOCOL
+    program = PRETRAIN
     defaults = default_cfg()
     accuracy_name = "pretext_accuracy"
     evaluated = "knn/top1"
@@ -118,26 +119,26 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
         self.notes = [*scaling, *notes_on(images)]
         if moco.MECHANISM in ("momentum_queue", "memory_bank") and moco.K > len(images):
             self.notes.append(
-                f"MOCO.K {moco.K} exceeds the {len(images)} images: a query meets keys of its own "
-                "image, and they count as negatives; a smaller K or more images teach more"
+                f"MOCO.K {moco.K} exceeds the {len(images)} images, so the negatives of a query "
+                "include keys of its own image; use a smaller K or more images"
             )
         if distributed.is_main():
             N, G, parts = self.batch_size, moco.BN_SPLITS, cfg.SOLVER.ACCUMULATE
-            share = f"{world} process{'es' if world > 1 else ''} x {self.n}"
+            share = f"{plural(world, 'process')} x {self.n}"
             in_parts = f" in {parts} parts" if parts > 1 else ""
             print(f"batch {N}: {share}{in_parts}; BN in {G} groups of {N // G}", flush=True)
         self.evaluate_every_epochs = knn.EVERY_EPOCHS
         self._knn: tuple[LabeledSets, CenterCrop] | None = None
-        if cfg.DATA.KNN_ROOT:  # checked before training
+        if cfg.DATA.KNN_ROOT:  # opened here so that errors are raised before training
             sets = labeled_sets(cfg.DATA.KNN_ROOT)
-            of_sets = [*notes_on(sets.train), *notes_on(sets.val)]
-            self.notes += [note for note in of_sets if note not in self.notes]
+            knn_notes = [*notes_on(sets.train), *notes_on(sets.val)]
+            self.notes += [note for note in knn_notes if note not in self.notes]
             crops = knn.CROP_PX, knn.RESIZE_PX, aug.CROP_PX
             self._knn = sets, CenterCrop.sized(*crops, aug.MEAN, aug.STD)
         print_notes(self.notes)
         self._aug, self._second = augmentations_from(cfg)
         self._passes: list[Pass] = [Pass(0, 1 if model.needs_key_view else None)]
-        if moco.SYMMETRIC:  # each view is query once and key once
+        if moco.SYMMETRIC:  # a second pass with query and key swapped
             self._passes.append(Pass(1, 0))
         self._bad_images: set[str] = set()
         self._queries: Tensor | None = None  # (n, C) of the last step
@@ -145,6 +146,7 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
         self._weights, self._start = weights, Start()
 
     def start(self) -> None:
+        """Load the initial weights of a new run."""
         if self._weights is not None:
             self._weights.spec.check_image(self.cfg.AUG.CROP_PX, "AUG.CROP_PX")
             mean, std = self.cfg.AUG.MEAN, self.cfg.AUG.STD
@@ -152,11 +154,13 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
             print_notes(self._start.notes)
 
     def views(self) -> Views:
+        """Return the dataset of augmented views."""
         skip_bad = self.cfg.DATA.BAD_IMAGES == "skip"
         seed, cache = self.cfg.SEED, self.cache_bytes()
         return Views(self.images, self._aug, seed, skip_bad, cache, self._second)
 
     def plan(self, step: int, positions: list[Position]) -> PretrainPlan:
+        """Plan this process's items of a step, with the keys shuffled by index if requested."""
         rank, world = distributed.rank(), distributed.world_size()
         shuffles = [self._shuffle(step, number) for number in range(len(self._passes))]
         by_index = world == 1 or self.cfg.MOCO.SHUFFLE_BY == "index"
@@ -165,7 +169,7 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
         return PretrainPlan(step, items, torch.tensor([i for _, i in positions]), shuffles)
 
     def forward_backward(self, batch: Batch, plan: PretrainPlan) -> PretrainStep:
-        """Gradients of the step's loss, pass by pass and part by part of the batch."""
+        """Accumulate the gradients of the loss over the passes and the parts of the batch."""
         self._count_bad_images(batch)
         parts, passes = self.cfg.SOLVER.ACCUMULATE, len(self._passes)
         size = self.n // parts
@@ -175,11 +179,11 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
             with self.autocast():
                 keys = KeyBatch(x_k, plan.shuffles[number], plan.images, plan.step, parts)
                 dictionary = self.model.dictionary(keys)
-            of_pass = []
+            pass_queries = []
             for part in range(parts):
                 rows = slice(part * size, (part + 1) * size)
                 last = number + 1 == passes and part + 1 == parts
-                # Gradients are exchanged once per step, with the last part's backward pass.
+                # Gradients are all-reduced once per step, in the last backward pass.
                 exchange: AbstractContextManager[None] = nullcontext()
                 if isinstance(self.parallel, DistributedDataParallel) and not last:
                     exchange = self.parallel.no_sync()
@@ -187,34 +191,34 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
                     with self.autocast():
                         out = self.parallel(x_q[rows], dictionary.rows(rows))
                     self.scaler.scale(out.loss / parts).backward()
-                of_pass.append(out.queries)
+                pass_queries.append(out.queries)
                 total += torch.stack([out.loss.detach(), out.accuracy / passes]) / parts
             dictionaries.append(dictionary)
-            queries.append(torch.cat(of_pass))
+            queries.append(torch.cat(pass_queries))
         self._queries = queries[0]
         progress = (plan.step + 1) / self.total_steps
         done = Passes(dictionaries, queries, plan.images, progress)
         return PretrainStep(total[0], total[1], done)
 
     def end_epoch(self) -> None:
-        """Note once where all images have one feature."""
+        """Print and record a note the first time all features of a batch agree."""
         if self._queries is None or len(self._queries) < 2 or self._collapsed:
             return
         deviation = float(self._queries.float().std(dim=0).max())
         if deviation < COLLAPSED:
             self._collapsed = [
-                f"collapsed: the features of a batch differ by a standard deviation of "
-                f"{deviation:.1g}, so that no image can be told from another"
+                f"collapsed: the features of a batch have a standard deviation of "
+                f"{deviation:.1g}, so they do not distinguish the images"
             ]
             print_notes(self._collapsed)
 
     def update(self, step: PretrainStep) -> None:
-        """The optimizer's step, then the mechanism's: key encoder, queue or bank."""
+        """Step the optimizer, then update the mechanism's key encoder, queue or bank."""
         super().update(step)
         self.model.update(step.passes)
 
     def evaluate(self) -> Evaluation | None:
-        """kNN with the query encoder, if there is data for it."""
+        """Evaluate the query encoder by kNN, if DATA.KNN_ROOT is set."""
         if self._knn is None:
             return None
         with mean_statistics(self.model):
@@ -224,6 +228,7 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
         return Evaluation({self.evaluated: result.top1}, str(result))
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the specification of the encoder and the initialization of the run."""
         moco = self.cfg.MOCO
         return {
             "encoder": {**self.spec.to_dict(), "dim": moco.DIM, "mlp": moco.MLP},
@@ -231,39 +236,45 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
         }
 
     def resume(self, path: Path, state: Mapping[str, Any]) -> None:
+        """Restore the initialization of the run and compare it with MODEL.WEIGHTS."""
         try:
             self._start = Start(**state["start"])
         except (KeyError, TypeError) as error:
             raise DataError(f"{path}: a malformed 'start'") from error
-        theirs, mine = self._start.weights_sha256, self._weights.sha256 if self._weights else None
-        if theirs != mine:
+        expected = self._start.weights_sha256
+        got = self._weights.sha256 if self._weights else None
+        if got != expected:
             raise UserError(
-                f"{path}: its run started from weights of sha256 {theirs}, and MODEL.WEIGHTS is "
-                f"of {mine}; give the same, or set another OUTPUT_DIR"
+                f"{path}: MODEL.WEIGHTS has sha256 {got}, but the run started from weights of "
+                f"sha256 {expected}; use those, or set another OUTPUT_DIR"
             )
 
     def gathered_state(self) -> dict[str, Tensor]:
+        """Return the state of the mechanism, gathered from all processes."""
         return self.model.gathered_state()
 
     def load_gathered_state(self, state: dict[str, Tensor]) -> None:
+        """Load this process's part of a gathered state into the mechanism."""
         self.model.load_gathered_state(state)
 
     def record(self) -> dict[str, Any]:
+        """Return task, initialization and notes."""
         notes = [*self.notes, *self._start.notes, *self._collapsed]
         if self._bad_images:
-            notes.append(f"{plural(len(self._bad_images), 'image')} could not be decoded, replaced")
+            replaced = plural(len(self._bad_images), "image")
+            notes.append(f"replaced {replaced} that could not be decoded")
         task = f"pretrain_{self.spec.name}_{self.cfg.MOCO.MECHANISM}"
         return {**asdict(self._start), "task": task, "notes": notes}
 
     def _shuffle(self, step: int, number: int) -> Tensor | None:
-        """The order (N,) in which the keys of one pass go through BN; None: as the queries."""
+        """Return the order (N,) of the keys of one pass in BN, or None for that of the queries."""
         if not self.cfg.MOCO.SHUFFLE_BN or self._passes[number].key_view is None:
             return None
         splits, seed = self.cfg.MOCO.BN_SPLITS, self.cfg.SEED
         return shuffle_plan(self.batch_size, splits, seed, step, number)
 
     def _pixels(self, batch: Batch, plan: PretrainPlan) -> list[tuple[Tensor, Tensor]]:
-        """For each pass queries and keys (n, 3, P, P) on the device, normalized."""
+        """Return the normalized query and key views (n, 3, P, P) of each pass, on the device."""
         pixels, params = batch.pixels.to(self.device, non_blocking=True), batch.params
         if distributed.world_size() > 1 and self.cfg.MOCO.SHUFFLE_BY == "all_to_all":
             pixels = self._exchange(pixels, plan.shuffles)
@@ -275,11 +286,11 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
         return list(zip(parts[0::2], parts[1::2], strict=True))
 
     def _exchange(self, rows: Tensor, shuffles: list[Tensor | None]) -> Tensor:
-        """Key rows to the processes that encode them (MOCO.SHUFFLE_BY all_to_all)."""
+        """Send key rows to the processes that encode them (MOCO.SHUFFLE_BY all_to_all)."""
         parts = list(rows.split(self.n))
         for number, plan in enumerate(shuffles):
             if plan is not None:
-                keys = 2 * number + 1  # each pass: queries, then keys
+                keys = 2 * number + 1  # a pass has its queries first, then its keys
                 exchange = exchange_plan(plan, distributed.rank(), distributed.world_size())
                 parts[keys] = distributed.exchange_rows(parts[keys], *exchange)
         return torch.cat(parts)
@@ -302,32 +313,33 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
 def load_weights(
     model: Mechanism, weights: InitialWeights, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Start:
-    """Put a file's weights into a mechanism of the same network that has just been built.
+    """Load the weights of a file into a newly built mechanism with the same network.
 
-    The head is taken if it has the run's shape, the key encoder and the prediction head if the head
-    was, the queue if the key encoder was: a queue of keys means something beside its own encoder
-    only. Without its own weights the key encoder starts as a copy of the query encoder.
+    The head is loaded if its shape is that of the run, the key encoder and the prediction head if
+    the head is, and the queue if the key encoder is, since the keys of a queue are meaningful only
+    together with the encoder that computed them. A key encoder without weights of its own starts
+    as a copy of the query encoder.
     """
     assert weights.state is not None
     state = model.state_dict()
-    given = {**weights.beside, **{QUERY + name: x for name, x in weights.state.items()}}
-    given = {name: x for name, x in given.items() if not name.endswith(COUNTER)}
+    source = {**weights.extra, **{QUERY + name: x for name, x in weights.state.items()}}
+    source = {name: x for name, x in source.items() if not name.endswith(COUNTER)}
     names = {name for name in state if not name.endswith(COUNTER)}
     query, key = ({name for name in names if name.startswith(start)} for start in (QUERY, KEY))
     head = {name for name in query if name.startswith(HEAD)}
     predictor = {name for name in names if name.startswith(PREDICTOR)}
 
     def fits(wanted: set[str]) -> bool:
-        shapes = {name: given[name].shape for name in wanted & given.keys()}
+        shapes = {name: source[name].shape for name in wanted & source.keys()}
         return bool(wanted) and shapes == {name: state[name].shape for name in wanted}
 
-    has_head = fits(head) and not any(n.startswith(HEAD) for n in given.keys() - head)
+    has_head = fits(head) and not any(n.startswith(HEAD) for n in source.keys() - head)
     has_key = model.has_key_encoder and has_head and fits(key)
     has_queue = has_key and fits(QUEUE & names)
     has_predictor = has_head and fits(predictor)
     parts = ((has_head, head), (has_key, key), (has_queue, QUEUE), (has_predictor, predictor))
     taken = (query - head).union(*(part for has, part in parts if has))
-    loaded = {name: given[name] for name in taken}
+    loaded = {name: source[name] for name in taken}
     missing = [] if has_head else ["the head"]
     if predictor and not has_predictor:
         missing.append("the prediction head")
@@ -341,11 +353,11 @@ def load_weights(
     model.load_state_dict(loaded, strict=False)
     notes = list(weights.notes)
     if missing:
-        notes.append(f"MODEL.WEIGHTS: not from the file: {', '.join(missing)}")
+        notes.append(f"MODEL.WEIGHTS: not loaded from the file: {', '.join(missing)}")
     pixels = zip((*weights.mean, *weights.std), (*mean, *std), strict=True)
     if any(abs(theirs - ours) > 1e-3 for theirs, ours in pixels):
         notes.append(
-            f"MODEL.WEIGHTS: its network saw pixels of mean {weights.mean} and std {weights.std}, "
+            f"MODEL.WEIGHTS: trained on pixels of mean {weights.mean} and std {weights.std}, but "
             "this run normalizes by AUG.MEAN and AUG.STD"
         )
     coverage = {"loaded": len(loaded), "left_at_init": sorted(names - loaded.keys())}
@@ -353,8 +365,8 @@ def load_weights(
 
 
 def open_pretraining_images(cfg: CfgNode, folder: Path) -> Images:
-    """The images of DATA.ROOT."""
-    # The main process writes the index of shards, the others read it.
+    """Open the images of DATA.ROOT."""
+    # The main process writes the index of the shards, and the others read it.
     in_turn = distributed.main_first() if find_shards(cfg.DATA.ROOT) else nullcontext()
     with in_turn:
         images = open_images(cfg.DATA.ROOT, folder / INDEX_NAME, cfg.DATA.SHARD_WINDOW)
@@ -362,7 +374,7 @@ def open_pretraining_images(cfg: CfgNode, folder: Path) -> Images:
 
 
 def _build(cfg: CfgNode, num_images: int, world_size: int) -> tuple[Mechanism, Spec]:
-    """The mechanism with encoders whose BN has this process's share of the groups."""
+    """Build the mechanism with encoders whose BN has this process's share of the groups."""
     moco, model = cfg.MOCO, cfg.MODEL
     spec = spec_of(model.ARCH, model.STEM, model.WIDTH, cfg.AUG.CROP_PX)
     splits = moco.BN_SPLITS // (world_size * cfg.SOLVER.ACCUMULATE)
@@ -376,7 +388,7 @@ def _build(cfg: CfgNode, num_images: int, world_size: int) -> tuple[Mechanism, S
 
 
 def augmentations_from(cfg: CfgNode) -> tuple[Augmentation, Augmentation]:
-    """The keys under AUG, for the first and the second view."""
+    """Return the augmentation of the first and of the second view by the keys under AUG."""
     aug = cfg.AUG
     first = Augmentation(
         gray_first=aug.KIND == "v1",

@@ -103,7 +103,7 @@ def unfolded(changes: dict[str, object]) -> dict[str, object]:
 
 
 def suite(data: Path) -> list[str]:
-    """Two linear classifications, one after the other."""
+    """Return the arguments of a suite of two linear classifications, one after the other."""
     words = [
         "benchmarks.run_suite",
         str(data / "suite.yaml"),
@@ -115,13 +115,13 @@ def suite(data: Path) -> list[str]:
 
 OTHER_KEYS = {
     ("SOLVER.MOMENTUM", "0.5"): "SOLVER.MOMENTUM",
-    ("DATA.ROOT", "{data}/fewer"): "fewer: holds",
+    ("DATA.ROOT", "{data}/fewer"): "fewer: has",
 }
 FROM_WEIGHTS = {("MODEL.WEIGHTS", "{data}/moco.pth"): "MODEL.WEIGHTS"}
-OTHER_WEIGHTS = {("--checkpoint", "{data}/other.pth"): "trained with weights_sha256"}
+OTHER_WEIGHTS = {("--checkpoint", "{data}/other.pth"): "trained with other weights_sha256"}
 OTHER_TASK = {
     ("SOLVER.GAMMA", "0.5"): "SOLVER.GAMMA",
-    ("MODEL.WEIGHTS", "{data}/other_r18.pth"): "begun from",
+    ("MODEL.WEIGHTS", "{data}/other_r18.pth"): "started from",
 }
 IMAGE = "JPEGImages/0000"
 PRETRAIN = Driver(

@@ -1,9 +1,9 @@
-"""What the paper's three mechanisms (Fig. 2) and MoCo v3 have in common.
+"""Base class and helpers of the paper's three mechanisms (Fig. 2) and of MoCo v3.
 
-Queries meet a contrastive dictionary. They differ in how the keys are maintained and how the key
-encoder is updated. One step is, for all of them:
+All of them compare queries with a contrastive dictionary. They differ in how the keys are
+maintained and how the key encoder is updated. A step with any of them is:
 
-    dictionary = model.dictionary(batch)      # what the queries are compared with
+    dictionary = model.dictionary(batch)      # keys that the queries are compared with
     out = model(x_q, dictionary)              # InfoNCE (eq. 1)
     out.loss.backward()
     optimizer.step()
@@ -25,14 +25,15 @@ from moco.modeling.shuffle_bn import unshuffle
 
 
 class KeyBatch(NamedTuple):
-    """What a mechanism makes its dictionary of in one pass over a batch.
+    """Input of a mechanism's dictionary in one pass over a batch.
 
     Attributes:
-        x_k: key views (n, 3, H, W), in the order of `plan`; empty without key views.
-        plan: order (N,) in which the keys pass through BN (`shuffle_plan`); None: the queries'.
-        images: (N,) numbers of the images in the dataset, those of the first process first.
-        step: number of the step, from 0.
-        num_chunks: parts in which the encoder sees `x_k`, to save memory.
+        x_k: Key views (n, 3, H, W) in the order of `plan`; empty for mechanisms without key views.
+        plan: Order (N,) in which the keys pass through BN (`shuffle_plan`); None for the order of
+            the queries.
+        images: Indices (N,) of the images in the dataset, those of the first process first.
+        step: Number of the step, from 0.
+        num_chunks: Number of chunks in which `x_k` is encoded, to save memory.
     """
 
     x_k: Tensor
@@ -43,14 +44,14 @@ class KeyBatch(NamedTuple):
 
 
 class Dictionary(NamedTuple):
-    """The contrastive dictionary: what this process's queries are compared with.
+    """Contrastive dictionary of this process's queries.
 
     Attributes:
-        positive: (n, C), the key of each query.
-        negatives: (C, K).
-        own: (n,) column of each query's own key among the negatives, where it is no negative; None
-            where it is not among them.
-        keys: (N, C) the keys encoded in this step by all processes, None where none are.
+        positive: Positive key of each query, (n, C).
+        negatives: Negative keys (C, K).
+        own: Column (n,) of each query's positive key among the negatives, which is to be ignored;
+            None if the negatives do not contain it.
+        keys: Keys (N, C) encoded in this step by all processes; None if no keys are encoded.
     """
 
     positive: Tensor
@@ -59,13 +60,13 @@ class Dictionary(NamedTuple):
     keys: Tensor | None = None
 
     def rows(self, part: slice) -> "Dictionary":
-        """The same for some of the queries."""
+        """Return the dictionary of a part of the queries."""
         own = None if self.own is None else self.own[part]
         return self._replace(positive=self.positive[part], own=own)
 
 
 class StepOutput(NamedTuple):
-    """One forward pass: loss to minimize, accuracy of the pretext task 0..100, queries (n, C)."""
+    """Loss to minimize, accuracy of the pretext task in 0..100, and queries (n, C)."""
 
     loss: Tensor
     accuracy: Tensor
@@ -73,13 +74,13 @@ class StepOutput(NamedTuple):
 
 
 class Passes(NamedTuple):
-    """All passes of a step over its batch.
+    """Results of all passes of a step over its batch.
 
     Attributes:
-        dictionaries: of each.
-        queries: (n, C) of each.
-        images: (N,), as in `KeyBatch`.
-        progress: share of the run that is done with this step, 0..1.
+        dictionaries: Dictionary of each pass.
+        queries: Queries (n, C) of each pass.
+        images: Indices (N,) of the images in the dataset.
+        progress: Fraction of the run that is done after this step, 0..1.
     """
 
     dictionaries: Sequence[Dictionary]
@@ -89,11 +90,11 @@ class Passes(NamedTuple):
 
 
 class Mechanism(nn.Module, ABC):
-    """Query encoder and dictionary.
+    """Base class of a query encoder with a contrastive dictionary.
 
     Args:
-        encoder: becomes the query encoder: images (n, 3, H, W) → (n, C), not normalized.
-        T: temperature, > 0 (eq. 1).
+        encoder: Query encoder, images (n, 3, H, W) → (n, C), not normalized.
+        T: Temperature, > 0 (eq. 1).
     """
 
     needs_key_view: ClassVar[bool] = True
@@ -105,44 +106,50 @@ class Mechanism(nn.Module, ABC):
 
     @property
     def has_key_encoder(self) -> bool:
-        """Whether keys have an encoder of their own."""
+        """True if the keys have an encoder of their own."""
         return getattr(self, "encoder_k", self.encoder_q) is not self.encoder_q
 
     @abstractmethod
     def dictionary(self, batch: KeyBatch) -> Dictionary:
-        """The dictionary for one pass's queries. All processes have to call it together."""
+        """Return the dictionary for the queries of one pass; a collective operation."""
 
     @abstractmethod
     def forward(self, x_q: Tensor, dictionary: Dictionary) -> StepOutput:
-        """Loss of some or all of this process's queries (n, 3, H, W) and their dictionary."""
+        """Compute the loss of this process's query views (n, 3, H, W), or of a part of them."""
 
     def update(self, passes: Passes) -> None:
-        """The end of a step: what the dictionary becomes. All processes call it together."""
+        """Update dictionary and key encoder at the end of a step; a collective operation."""
 
     def gathered_state(self) -> dict[str, Tensor]:
-        """`state_dict` of all processes together, the same on each; they call it together."""
+        """Return the state of all processes on each of them; a collective operation."""
         return dict(self.state_dict())
 
     def load_gathered_state(self, state: Mapping[str, Tensor]) -> None:
-        """This process's part of what `gathered_state` returned."""
+        """Load this process's part of a state that `gathered_state` returned."""
         self.load_state_dict(state)
 
     def queries(self, x_q: Tensor) -> Tensor:
-        """Queries (n, C) of unit length (sec. 3.3)."""
+        """Encode query views to queries (n, C) of unit length (sec. 3.3)."""
         return unit_rows(self.encoder_q(x_q), like=next(self.encoder_q.parameters()))
 
 
 def unit_rows(x: Tensor, like: Tensor) -> Tensor:
-    """Rows over their L2 norm, in the precision of `like`."""
+    """Divide rows by their L2 norm, in the dtype of `like`."""
     return F.normalize(x.to(like.dtype), dim=1)
 
 
 def encode_keys(
     encoder: nn.Module, batch: KeyBatch, gather: Callable[[Tensor], Tensor] = gather_rows
 ) -> Tensor:
-    """Keys (N, C) of unit length of all processes' key views, in the order of the queries.
+    """Encode the key views of all processes to keys (N, C) of unit length.
 
-    `gather`: rows (n, C) -> (N, C), with or without gradient.
+    Args:
+        encoder: Key encoder.
+        batch: Key views of this process.
+        gather: Function that gathers rows (n, C) → (N, C), with or without gradient.
+
+    Returns:
+        Keys in the order of the queries.
     """
     parts = [encoder(part) for part in batch.x_k.chunk(batch.num_chunks)]
     keys = gather(unit_rows(torch.cat(parts), like=next(encoder.parameters())))
@@ -150,26 +157,26 @@ def encode_keys(
 
 
 def batch_as_dictionary(keys: Tensor) -> Dictionary:
-    """Keys (N, C) of a batch, each the positive of one query and a negative of the others."""
+    """Return the dictionary in which each key (N, C) is positive for its own query only."""
     n = len(keys) // world_size()
     own = torch.arange(rank() * n, (rank() + 1) * n, device=keys.device)
     return Dictionary(own_rows(keys, n), keys.T, own, keys)
 
 
 def follow(key_encoder: nn.Module, query_encoder: nn.Module, m: float) -> None:
-    """`f_k = m f_k + (1 - m) f_q` for the parameters (eq. 2).
+    """Update the key encoder's parameters by `f_k = m f_k + (1 - m) f_q` (eq. 2).
 
-    BN's running statistics are no parameters: each encoder keeps its own, as in the official code.
+    BN's running statistics are not parameters: each encoder keeps its own, as in the official code.
     """
     torch._foreach_lerp_(list(key_encoder.parameters()), list(query_encoder.parameters()), 1 - m)
 
 
 def in_bf16(device: torch.device) -> bool:
-    """Whether autocast is on and makes matrix products in bfloat16."""
+    """Return whether autocast computes matrix products in bfloat16."""
     enabled = torch.is_autocast_enabled(device.type)
     return enabled and torch.get_autocast_dtype(device.type) == torch.bfloat16
 
 
 def own_rows(rows: Tensor, num_rows: int) -> Tensor:
-    """Of rows (N, ...) of all processes the `num_rows` of this one."""
+    """Select this process's `num_rows` of the rows (N, ...) of all processes."""
     return rows[rank() * num_rows : (rank() + 1) * num_rows]

@@ -1,7 +1,9 @@
-"""The registry of mechanisms; imports torch only to build one, so that keys are checked without.
+"""Registry of mechanisms.
 
-A builder is named as its value of MOCO.MECHANISM and called as `builder(cfg, encoder, num_images)`
-with the run's configuration, the query encoder and the number of images in the dataset.
+A builder has the name of its value of MOCO.MECHANISM. It is called as
+`builder(cfg, encoder, num_images)` with the configuration of the run, the query encoder and the
+number of images in the dataset. torch is imported only by the builders, so that configurations
+can be checked without it.
 """
 
 from typing import TYPE_CHECKING
@@ -20,7 +22,7 @@ MECHANISMS = Registry("MECHANISMS")
 
 @MECHANISMS.register()
 def momentum_queue(cfg: CfgNode, encoder: "nn.Module", num_images: int) -> "Mechanism":
-    """MoCo: a queue of MOCO.K keys, a key encoder with momentum MOCO.M."""
+    """Build MoCo: a queue of MOCO.K keys and a key encoder with momentum MOCO.M."""
     from moco.modeling.mechanisms.momentum_queue import MomentumQueue
 
     moco = cfg.MOCO
@@ -29,7 +31,7 @@ def momentum_queue(cfg: CfgNode, encoder: "nn.Module", num_images: int) -> "Mech
 
 @MECHANISMS.register()
 def end_to_end(cfg: CfgNode, encoder: "nn.Module", num_images: int) -> "Mechanism":
-    """The keys of the batch are the dictionary; MOCO.SHARED_ENCODER."""
+    """Build the end-to-end mechanism, with one encoder if MOCO.SHARED_ENCODER."""
     from moco.modeling.mechanisms.end_to_end import EndToEnd
 
     return EndToEnd(encoder, cfg.MOCO.T, cfg.MOCO.SHARED_ENCODER)
@@ -37,7 +39,7 @@ def end_to_end(cfg: CfgNode, encoder: "nn.Module", num_images: int) -> "Mechanis
 
 @MECHANISMS.register()
 def moco_v3(cfg: CfgNode, encoder: "Encoder", num_images: int) -> "Mechanism":
-    """MoCo v3: the batch is the dictionary, a key encoder with momentum MOCO.M; MOCO.MLP_DIM."""
+    """Build MoCo v3: a key encoder with momentum MOCO.M and heads of width MOCO.MLP_DIM."""
     from moco.modeling.archs import VITS
     from moco.modeling.mechanisms.moco_v3 import MoCoV3
 
@@ -48,7 +50,7 @@ def moco_v3(cfg: CfgNode, encoder: "Encoder", num_images: int) -> "Mechanism":
 
 @MECHANISMS.register()
 def memory_bank(cfg: CfgNode, encoder: "nn.Module", num_images: int) -> "Mechanism":
-    """A bank of all images, MOCO.K negatives per step, MOCO.BANK_MOMENTUM, MOCO.LOSS."""
+    """Build a memory bank with MOCO.K negatives per step, MOCO.BANK_MOMENTUM and MOCO.LOSS."""
     from moco.modeling.mechanisms.memory_bank import MemoryBank
 
     moco = cfg.MOCO

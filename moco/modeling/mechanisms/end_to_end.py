@@ -1,4 +1,4 @@
-"""End-to-end (Fig. 2a): the keys of the batch are the dictionary, and both encoders are trained.
+"""End-to-end mechanism (Fig. 2a): the batch is the dictionary, and gradients update both encoders.
 
 N images of all processes, n of this one, C dimension; N is K, so there are K - 1 negatives.
 """
@@ -24,15 +24,15 @@ from moco.modeling.mechanisms.base import (
 class EndToEnd(Mechanism):
     """Query encoder and key encoder, both updated by back-propagation.
 
-    A query's positive is the key of its own image, its negatives are the N - 1 other keys of the
-    batch, of all processes. Gradients go through queries and keys, so also from one process's loss
-    into the keys of another.
+    The positive of a query is the key of its own image; its negatives are the N - 1 other keys in
+    the batch of all processes. Gradients flow through queries and keys, and from the loss of one
+    process into the keys of the others.
 
     Args:
-        encoder: becomes the query encoder.
-        T: temperature, > 0 (eq. 1).
-        shared: the key encoder is the query encoder ("the two encoders can be different", Fig. 2);
-            otherwise it starts as its copy and is trained by its own gradient.
+        encoder: Query encoder.
+        T: Temperature, > 0 (eq. 1).
+        shared: Use the query encoder as key encoder ("the two encoders can be different", Fig. 2).
+            Otherwise the key encoder starts as a copy and is trained by its own gradient.
     """
 
     def __init__(self, encoder: nn.Module, T: float, shared: bool = True) -> None:
@@ -40,10 +40,11 @@ class EndToEnd(Mechanism):
         self.encoder_k = encoder if shared else copy.deepcopy(encoder)
 
     def dictionary(self, batch: KeyBatch) -> Dictionary:
-        """The batch's keys, shuffled and encoded as in MoCo (sec. 3.3), with their gradient."""
+        """Encode the keys of the batch with gradient, under shuffling BN as in MoCo (sec. 3.3)."""
         return batch_as_dictionary(encode_keys(self.encoder_k, batch, gather_rows_with_gradient))
 
     def forward(self, x_q: Tensor, dictionary: Dictionary) -> StepOutput:
+        """Compute InfoNCE with gradients to queries and keys."""
         q = self.queries(x_q)
         with torch.autocast(q.device.type, enabled=False):
             logits = contrastive_logits(q, dictionary.positive, dictionary.negatives, self.T)

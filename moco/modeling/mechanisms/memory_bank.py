@@ -1,4 +1,4 @@
-"""Memory bank (Fig. 2b; InstDisc, arXiv 1805.01978): one stored representation per image.
+"""Memory bank mechanism (Fig. 2b; InstDisc, arXiv 1805.01978): one stored key per image.
 
 N images of all processes, n of this one, C dimension, K negatives, M images in the dataset, W
 processes.
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from moco.common.distributed import gather_rows, rank, sum_over_ranks, world_size
+from moco.common.transfers import send
 from moco.modeling.loss import info_nce
 from moco.modeling.mechanisms.base import (
     Dictionary,
@@ -25,34 +26,35 @@ from moco.modeling.mechanisms.base import (
     unit_rows,
 )
 
-_NEGATIVES = 16  # keeps these random numbers apart from those of order and shuffle
+_NEGATIVES = 16  # separates these random numbers from those of order and shuffle
 
 
 class MemoryBank(Mechanism):
-    """Query encoder and bank (M, C).
+    """Query encoder and memory bank (M, C).
 
-    The positive of a query is what the bank has of its image, from when it was last seen; the
+    The positive of a query is the bank's entry of its image, from when it was last seen. The
     negatives are K entries sampled at random for the whole batch, the same on all processes. After
-    the step the entry of each image moves towards its query: momentum on the representations,
-    not on an encoder. BN needs no shuffling: query and keys come from different batches (sec. 3.3).
+    a step, the entry of each image moves towards its query: the momentum is on the
+    representations, not on an encoder. BN needs no shuffling, since query and keys come from
+    different batches (sec. 3.3).
 
-    Entry i is on process `i % W`, so that 1.28M x 128 in fp32 take 655 MB / W of a process.
+    Entry i is on process `i % W`, so that 1.28M x 128 entries in fp32 take 655 MB / W per process.
 
     Deviation: InstDisc samples K negatives for each query; sec. 3.2 says "the dictionary for each
-    mini-batch is randomly sampled". They are sampled with replacement, as there, and may by chance
-    hold a query's own entry.
+    mini-batch is randomly sampled". They are sampled with replacement, as in InstDisc, and may by
+    chance contain a query's own entry.
 
     Args:
-        encoder: becomes the query encoder.
-        dim: length of an entry; the bank starts with random unit vectors.
-        num_images: entries of the bank.
-        K: negatives per step, >= 1.
-        momentum: of an entry, 0 <= momentum < 1: `momentum * entry + (1 - momentum) * q`, then
+        encoder: Query encoder.
+        dim: Dimension C of an entry; the bank starts with random unit vectors.
+        num_images: Number of entries M.
+        K: Number of negatives per step, >= 1.
+        momentum: Momentum of an entry in [0, 1): `momentum * entry + (1 - momentum) * q`, then
             normalized (InstDisc: 0.5).
-        T: temperature, > 0 (eq. 1).
-        loss: `info_nce` (sec. 4.1) or `nce`, the original's (InstDisc, sec. 3.2; a footnote of
+        T: Temperature, > 0 (eq. 1).
+        loss: `info_nce` (sec. 4.1) or the original's `nce` (InstDisc, sec. 3.2; a footnote of
             sec. 4.1 compares them).
-        seed: of the negatives, with the number of the step.
+        seed: Seed of the negatives, which they depend on together with the step.
     """
 
     needs_key_view: ClassVar[bool] = False
@@ -73,15 +75,15 @@ class MemoryBank(Mechanism):
         super().__init__(encoder, T)
         self.num_images, self.K, self.momentum = num_images, K, momentum
         self._nce, self._seed = loss == "nce", seed
-        # The rows of a process do not depend on how many there are.
+        # Every process samples all entries, so that they do not depend on the number of processes.
         start = F.normalize(torch.randn(num_images, dim), dim=1)
         self.register_buffer("bank", start[rank() :: world_size()].clone())
-        # NCE's normalizing constant, 0 until the first batch has given it.
+        # Normalizing constant of NCE, 0 until it is estimated from the first batch.
         self.register_buffer("Z", torch.zeros(()))
 
     @torch.no_grad()
     def dictionary(self, batch: KeyBatch) -> Dictionary:
-        """Stored representations of the batch's images and of K images sampled at random."""
+        """Look up the entries of the batch's images and of K images sampled at random."""
         rng = np.random.default_rng([self._seed, batch.step, _NEGATIVES])
         sampled = torch.from_numpy(rng.integers(self.num_images, size=self.K))
         images = batch.images.cpu()
@@ -90,9 +92,10 @@ class MemoryBank(Mechanism):
         return Dictionary(own_rows(positive, len(images) // world_size()), negatives.T)
 
     def forward(self, x_q: Tensor, dictionary: Dictionary) -> StepOutput:
+        """Compute InfoNCE or NCE with gradients to the queries only."""
         q = self.queries(x_q)
         positive, negatives = dictionary.positive, dictionary.negatives
-        compared = q.detach() if self._nce else q  # with NCE only the accuracy is of interest
+        compared = q.detach() if self._nce else q  # NCE needs only the accuracy
         loss, accuracy = info_nce(compared, positive, negatives, self.T, in_bf16(q.device))
         if self._nce:
             with torch.autocast(q.device.type, enabled=False):
@@ -101,16 +104,16 @@ class MemoryBank(Mechanism):
 
     @torch.no_grad()
     def update(self, passes: Passes) -> None:
-        """The entries of the batch's images follow their queries."""
+        """Move the entries of the batch's images towards their queries."""
         gathered, images = gather_rows(torch.cat(list(passes.queries))), passes.images.cpu()
         here = (images % world_size() == rank()).nonzero()[:, 0]
-        rows = (images[here] // world_size()).to(self.bank.device)
-        new = gathered[here.to(gathered.device)].to(self.bank)
+        rows = send(images[here] // world_size(), self.bank.device)
+        new = gathered[send(here, gathered.device)].to(self.bank)
         moved = self.bank[rows] * self.momentum + new * (1 - self.momentum)
         self.bank[rows] = unit_rows(moved, self.bank)
 
     def gathered_state(self) -> dict[str, Tensor]:
-        """The bank (M, C) in the order of the images."""
+        """Return the state with the whole bank (M, C) in the order of the images."""
         state = dict(self.state_dict())
         rows_each = -(-self.num_images // world_size())
         padded = F.pad(self.bank, (0, 0, 0, rows_each - len(self.bank)))
@@ -119,17 +122,19 @@ class MemoryBank(Mechanism):
         return state
 
     def load_gathered_state(self, state: Mapping[str, Tensor]) -> None:
+        """Load the state with this process's entries of the bank."""
         self.load_state_dict({**state, "bank": state["bank"][rank() :: world_size()]})
 
     def _entries(self, images: Tensor) -> Tensor:
-        """Rows (len(images), C) of the bank, wherever they are."""
+        """Return the entries of the given images, (len(images), C), from all processes."""
         rows = self.bank.new_zeros(len(images), self.bank.shape[1])
         here = (images % world_size() == rank()).nonzero()[:, 0]
-        rows[here.to(rows.device)] = self.bank[(images[here] // world_size()).to(rows.device)]
+        own = send(images[here] // world_size(), rows.device)
+        rows[send(here, rows.device)] = self.bank[own]
         return sum_over_ranks(rows)
 
     def _nce_loss(self, q: Tensor, positive: Tensor, negatives: Tensor) -> Tensor:
-        """InstDisc, eq. 7 and 8: is it the image's own entry, or one of K from uniform noise?
+        """Compute the NCE loss of InstDisc, eq. 7 and 8: own entry against K of uniform noise.
 
         With P(i | q) = exp(q v_i / T) / Z, Z a constant estimated from the first batch, and noise
         of probability 1/M: h = P / (P + K / M), loss = -ln h(positive) - sum of ln(1 - h).

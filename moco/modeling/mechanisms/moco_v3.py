@@ -1,7 +1,9 @@
-"""MoCo v3 (arXiv 2104.02057): the other keys of the batch are the negatives, no queue is kept.
+"""MoCo v3 (arXiv 2104.02057): the other keys of the batch are the negatives, without a queue.
 
-N images of all processes, n of this one, C dimension. A symmetric step (MOCO.SYMMETRIC) has two
-passes, with each view as queries once and as keys once; its loss is their sum.
+A symmetric step (MOCO.SYMMETRIC) has two passes, with each view as queries once and as keys once;
+its loss is their sum.
+
+N images of all processes, n of this one, C dimension.
 """
 
 import copy
@@ -28,24 +30,24 @@ from moco.modeling.synced_bn import SyncedBatchNorm1d
 
 
 class MoCoV3(Mechanism):
-    """Query encoder with a prediction head, and an encoder of keys that follows it.
+    """Query encoder with a prediction head, and momentum encoder of the keys.
 
-    BN, in the heads and in a ResNet, sees the batch of all processes, as the official code makes
-    all of it SyncBN.
+    BN in the heads and in a ResNet is synchronized over all processes, as in the official code,
+    which converts all of it to SyncBN.
 
     Deviation: the official code updates the key encoder at the start of the next forward pass
     instead of after the query encoder's step (Algorithm 1). With the next step's m, as here, every
     batch meets the same key encoder.
 
     Args:
-        encoder: becomes the query encoder, with a projection head of its own in place of what it
-            has.
-        dim: C.
-        mlp_dim: hidden width of both heads.
-        m: momentum of the key encoder at the start, 0 <= m <= 1; rises to 1 by half a cosine.
-        T: temperature, > 0.
-        projection_layers: 3 for a ViT, 2 for a ResNet (sec. 4; the official builder.py).
-        predictor_norm: the prediction head ends with a BN, as a ViT's does and a ResNet's does not.
+        encoder: Query encoder, whose head is replaced by a projection head.
+        dim: Output dimension C.
+        mlp_dim: Hidden width of both heads.
+        m: Initial momentum of the key encoder, 0 <= m <= 1, which rises to 1 by half a cosine.
+        T: Temperature, > 0.
+        projection_layers: Number of layers of the projection head: 3 for a ViT, 2 for a ResNet
+            (sec. 4; the official builder.py).
+        predictor_norm: End the prediction head with a BN: True for a ViT, False for a ResNet.
     """
 
     def __init__(
@@ -66,11 +68,11 @@ class MoCoV3(Mechanism):
 
     @torch.no_grad()
     def dictionary(self, batch: KeyBatch) -> Dictionary:
-        """The batch's keys."""
+        """Encode the keys of the batch."""
         return batch_as_dictionary(encode_keys(self.encoder_k, batch))
 
     def forward(self, x_q: Tensor, dictionary: Dictionary) -> StepOutput:
-        """Cross-entropy times 2 T (Algorithm 1)."""
+        """Compute the cross-entropy times 2 T (Algorithm 1)."""
         q, own = self.queries(x_q), dictionary.own
         assert own is not None
         with torch.autocast(q.device.type, enabled=False):
@@ -83,27 +85,33 @@ class MoCoV3(Mechanism):
 
     @torch.no_grad()
     def update(self, passes: Passes) -> None:
-        """The key encoder follows."""
+        """Update the key encoder."""
         follow(self.encoder_k, self.encoder_q, cosine_momentum(self.m, passes.progress))
 
     def queries(self, x_q: Tensor) -> Tensor:
-        """Predictions (n, C) of unit length."""
+        """Encode query views to predictions (n, C) of unit length."""
         predicted = self.predictor(self.encoder_q(x_q))
         return unit_rows(predicted, like=next(self.encoder_q.parameters()))
 
 
 def cosine_momentum(m: float, progress: float) -> float:
-    """From `m` to 1 by half a cosine while `progress` goes from 0 to 1."""
+    """Return the momentum that rises from `m` to 1 by half a cosine as `progress` goes to 1."""
     return 1 - (1 - m) * (1 + math.cos(math.pi * progress)) / 2
 
 
 def mlp(
     num_layers: int, in_dim: int, hidden_dim: int, out_dim: int, last_norm: bool = True
 ) -> nn.Sequential:
-    """Linear layers without bias, each but the last with BN and ReLU; numbered as in builder.py.
+    """Build an MLP of linear layers without bias, with BN and ReLU after all but the last.
+
+    The modules are numbered as in the official builder.py.
 
     Args:
-        last_norm: a BN without scale and shift ends it.
+        num_layers: Number of linear layers.
+        in_dim: Input dimension.
+        hidden_dim: Width of the hidden layers.
+        out_dim: Output dimension.
+        last_norm: End with a BN without scale and shift.
     """
     layers: list[nn.Module] = []
     widths = [in_dim, *[hidden_dim] * (num_layers - 1)]

@@ -1,4 +1,4 @@
-"""MoCo (sec. 3.2, Algorithm 1, Fig. 2c): a queue of keys, and an encoder that follows the queries'.
+"""MoCo mechanism (sec. 3.2, Algorithm 1, Fig. 2c): a queue of keys and a momentum key encoder.
 
 N images of all processes, n of this one, C dimension, K length of the queue.
 """
@@ -30,15 +30,15 @@ class MomentumQueue(Mechanism):
     instead of after the query encoder's step. Both encode every batch with the same key encoder; a
     checkpoint written between two steps holds a key encoder that is one update further here.
 
-    Every process has the whole queue. One gathering of the keys serves both the positives and the
-    queue; the queue itself never moves.
+    Every process has the whole queue. The keys are gathered once, both as positives and for the
+    queue; the queue itself is never communicated.
 
     Args:
-        encoder: becomes the query encoder; the key encoder starts as its copy.
-        dim: C of the queue (C, K), which starts with random unit vectors.
-        K: length of the queue.
-        m: momentum of the key encoder, 0 <= m < 1 (eq. 2).
-        T: temperature, > 0 (eq. 1).
+        encoder: Query encoder; the key encoder starts as its copy.
+        dim: Dimension C of the queue (C, K), which starts with random unit vectors.
+        K: Length of the queue.
+        m: Momentum of the key encoder, 0 <= m < 1 (eq. 2).
+        T: Temperature, > 0 (eq. 1).
     """
 
     queue: Tensor
@@ -50,14 +50,17 @@ class MomentumQueue(Mechanism):
         self.encoder_k = copy.deepcopy(encoder).requires_grad_(False)
         self.register_buffer("queue", F.normalize(torch.randn(dim, K), dim=0))
         self.register_buffer("queue_ptr", torch.zeros(1, dtype=torch.long))
+        self._start = 0  # as in `queue_ptr`, without waiting for the device
+        self.register_load_state_dict_post_hook(_read_pointer)
 
     @torch.no_grad()
     def dictionary(self, batch: KeyBatch) -> Dictionary:
-        """The new keys as positives, the queue as negatives."""
+        """Encode the keys of the batch as positives; the queue holds the negatives."""
         keys = encode_keys(self.encoder_k, batch)  # (N, C)
         return Dictionary(own_rows(keys, len(batch.x_k)), self.queue, keys=keys)
 
     def forward(self, x_q: Tensor, dictionary: Dictionary) -> StepOutput:
+        """Compute InfoNCE with gradients to the queries only."""
         q = self.queries(x_q)
         bf16 = in_bf16(q.device)
         loss, accuracy = info_nce(q, dictionary.positive, dictionary.negatives, self.T, bf16)
@@ -65,7 +68,7 @@ class MomentumQueue(Mechanism):
 
     @torch.no_grad()
     def update(self, passes: Passes) -> None:
-        """The key encoder follows, the keys replace the oldest in the queue."""
+        """Update the key encoder and replace the oldest keys of the queue."""
         follow(self.encoder_k, self.encoder_q, self.m)
         for dictionary in passes.dictionaries:
             assert dictionary.keys is not None
@@ -75,8 +78,14 @@ class MomentumQueue(Mechanism):
         """Overwrite the oldest N <= K columns, continuing at column 0 after the last."""
         N = keys.shape[0]
         assert N <= self.K, f"{N} keys in a queue of {self.K}"
-        start = int(self.queue_ptr)
+        start = self._start
         before_wrap = min(N, self.K - start)
         self.queue[:, start : start + before_wrap] = keys[:before_wrap].T
         self.queue[:, : N - before_wrap] = keys[before_wrap:].T
-        self.queue_ptr[0] = (start + N) % self.K
+        self._start = (start + N) % self.K
+        self.queue_ptr.fill_(self._start)
+
+
+def _read_pointer(model: nn.Module, _: object) -> None:
+    assert isinstance(model, MomentumQueue)
+    model._start = int(model.queue_ptr)

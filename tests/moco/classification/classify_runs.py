@@ -46,7 +46,7 @@ def write_labeled(
 
 
 def write_pretrained(path: Path) -> Path:
-    """A checkpoint as pre-training writes it, with BN statistics that are not the initial ones."""
+    """Write a checkpoint as pre-training does, with BN statistics that differ from the initial."""
     torch.manual_seed(3)
     backbone = build_backbone(SPEC)
     with torch.no_grad():
@@ -80,7 +80,7 @@ def write_pretrained(path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def labeled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images of three colors."""
+    """Write images of three colors."""
     return write_labeled(tmp_path_factory.mktemp("labeled"))
 
 
@@ -91,7 +91,7 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def words(folder: Path, data: Path, checkpoint: object, **changes: object) -> list[str]:
-    """The command line of a tiny run; `SOLVER__BASE_LR=3` changes a key."""
+    """Return the arguments of a tiny run; `SOLVER__BASE_LR=3` changes a key."""
     keys = TINY | {key.replace("__", "."): value for key, value in changes.items()}
     keys |= {"OUTPUT_DIR": folder, "DATA.ROOT": data}
     if checkpoint == "random":

@@ -10,35 +10,15 @@ from moco.linear import LINEAR
 @pytest.mark.parametrize("protocol", [LINEAR, FINETUNE], ids=lambda p: p.kind)
 def test_flags_are_these(protocol):
     flags = {word for action in build_parser(protocol)._actions for word in action.option_strings}
-    assert flags == {
-        "-h",
-        "--help",
-        "--config-file",
-        "--resume",
-        "--extend",
-        "--overwrite",
-        "--debug",
-        "--schedule",
-        "-a",
-        "--arch",
-        "-j",
-        "--workers",
-        "-b",
-        "--batch-size",
-        "--lr",
-        "--learning-rate",
-        "--momentum",
-        "--wd",
-        "--weight-decay",
-        "--epochs",
-        "--seed",
-        "--dist-timeout",
-        "--checkpoint",
-        "--init",
-    }
+    expected = (
+        "-h --help --config-file --resume --extend --overwrite --debug --schedule -a --arch -j "
+        "--workers -b --batch-size --lr --learning-rate --momentum --wd --weight-decay --epochs "
+        "--seed --dist-timeout --checkpoint --init"
+    )
+    assert flags == set(expected.split())
 
 
-def test_lr_is_the_one_that_the_run_has():
+def test_lr_sets_the_rate_of_the_run():
     args = parse_args(FINETUNE, ["--checkpoint", "random", "-a", "resnet18", "--lr", "0.2"])
     pairs = dict(zip(args.opts[::2], args.opts[1::2], strict=True))
     assert pairs["SOLVER.RANDOM_LR"] == "0.2"
@@ -51,7 +31,7 @@ def test_lr_is_the_one_that_the_run_has():
     [
         ("--schedule 60 80", ["SOLVER.MILESTONES_EPOCHS", "(60,80,)"]),
         ("--schedule", ["SOLVER.MILESTONES_EPOCHS", "()"]),
-        # Numbers among the KEY VALUE words that follow are no epochs.
+        # Numbers in the KEY VALUE pairs that follow are not epochs.
         ("--schedule 60 80 SEED 3", ["SOLVER.MILESTONES_EPOCHS", "(60,80,)", "SEED", "3"]),
         ("SEED 3 --schedule 60", ["SOLVER.MILESTONES_EPOCHS", "(60,)", "SEED", "3"]),
     ],

@@ -1,4 +1,4 @@
-"""Fine-tuning: the loop by hand, in one process and in two, learning rates, recipes."""
+"""Fine-tuning: comparison with a loop by hand in one and two processes, learning rates, recipes."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ SLOW = {"SOLVER__BASE_LR": 0.05, "SEED": 4}
 
 @pytest.fixture(scope="module")
 def straight(labeled, pretrained, tmp_path_factory):
-    """Folder of an uninterrupted run."""
+    """Return the folder of an uninterrupted run."""
     folder = tmp_path_factory.mktemp("straight") / "run"
     main(words(folder, labeled, pretrained, **SLOW))
     return folder
@@ -37,7 +37,7 @@ def straight(labeled, pretrained, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def on_two(labeled, pretrained, tmp_path_factory):
-    """Folder of a run of two processes."""
+    """Return the folder of a run of two processes."""
     folder = tmp_path_factory.mktemp("two") / "run"
     run_on(2, main, words(folder, labeled, pretrained, **SLOW), connect=False)
     return folder
@@ -48,7 +48,7 @@ def last_state(folder):
 
 
 def by_hand(labeled, pretrained, groups):
-    """The state after 6 steps of SGD with momentum 0.9 and weight decay 1e-4 on all parameters.
+    """Train 6 steps by SGD with momentum 0.9 and weight decay 1e-4 on all parameters.
 
     BN normalizes each of `groups` parts of a batch by itself, as processes do.
     """
@@ -86,8 +86,7 @@ def by_hand(labeled, pretrained, groups):
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_training_is_sgd_by_hand(labeled, pretrained, request, processes):
-    """Two processes average their gradients and normalize their own images; the checkpoint holds
-    the mean of their running statistics."""
+    """Two processes average gradients and running statistics, and normalize their own images."""
     fixture = request.getfixturevalue("straight" if processes == 1 else "on_two")
     state = last_state(fixture)
     # Of two, with AVX2's kernels weights before layer4 differed by up to 6e-4, as where rounding
@@ -110,7 +109,7 @@ def test_random_has_its_own_learning_rate(labeled, tmp_path, capsys):
 
 
 def test_rows_of_a_table_have_one_protocol(labeled, pretrained, straight, tmp_path):
-    """Seed, weights and what comes with them (mean and std) make no difference, others do."""
+    """The hash does not depend on seed, weights and their mean and std, but on all other keys."""
     main(words(tmp_path / "run", labeled, "random", SEED=9, SOLVER__BASE_LR=0.05))
     mine = read_record(tmp_path / "run" / "run.json")
     theirs = read_record(straight / "run.json")
@@ -120,8 +119,8 @@ def test_rows_of_a_table_have_one_protocol(labeled, pretrained, straight, tmp_pa
     assert read_record(tmp_path / "other" / "run.json").config_sha256 != mine.config_sha256
 
 
-def test_a_classifier_is_a_start_too(labeled, straight, tmp_path):
-    """E.g. a network trained on ImageNet from scratch, fine-tuned on iNaturalist."""
+def test_fine_tuning_starts_from_a_classifier(labeled, straight, tmp_path):
+    """An example is a network trained on ImageNet from scratch, fine-tuned on iNaturalist."""
     path = list_checkpoints(straight)[-1]
     weights = read_initial_weights(str(path))
     assert (weights.spec, weights.mean) == (SPEC, MEAN)
@@ -154,9 +153,7 @@ def test_recipes_hold_the_papers_settings(request, file, protocol, lr, random_lr
 
 
 @pytest.mark.slow
-def test_what_processes_and_a_scaled_rate_change_is_said(
-    on_two, labeled, pretrained, tmp_path, capsys
-):
+def test_notes_on_processes_and_a_scaled_rate(on_two, labeled, pretrained, tmp_path, capsys):
     notes = read_record(on_two / "run.json").notes
     assert "batch 8: 2 processes x 4; BN over 4 images each" in notes
     scaled = {"SOLVER__REFERENCE_BATCH_SIZE": 16, "SOLVER__MAX_EPOCHS": 2}

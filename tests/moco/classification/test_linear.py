@@ -1,4 +1,4 @@
-"""Linear classification: the mathematics by hand, the frozen network, and a run's habits."""
+"""Linear classification: softmax regression by hand, the frozen network, accuracy, crops."""
 
 import numpy as np
 import pytest
@@ -27,22 +27,10 @@ def hard_data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def straight(labeled, pretrained, tmp_path_factory):
-    """Folder of an uninterrupted run."""
+    """Return the folder of an uninterrupted run."""
     folder = tmp_path_factory.mktemp("straight") / "run"
     main(words(folder, labeled, pretrained))
     return folder
-
-
-def test_what_is_left_out_of_the_data_is_recorded(pretrained, tmp_path):
-    data = write_labeled(tmp_path / "data")
-    (data / "train" / "red" / "more.heic").write_bytes(b"other")
-    main(
-        words(
-            tmp_path / "run", data, pretrained, SOLVER__MAX_EPOCHS=1, SOLVER__MILESTONES_EPOCHS="()"
-        )
-    )
-    left = f"{data}/train: left out by suffix: 1 file (.heic 1)"
-    assert left in read_record(tmp_path / "run" / "run.json").notes
 
 
 def last_state(folder):
@@ -121,8 +109,8 @@ def test_a_run_separates_colors_and_leaves_the_network_as_it_was(straight, pretr
     assert (straight / "last_checkpoint").read_text() == "checkpoint_0002.pth.tar"
 
 
-def test_what_it_starts_from_is_the_seeds(straight, labeled, pretrained, tmp_path):
-    """A resumed run and other weights start equally, another seed does not."""
+def test_the_start_is_determined_by_the_seed(straight, labeled, pretrained, tmp_path):
+    """Head and batches are the same with other weights, and differ with another seed."""
     start = read_record(straight / "run.json").start
     assert set(start["head"]) == {"fc.weight", "fc.bias"} and len(start["batches"]) == 6
     arguments = words(tmp_path / "seed", labeled, pretrained, SEED=7)
@@ -151,7 +139,7 @@ def test_a_changed_network_is_found(labeled, pretrained, tmp_path, monkeypatch, 
     monkeypatch.setattr(Classification, "update", tamper)
     with pytest.raises(AssertionError, match=rf"frozen network changed.*: {name}$"):
         main(words(tmp_path / "run", labeled, pretrained))
-    # Nothing of the changed network was saved.
+    # The changed network is not saved.
     assert [path.name for path in list_checkpoints(tmp_path / "run")] == ["checkpoint_0000.pth.tar"]
 
 
@@ -170,8 +158,7 @@ def test_the_sign_of_zero_and_nan_are_compared_as_bits(pretrained):
 
 @pytest.mark.slow
 def test_two_processes_equal_one(labeled, pretrained, straight, tmp_path):
-    """No BN statistics are made, so the gradients are the same numbers, averaged in two parts; the
-    seven validation images are divided 4 and 3."""
+    """BN is frozen, so gradients agree. The seven validation images are divided into 4 and 3."""
     run_on(2, main, words(tmp_path / "run", labeled, pretrained), connect=False)
     mine, theirs = last_state(tmp_path / "run"), last_state(straight)
     for name, value in mine.items():
@@ -195,27 +182,31 @@ def test_an_image_that_cannot_be_decoded_is_named(pretrained, tmp_path, split, w
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_sixteen_bits_and_channels_last(labeled, pretrained, tmp_path, precision):
+def test_half_precision_and_channels_last(labeled, pretrained, tmp_path, precision):
     more = {"SOLVER__PRECISION": precision, "SOLVER__CHANNELS_LAST": True}
     main(words(tmp_path / "run", labeled, pretrained, **more))
     assert read_record(tmp_path / "run" / "run.json").metrics["linear/top1"] == 100
 
 
 def test_accuracy_is_not_rounded(labeled, pretrained, tmp_path):
-    """Sevenths are no numbers of float32."""
+    """Sevenths cannot be represented in float32."""
     main(words(tmp_path / "run", labeled, pretrained, SOLVER__BASE_LR=0.0, SOLVER__MAX_EPOCHS=2))
     record = read_record(tmp_path / "run" / "run.json")
-    assert record.metrics["linear/top1"] in [100 * right / 7 for right in range(1, 7)]
+    assert record.metrics["linear/top1"] in [100 * hits / 7 for hits in range(1, 7)]
 
 
 @pytest.mark.parametrize(("config", "side"), [({"AUG.CROP_PX": 16}, 16), ({}, 224)])
-def test_crops_are_those_of_the_pretraining(labeled, pretrained, tmp_path, config, side, capsys):
-    """As kNN sees the images; 224 px where the weights do not tell."""
+def test_crops_are_those_of_the_pretraining(pretrained, tmp_path, config, side, capsys):
+    """The crop size is that of kNN, or 224 px if the weights do not record it."""
+    data = write_labeled(tmp_path / "data")
+    (data / "train" / "red" / "more.heic").write_bytes(b"other")
     content = torch.load(pretrained, weights_only=False)
     torch.save({**content, "config": config}, tmp_path / "w.pth.tar")
     keys = {"AUG__CROP_PX": 0, "SOLVER__MAX_EPOCHS": 1, "SOLVER__MILESTONES_EPOCHS": "()"}
-    main(words(tmp_path / "run", labeled, tmp_path / "w.pth.tar", **keys))
-    assert read_record(tmp_path / "run" / "run.json").config["AUG.CROP_PX"] == side
+    main(words(tmp_path / "run", data, tmp_path / "w.pth.tar", **keys))
+    record = read_record(tmp_path / "run" / "run.json")
+    assert record.config["AUG.CROP_PX"] == side
+    assert f"{data}/train: left out by suffix: 1 file (.heic 1)" in record.notes
     assert f"crops of {side} px" in capsys.readouterr().out
 
 

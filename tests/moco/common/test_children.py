@@ -1,4 +1,4 @@
-"""What `python -m` finds with the variables of `own_modules`."""
+"""Variables of `own_modules`, by what `python -m` imports with them."""
 
 import os
 import subprocess

@@ -1,10 +1,10 @@
-"""Weights by name, by address, from the Hub and of timm; servers are local ones."""
+"""Weights by name, by address, from the Hub and of timm; all servers are local."""
 
 import functools
 import hashlib
 import io
+import json
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,14 +16,15 @@ from convert.initial_weights import read_initial_weights
 from moco.common import pretrained
 from moco.common.errors import DataError, UserError
 from moco.common.pretrained import ORIGIN, find_remote, locate, not_downloaded
-from tests.oracles.file_server import Served, file_server
+from tests.oracles.file_server import file_server
 from tests.oracles.resnets import randomize
 
 COMMIT = "0123456789" * 4
 HUB_FILE = "/user/repo/resolve/main/model.safetensors"
 
 
-def weights() -> dict[str, torch.Tensor]:
+@pytest.fixture(scope="module")
+def state():
     torch.manual_seed(0)
     network = resnet18()
     randomize(network)
@@ -31,27 +32,22 @@ def weights() -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def state() -> dict[str, torch.Tensor]:
-    return weights()
-
-
-@pytest.fixture(scope="module")
-def content(state: dict[str, torch.Tensor]) -> bytes:
+def content(state):
     file = io.BytesIO()
     torch.save(state, file)
     return file.getvalue()
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("MOCO_TRANSFER_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     return tmp_path / "cache"
 
 
 @pytest.fixture
-def served(content: bytes, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
-    """A server with a file that `mine` names."""
+def served(content, monkeypatch):
+    """Serve a file that `mine` names."""
     with file_server({"/r18.pth": content}) as served:
         digest = f"md5:{hashlib.md5(content).hexdigest()[:8]}"
         entry = {"weights": f"{served.url}/r18.pth", "hash": digest, "size_mb": 46.8}
@@ -60,8 +56,8 @@ def served(content: bytes, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
 
 
 @pytest.fixture
-def hub(state: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
-    """A Hub on this machine, asked by the Hub's own library."""
+def hub(state, monkeypatch):
+    """Serve a local Hub to the Hub's own library."""
     package = pytest.importorskip("huggingface_hub")
     with file_server({HUB_FILE: save(state)}) as served:
         served.headers = {"X-Repo-Commit": COMMIT, "X-Error-Code": "EntryNotFound"}
@@ -70,24 +66,17 @@ def hub(state: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> Iter
         yield served
 
 
-@pytest.fixture
-def no_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: pytest.fail("a lookup"))
-
-
-def check_same(read: dict[str, torch.Tensor], state: dict[str, torch.Tensor]) -> None:
+def check_same(read, state):
     names = {name for name in state if not name.startswith("fc.") and "tracked" not in name}
     assert names <= read.keys()
     assert all(torch.equal(read[name], state[name]) for name in names)
 
 
-def paths(served: Served) -> list[str]:
-    return [path for path, _ in served.asked]
+def paths(served):
+    return [path for path, _ in served.requests]
 
 
-def test_a_name_is_downloaded_once_and_then_known(
-    served: Served, content: bytes, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_is_downloaded_once_and_then_cached(served, content, cache, monkeypatch):
     address = f"{served.url}/r18.pth"
     assert not_downloaded("mine") == f"{address} (46.8 MB)"
     found = locate("mine")
@@ -102,19 +91,14 @@ def test_a_name_is_downloaded_once_and_then_known(
     assert paths(served) == ["/r18.pth"]
 
 
-def test_a_file_comes_before_a_name(served: Served, tmp_path: Path) -> None:
+def test_a_file_comes_before_a_name(served, tmp_path):
     (tmp_path / "mine").write_bytes(b"my own")
     found = locate("mine")
     assert (found.path, found.init, found.notes) == (Path("mine"), "", ())
-    assert not served.asked and not_downloaded("mine") == ""
+    assert not served.requests and not_downloaded("mine") == ""
 
 
-def test_random_is_nothing_to_download() -> None:
-    assert "random" in pretrained.inits()
-    assert find_remote("random") is None and not_downloaded("random") == ""
-
-
-def test_an_address_with_a_hash(served: Served, content: bytes) -> None:
+def test_an_address_with_a_hash(served, content):
     digits = hashlib.sha256(content).hexdigest()
     address = f"{served.url}/r18.pth?download=true"
     found = locate(f"{address}#sha256={digits}")
@@ -125,7 +109,7 @@ def test_an_address_with_a_hash(served: Served, content: bytes) -> None:
     assert [path.name for path in found.path.parent.iterdir() if path.suffix == ".pth"] == []
 
 
-def test_where_a_copy_is_from_is_beside_it(tmp_path: Path) -> None:
+def test_the_origin_of_a_copy_is_in_a_sidecar_file(tmp_path):
     copy = tmp_path / "copy.pth"
     copy.write_bytes(b"weights")
     assert locate(copy).notes == ()
@@ -136,9 +120,7 @@ def test_where_a_copy_is_from_is_beside_it(tmp_path: Path) -> None:
     assert note.startswith("weights mine: from\\x1b[31m there") and len(note) < 1100
 
 
-def test_the_hub(
-    hub: Served, state: dict[str, torch.Tensor], cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_hub(hub, state, cache, monkeypatch):
     name = "hf://user/repo/model.safetensors"
     assert not_downloaded(name).startswith(name)
     found = locate(name)
@@ -147,21 +129,65 @@ def test_the_hub(
     assert found.origin.endswith(f"{name}@{COMMIT}")
     assert not_downloaded(name) == ""
     monkeypatch.setenv("MOCO_TRANSFER_OFFLINE", "1")
-    hub.asked.clear()
+    hub.requests.clear()
     assert locate(name) == found
     assert locate(f"{name}@{COMMIT}").path == found.path
-    assert not hub.asked
+    assert not hub.requests
     read = read_initial_weights(name)
     assert read.notes[0] == found.origin
     check_same(read.state, state)
 
 
-def test_what_the_hub_says_of_a_network_comes_with_it(hub: Served) -> None:
+def test_the_hubs_metadata_of_a_network_is_downloaded_with_it(hub):
     folder, _, _ = HUB_FILE.rpartition("/")
     hub.files[f"{folder.replace('main', COMMIT)}/config.json"] = b"{}"
     found = locate("hf://user/repo/model.safetensors")
     assert found.path.with_name("config.json").exists()
     assert not found.path.with_name("preprocessor_config.json").exists()
+
+
+def test_a_repository_of_the_hub_in_parts(hub, state, monkeypatch):
+    hub.etag = "each"
+    keys = sorted(state)
+    parts = {"model-1.safetensors": keys[::2], "model-2.safetensors": keys[1::2]}
+    index = {"weight_map": {key: name for name, some in parts.items() for key in some}}
+    repo, at = HUB_FILE.rpartition("/")[0], f"/user/repo/resolve/{COMMIT}"
+    hub.files = {f"{repo}/model.safetensors.index.json": json.dumps(index).encode()}
+    hub.files |= {f"{at}/{name}": save({k: state[k] for k in some}) for name, some in parts.items()}
+    hub.files[f"{at}/preprocessor_config.json"] = b"{}"
+    assert not_downloaded("hf://user/repo").startswith("hf://user/repo (")
+    found = locate("hf://user/repo")
+    assert found.init == "user_repo" and found.origin.endswith(f"/repo/{found.path.name}@{COMMIT}")
+    assert found.path.with_name("preprocessor_config.json").exists()
+    assert not_downloaded("hf://user/repo") == ""
+    read = read_initial_weights("hf://user/repo")
+    check_same(read.state, state)
+    monkeypatch.setenv("MOCO_TRANSFER_OFFLINE", "1")
+    hub.requests.clear()
+    assert locate("hf://user/repo") == found and not hub.requests
+    found.path.with_name("model-2.safetensors").unlink()
+    assert find_remote("hf://user/repo").cached() is None  # an interrupted download
+    with pytest.raises(UserError, match="MOCO_TRANSFER_OFFLINE"):
+        locate("hf://user/repo")
+
+
+def test_a_repository_of_the_hub_with_one_file(hub):
+    assert locate("hf://user/repo").path.name == "model.safetensors"
+    assert [path.rpartition("/")[2] for path in paths(hub)][:2] == [
+        "model.safetensors.index.json",
+        "model.safetensors",
+    ]
+    hub.files = {}
+    with pytest.raises(UserError, match=r"hf://user/repo@v1: .*Entry Not Found"):
+        locate("hf://user/repo@v1")
+
+
+def test_an_index_of_the_hub_names_no_file_elsewhere(hub):
+    index = json.dumps({"weight_map": {"a": "../../other/model.safetensors"}}).encode()
+    hub.files = {f"{HUB_FILE.rpartition('/')[0]}/model.safetensors.index.json": index}
+    with pytest.raises(DataError, match="expected files in its own folder"):
+        locate("hf://user/repo")
+    assert not any("other" in path for path in paths(hub))
 
 
 @pytest.mark.parametrize(
@@ -174,7 +200,7 @@ def test_what_the_hub_says_of_a_network_comes_with_it(hub: Served) -> None:
         ("", "check your connection"),
     ],
 )
-def test_what_the_hub_refuses_is_one_line(hub: Served, code: str, named: str) -> None:
+def test_an_error_of_the_hub_is_one_line(hub, code, named):
     hub.headers["X-Error-Code"] = code
     with pytest.raises(UserError, match=named) as raised:
         locate("hf://user/repo/other.pth@v1")
@@ -182,19 +208,17 @@ def test_what_the_hub_refuses_is_one_line(hub: Served, code: str, named: str) ->
     assert "\n" not in str(raised.value)
 
 
-def test_the_hub_offline(hub: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hub_offline(hub, monkeypatch):
     assert not_downloaded("hf://user/repo/model.safetensors")
     monkeypatch.setenv("MOCO_TRANSFER_OFFLINE", "1")
-    assert not_downloaded("hf://user/repo/model.safetensors") == ""  # who reads it refuses
+    assert not_downloaded("hf://user/repo/model.safetensors") == ""  # reading it is refused
     with pytest.raises(UserError, match="MOCO_TRANSFER_OFFLINE"):
         locate("hf://user/repo/model.safetensors")
-    assert not hub.asked
+    assert not hub.requests
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
-def test_a_model_of_timm(
-    hub: Served, state: dict[str, torch.Tensor], content: bytes, file: str
-) -> None:
+def test_a_model_of_timm(hub, state, content, file):
     repo = "/timm/resnet18.tv_in1k/resolve/main"
     body = content if file.endswith(".bin") else hub.files[HUB_FILE]
     hub.files = {f"{repo}/{file}": body}
@@ -202,8 +226,11 @@ def test_a_model_of_timm(
     assert read.init == "resnet18.tv_in1k"
     assert f"hf://timm/resnet18.tv_in1k/{file}@{COMMIT}" in read.notes[0]
     check_same(read.state, state)
-    assert paths(hub)[0] == f"{repo}/model.safetensors"  # where both are there, too
+    assert paths(hub)[0] == f"{repo}/model.safetensors"  # even if both exist
 
 
-def test_the_default_weights_of_a_timm_model(no_lookups: None) -> None:
+def test_the_default_weights_of_a_timm_model_and_random_need_no_lookup(monkeypatch):
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: pytest.fail("a lookup"))
     assert find_remote("timm://resnet18").init == "resnet18.a1_in1k"  # timm's default
+    assert "random" in pretrained.inits()
+    assert find_remote("random") is None and not_downloaded("random") == ""

@@ -17,7 +17,7 @@ def test_a_name_with_or_without_folder_and_ending(folder, ending, tmp_path, monk
     assert shipped.resolve(f"{folder}{TASK.stem}{ending}") == TASK
 
 
-def test_what_is_here_comes_first(tmp_path, monkeypatch):
+def test_an_existing_file_comes_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "voc").mkdir()  # datasets have such folders
     assert shipped.resolve("voc") == shipped.CONFIGS / "suites" / "voc.yaml"
@@ -25,7 +25,13 @@ def test_what_is_here_comes_first(tmp_path, monkeypatch):
     assert shipped.resolve("voc.yaml") == Path("voc.yaml")
 
 
-def test_a_copy_elsewhere_finds_what_it_is_based_on(tmp_path):
+def test_a_suite_may_have_the_name_of_a_recipe():
+    for suite, folder in ((True, "suites"), (False, "pretrain")):
+        file = shipped.CONFIGS / folder / "quickstart.yaml"
+        assert shipped.resolve("quickstart", suite=suite) == file
+
+
+def test_a_copy_elsewhere_finds_its_base(tmp_path):
     copy = tmp_path / "mine.yaml"
     copy.write_text(TASK.read_text())
     assert read_yaml(copy) == read_yaml(TASK)
@@ -34,7 +40,7 @@ def test_a_copy_elsewhere_finds_what_it_is_based_on(tmp_path):
 
 
 @pytest.mark.parametrize("checkout", [True, False])
-def test_how_a_command_names_a_file(checkout, tmp_path, monkeypatch):
+def test_the_spelling_of_a_file_in_a_command(checkout, tmp_path, monkeypatch):
     monkeypatch.setattr(shipped, "CHECKOUT", checkout)
     monkeypatch.chdir(shipped.ROOT)
     name = "configs/imagenet/linear.yaml"

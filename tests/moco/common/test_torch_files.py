@@ -15,18 +15,9 @@ from moco.common.unpickler import Inert
 from tests.oracles.payloads import zip_of
 
 DTYPES = (
-    torch.float64,
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.complex64,
-    torch.int64,
-    torch.int32,
-    torch.int16,
-    torch.int8,
-    torch.uint8,
-    torch.bool,
-)
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.int64,
+    torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+)  # fmt: skip
 
 
 def values():
@@ -38,7 +29,7 @@ def values():
     optimizer.step()
     tagged = torch.ones(2), nn.Parameter(torch.ones(2))
     for tensor in tagged:
-        tensor.tag = "a tensor with attributes is written in another way"
+        tensor.tag = "tensors with attributes are written in another way"
     return {
         "dtypes": {str(dtype): torch.randn(5).to(dtype) for dtype in DTYPES},
         "views": [base, base.transpose(0, 2), base[:, 1:], base[1, 1, 1]],
@@ -83,12 +74,8 @@ def assert_same(a, b, where="file"):
 @pytest.mark.parametrize("zipped", [True, False])
 def test_what_torch_reads(tmp_path, zipped, protocol):
     """Also with protocols that weights_only=True does not know."""
-    torch.save(
-        values(),
-        tmp_path / "x",
-        pickle_protocol=protocol,
-        _use_new_zipfile_serialization=zipped,
-    )
+    how = {"pickle_protocol": protocol, "_use_new_zipfile_serialization": zipped}
+    torch.save(values(), tmp_path / "x", **how)
     ours = load_torch(tmp_path / "x")
     assert_same(torch.load(tmp_path / "x", weights_only=False), ours)
     shared = {view.untyped_storage().data_ptr() for view in ours["views"]}
@@ -97,7 +84,7 @@ def test_what_torch_reads(tmp_path, zipped, protocol):
 
 
 class _Rebuilt:
-    """A tensor as torch._utils._rebuild_tensor_v2 makes it, with what torch calls metadata."""
+    """Tensor as rebuilt by torch._utils._rebuild_tensor_v2, with torch's metadata."""
 
     def __init__(self, storage, shape, stride, metadata):
         args = storage, 0, shape, stride, False, OrderedDict(), metadata
@@ -107,22 +94,21 @@ class _Rebuilt:
         return self.value
 
 
-@pytest.mark.parametrize("metadata", [{"neg": True}, {"conj": True}, {"other": True}, [1]])
-def test_lazily_negated_or_conjugated_tensors_are_inert(tmp_path, metadata):
-    """Their bytes are not their values; no network has one."""
+def test_tensors_that_are_not_dense_or_lazily_changed_are_inert(tmp_path):
+    """The bytes of a negated or conjugated one are not its values; no network has one."""
     storage = torch.zeros(4)._typed_storage()
-    torch.save({"w": _Rebuilt(storage, (4,), (1,), metadata)}, tmp_path / "x")
-    assert type(load_torch(tmp_path / "x", set())["w"]) is Inert
-    with pytest.raises(DataError, match="refused"):
-        load_torch(tmp_path / "x")
-
-
-def test_tensors_that_are_not_dense_are_inert(tmp_path):
-    quantised = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
-    sparse = torch.eye(3).to_sparse()
-    torch.save({"q": quantised, "s": sparse, "m": torch.ones(2, device="meta")}, tmp_path / "x")
-    loaded = load_torch(tmp_path / "x", set())
-    assert [type(value) for value in loaded.values()] == [Inert] * 3
+    metadata = ({"neg": True}, {"conj": True}, {"other": True}, [1])
+    values = [
+        *(_Rebuilt(storage, (4,), (1,), each) for each in metadata),
+        torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+        torch.eye(3).to_sparse(),
+        torch.ones(2, device="meta"),
+    ]
+    for value in values:
+        torch.save({"w": value}, tmp_path / "x")
+        assert type(load_torch(tmp_path / "x", set())["w"]) is Inert
+        with pytest.raises(DataError, match="refused"):
+            load_torch(tmp_path / "x")
 
 
 def test_protocols_0_and_1(tmp_path):
@@ -133,23 +119,20 @@ def test_protocols_0_and_1(tmp_path):
         assert load_torch(tmp_path / "x") == value
 
 
-def test_torchscript_has_a_sentence_of_its_own(tmp_path):
+def test_the_message_for_torchscript_tells_how_to_convert_it(tmp_path):
     torch.jit.script(nn.Linear(2, 2)).save(tmp_path / "x.pt")
     with pytest.raises(DataError, match=r"TorchScript.*a program.*\.state_dict\(\)"):
         load_torch(tmp_path / "x.pt")
 
 
-def test_a_whole_module_is_inert_and_named(tmp_path):
+def test_whole_modules_and_pickled_tensors_are_inert_and_named(tmp_path):
     for zipped in (True, False):
         torch.save(nn.Linear(2, 2), tmp_path / "x", _use_new_zipfile_serialization=zipped)
         objects = set()
         module = load_torch(tmp_path / "x", objects)
         assert module.name in objects and module.name.endswith("linear.Linear")
         assert module["_parameters"]["weight"].shape == (2, 2)
-
-
-def test_a_pickle_of_tensors_is_inert_and_named(tmp_path):
-    """pickle.dump of a state dict holds a whole torch.save file for each tensor."""
+    # pickle.dump of a state dict contains a whole torch.save file for each tensor.
     (tmp_path / "x").write_bytes(pickle.dumps({"w": torch.ones(1)}))
     objects = set()
     assert type(load_pickle(tmp_path / "x", objects)["w"]) is Inert
@@ -157,7 +140,7 @@ def test_a_pickle_of_tensors_is_inert_and_named(tmp_path):
 
 
 def test_one_file_does_not_change_what_another_reads(tmp_path):
-    """A state for the class itself, which every pickle of the process may name."""
+    """No file can give a state to the class itself, which every pickle may name."""
     named = b"\x80\x02ctorch\nTensor\n"
     for i, rest in enumerate((b"}X\x01\x00\x00\x00aK\x01sb.", b".", b")R.")):
         (tmp_path / f"{i}").write_bytes(zip_of({"data.pkl": named + rest}))

@@ -17,19 +17,17 @@ from moco.data.augment import (
     V3,
     apply_colors,
     crop_view,
-    draw_box,
-    draw_colors,
-    draw_view,
+    sample_box,
+    sample_colors,
+    sample_view,
 )
 
-FACTORS = torch.tensor([0.6, 0.9, 1.0, 1.4])
 
-
-def draw_views(rng, image, aug, pixels, params):
-    """Two views of an image (H, W, 3), into the two rows of `pixels` and `params`."""
+def sample_views(rng, image, aug, pixels, params):
+    """Write two views of an image (H, W, 3) to the two rows of `pixels` and `params`."""
     H, W, _ = image.shape
     for row in range(2):
-        view = draw_view(rng, (W, H), aug)
+        view = sample_view(rng, (W, H), aug)
         pixels[row] = crop_view(image, view, aug.crop_px)
         params[row] = torch.tensor(view.colors)
 
@@ -43,30 +41,20 @@ def images():
     return x
 
 
-@pytest.mark.parametrize("name", ["brightness", "contrast", "saturation"])
-def test_jitters_equal_torchvisions(images, name):
+@pytest.mark.parametrize("name", ["brightness", "contrast", "saturation", "hue", "grayscale"])
+def test_color_operations_equal_torchvisions(images, name):
     ours = images.clone()
-    getattr(augment, f"adjust_{name}")(ours, FACTORS.view(-1, 1, 1, 1))
-    theirs = [
-        getattr(TF, f"adjust_{name}")(x, float(f)) for x, f in zip(images, FACTORS, strict=True)
-    ]
-    torch.testing.assert_close(ours, torch.stack(theirs), rtol=0, atol=1e-3)
+    if name == "grayscale":
+        augment.grayscale(ours)
+        theirs = TF.rgb_to_grayscale(images, num_output_channels=3)
+    else:
+        values = torch.tensor([0.3, 0.1, -0.4, 0.5] if name == "hue" else [0.6, 0.9, 1.0, 1.4])
+        getattr(augment, f"adjust_{name}")(ours, values.view(-1, 1, 1, 1))
+        adjust = getattr(TF, f"adjust_{name}")
+        theirs = torch.stack([adjust(x, float(v)) for x, v in zip(images, values, strict=True)])
+    atol = 1e-5 if name == "hue" else 1e-3
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=atol)
     assert not torch.allclose(ours[0], images[0], atol=0.01)
-
-
-def test_hue_equals_torchvisions(images):
-    shifts = torch.tensor([0.3, 0.1, -0.4, 0.5])
-    ours = images.clone()
-    augment.adjust_hue(ours, shifts.view(-1, 1, 1, 1))
-    theirs = torch.stack([TF.adjust_hue(x, float(s)) for x, s in zip(images, shifts, strict=True)])
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
-
-
-def test_grayscale_equals_torchvisions(images):
-    ours = images.clone()
-    augment.grayscale(ours)
-    theirs = TF.rgb_to_grayscale(images, num_output_channels=3)
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-3)
 
 
 def test_operations_follow_the_kinds_order():
@@ -93,8 +81,8 @@ def test_blur_is_a_gaussian_of_each_images_sigma():
         torch.testing.assert_close(ours[i], inside, rtol=0, atol=1e-5)
 
 
-# In levels of 255: the largest and the mean difference. PIL cuts off or rounds to whole levels, its
-# hue has 256 steps and its saturation 8 bits, and its blur is three box filters.
+# The largest and the mean difference in levels of 255. PIL truncates or rounds to integer levels,
+# its hue has 256 steps and its saturation 8 bits, and its blur consists of three box filters.
 @pytest.mark.parametrize(
     "name, value, largest, mean",
     [
@@ -143,7 +131,7 @@ def test_boxes_are_distributed_as_torchvisions():
     image = torch.empty(3, size[1], size[0])
     ours, theirs = [], []
     for _ in range(n):
-        left, top, right, bottom = draw_box(rng, size, (0.2, 1.0), (3 / 4, 4 / 3))
+        left, top, right, bottom = sample_box(rng, size, (0.2, 1.0), (3 / 4, 4 / 3))
         assert 0 <= left < right <= size[0] and 0 <= top < bottom <= size[1]
         ours.append((left, top, right - left, bottom - top))
         i, j, h, w = RandomResizedCrop.get_params(image, [0.2, 1.0], [3 / 4, 4 / 3])
@@ -154,47 +142,47 @@ def test_boxes_are_distributed_as_torchvisions():
 
 
 @pytest.mark.stored
-def test_a_seeds_draws_stay_the_same():
-    """What a seed means: other numbers would make earlier runs unrepeatable."""
+def test_samples_of_a_seed_stay_the_same():
+    """With other numbers, earlier runs could not be repeated."""
     rng = Random(0)
     for aug, box, colors in (
         (V1, (8, 2, 41, 40), [11, 0.680561, 0.947337, 1.08871, 0.330409, 0, 0, 0]),
         (V2, (2, 3, 36, 32), [-1, 1.041014, 1.165249, 1.037953, 0.062893, 0, 0, 0]),
     ):
-        view = augment.draw_view(rng, (60, 40), aug)
+        view = augment.sample_view(rng, (60, 40), aug)
         assert (view.box, view.flip) == (box, False)
         assert view.colors == pytest.approx(colors, abs=1e-6)
 
 
 def test_box_of_a_image_that_no_crop_fits():
-    """torchvision's fallback: the largest center crop within the aspect ratios."""
-    assert draw_box(Random(0), (400, 10), (1.0, 1.0), (3 / 4, 4 / 3)) == (193, 0, 206, 10)
-    assert draw_box(Random(0), (10, 400), (1.0, 1.0), (3 / 4, 4 / 3)) == (0, 193, 10, 206)
+    """Torchvision's fallback: the largest center crop within the aspect ratios."""
+    assert sample_box(Random(0), (400, 10), (1.0, 1.0), (3 / 4, 4 / 3)) == (193, 0, 206, 10)
+    assert sample_box(Random(0), (10, 400), (1.0, 1.0), (3 / 4, 4 / 3)) == (0, 193, 10, 206)
 
 
 def test_probabilities_and_ranges_of_colors():
     rng = Random(0)
-    drawn = np.array([draw_colors(rng, V2) for _ in range(6000)])
-    jittered = drawn[:, augment.ORDER] >= 0
+    sampled = np.array([sample_colors(rng, V2) for _ in range(6000)])
+    jittered = sampled[:, augment.ORDER] >= 0
     assert jittered.mean() == pytest.approx(0.8, abs=0.02)
-    assert drawn[:, augment.GRAY].mean() == pytest.approx(0.2, abs=0.02)
-    assert (drawn[:, augment.SIGMA_PX] > 0).mean() == pytest.approx(0.5, abs=0.02)
-    orders = np.bincount(drawn[jittered, augment.ORDER].astype(int), minlength=24)
+    assert sampled[:, augment.GRAY].mean() == pytest.approx(0.2, abs=0.02)
+    assert (sampled[:, augment.SIGMA_PX] > 0).mean() == pytest.approx(0.5, abs=0.02)
+    orders = np.bincount(sampled[jittered, augment.ORDER].astype(int), minlength=24)
     assert orders.min() > 0.7 * orders.mean() and len(orders) == 24
-    factors = drawn[:, augment.FACTORS : augment.FACTORS + 4]
+    factors = sampled[:, augment.FACTORS : augment.FACTORS + 4]
     assert factors.min(0) == pytest.approx([0.6, 0.6, 0.6, -0.1], abs=0.01)
     assert factors.max(0) == pytest.approx([1.4, 1.4, 1.4, 0.1], abs=0.01)
-    sigmas = drawn[drawn[:, augment.SIGMA_PX] > 0, augment.SIGMA_PX]
+    sigmas = sampled[sampled[:, augment.SIGMA_PX] > 0, augment.SIGMA_PX]
     assert (sigmas.min(), sigmas.max()) == pytest.approx((0.1, 2.0), abs=0.01)
-    assert all(draw_colors(rng, V1)[augment.ORDER] >= 0 for _ in range(100))
-    views = np.array([[draw_colors(rng, view) for view in V3] for _ in range(4000)])
+    assert all(sample_colors(rng, V1)[augment.ORDER] >= 0 for _ in range(100))
+    views = np.array([[sample_colors(rng, view) for view in V3] for _ in range(4000)])
     assert (views[:, :, augment.SIGMA_PX] > 0).mean(0) == pytest.approx([1, 0.1], abs=0.02)
     assert views[:, :, augment.SOLARIZE].mean(0) == pytest.approx([0, 0.2], abs=0.02)
 
 
 @pytest.mark.parametrize("aug", [V1, V2, V3[1]], ids=["v1", "v2", "v3"])
 def test_views_equal_the_official_operations_on_pil(aug):
-    """The same draws through PIL, in the order of main_moco.py: equal up to PIL's whole numbers."""
+    """PIL, with the samples and the order of main_moco.py, gives the same up to its rounding."""
     aug = dataclasses.replace(aug, crop_px=32, blur_prob=0.0)
     rng = np.random.default_rng(0)
     coarse = Image.fromarray(rng.integers(0, 256, (6, 6, 3), dtype=np.uint8))
@@ -202,13 +190,13 @@ def test_views_equal_the_official_operations_on_pil(aug):
     N = 40
     pixels, params = torch.empty(N, 2, 3, 32, 32, dtype=torch.uint8), torch.empty(N, 2, NUM_PARAMS)
     for n in range(N):
-        draw_views(Random(n), torch.from_numpy(np.array(image)), aug, pixels[n], params[n])
+        sample_views(Random(n), torch.from_numpy(np.array(image)), aug, pixels[n], params[n])
     pixels, params = pixels.flatten(0, 1), params.flatten(0, 1)
     ours = apply_colors(pixels, params, aug)
     theirs = torch.stack(
         [official_colors(x, p, aug) for x, p in zip(pixels, params.tolist(), strict=True)]
     )
-    # PIL cuts off the fraction after each of five operations, and its hue has 8 bits.
+    # PIL truncates after each of five operations, and its hue has 8 bits.
     assert (ours - theirs).abs().mean() * 255 < 2.0
     assert (ours - theirs).abs().mean(dim=(1, 2, 3)).max() * 255 < 4.0
 
@@ -228,68 +216,56 @@ def official_colors(x, params, aug):
     return TF.to_tensor(image)
 
 
-def test_crops_equal_pils_antialiased_resize():
+@pytest.mark.parametrize("flip_prob", [0.0, 1.0])
+def test_crops_equal_pils_antialiased_resize_and_flip(flip_prob):
     image = np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)
-    aug = dataclasses.replace(V1, crop_px=24, flip_prob=0.0)
+    aug = dataclasses.replace(V1, crop_px=24, flip_prob=flip_prob)
     pixels, params = torch.empty(2, 3, 24, 24, dtype=torch.uint8), torch.empty(2, NUM_PARAMS)
-    draw_views(Random(5), torch.from_numpy(image), aug, pixels, params)
+    sample_views(Random(5), torch.from_numpy(image), aug, pixels, params)
     rng = Random(5)
     for view in range(2):
-        box = draw_box(rng, (80, 60), aug.crop_scale, aug.crop_ratio)
-        _, params_again = rng.random(), draw_colors(rng, aug)
+        box = sample_box(rng, (80, 60), aug.crop_scale, aug.crop_ratio)
+        _, params_again = rng.random(), sample_colors(rng, aug)
         crop = Image.fromarray(image).crop(box).resize((24, 24), Image.Resampling.BILINEAR)
+        crop = ImageOps.mirror(crop) if flip_prob else crop
         difference = pixels[view].permute(1, 2, 0).numpy().astype(int) - np.asarray(crop)
         assert np.abs(difference).max() <= 1
         assert params[view].tolist() == pytest.approx(params_again)
-
-
-def test_flip():
-    image = torch.arange(60, dtype=torch.uint8).repeat(60, 1)[..., None].repeat(1, 1, 3)
-    views = {}
-    for probability in (0.0, 1.0):
-        aug = dataclasses.replace(V1, crop_px=16, flip_prob=probability)
-        views[probability] = torch.empty(2, 3, 16, 16, dtype=torch.uint8)
-        draw_views(Random(0), image, aug, views[probability], torch.empty(2, NUM_PARAMS))
-    assert torch.equal(views[1.0], views[0.0].flip(-1))
-    assert views[0.0][0, 0, 0, 0] < views[0.0][0, 0, 0, -1]
 
 
 @pytest.mark.parametrize("kind", [V1, V2], ids=["v1", "v2"])
 def test_colors_of_a_view_do_not_depend_on_the_batch(kind):
     aug = dataclasses.replace(kind, crop_px=16)
     pixels = torch.randint(0, 256, (12, 3, 16, 16), dtype=torch.uint8)
-    params = torch.tensor([draw_colors(Random(i), aug) for i in range(12)])
+    params = torch.tensor([sample_colors(Random(i), aug) for i in range(12)])
     together = apply_colors(pixels, params, aug)
     alone = [apply_colors(pixels[i : i + 1], params[i : i + 1], aug)[0] for i in range(12)]
     assert torch.equal(together, torch.stack(alone))
 
 
 def test_normalization_comes_last():
+    x = augment.normalize(torch.full((1, 3, 2, 2), 0.5), (0.5, 0.25, 0.0), (1.0, 0.5, 0.25))
+    assert x[0, :, 0, 0].tolist() == [0.0, 0.5, 2.0]
     pixels = torch.randint(0, 256, (6, 3, 8, 8), dtype=torch.uint8)
-    params = torch.tensor([draw_colors(Random(i), V2) for i in range(6)])
+    params = torch.tensor([sample_colors(Random(i), V2) for i in range(6)])
     mean, std = (0.5, 0.25, 0.0), (1.0, 0.5, 0.25)
     expected = augment.normalize(apply_colors(pixels, params, V2), mean, std)
     found = apply_colors(pixels, params, V2, mean, std)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
-
-
-def test_views_that_are_left_as_they_are():
-    aug = dataclasses.replace(V2, jitter_prob=0.0, gray_prob=0.0, blur_prob=0.0)
-    pixels = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8)
-    params = torch.tensor([draw_colors(Random(i), aug) for i in range(2)])
-    torch.testing.assert_close(apply_colors(pixels, params, aug), pixels / 255)
+    plain = torch.tensor([[-1.0, 1, 1, 1, 0, 0, 0, 0]]).expand(6, -1)
+    torch.testing.assert_close(apply_colors(pixels, plain, V2), pixels / 255)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("aug", [V1, V2, V3[1]], ids=["v1", "v2", "v3"])
 def test_opencv_equals_the_operations_of_a_gpu(monkeypatch, aug, threads):
-    """Every order, gray or not, with and without blur, factors below and above 1."""
+    """The cases include every order, gray, blur, and factors below and above 1."""
     pytest.importorskip("cv2")
     rng, generator = Random(0), torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (96, 3, 20, 20), dtype=torch.uint8, generator=generator)
     pixels[:, :, :8] = pixels[:, :1, :8]  # gray, where hue is undefined
     pixels[::4, :, 8:10] = 0
-    params = torch.tensor([draw_colors(rng, aug) for _ in range(96)])
+    params = torch.tensor([sample_colors(rng, aug) for _ in range(96)])
     params[:, augment.ORDER] = torch.arange(96) % 24
     params[:, augment.GRAY] = (torch.arange(96) >= 72).float()
     params[::5, augment.SIGMA_PX] = torch.linspace(0.1, 2, 20)
@@ -298,8 +274,3 @@ def test_opencv_equals_the_operations_of_a_gpu(monkeypatch, aug, threads):
     found = apply_colors(pixels, params, aug)
     monkeypatch.setattr(augment.opencv, "AVAILABLE", False)
     torch.testing.assert_close(found, apply_colors(pixels, params, aug), rtol=0, atol=1e-5)
-
-
-def test_normalize():
-    x = augment.normalize(torch.full((1, 3, 2, 2), 0.5), (0.5, 0.25, 0.0), (1.0, 0.5, 0.25))
-    assert x[0, :, 0, 0].tolist() == [0.0, 0.5, 2.0]

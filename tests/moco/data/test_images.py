@@ -14,31 +14,21 @@ from moco.data.images import (
 from tests.moco.data.test_decode import save
 
 
-def test_flat_folder(tmp_path):
-    expected = [save(tmp_path / name) for name in ("a.JPG", "b.png", "c.webp")]
+@pytest.mark.parametrize(
+    ("found", "skipped"),
+    [
+        (["a.JPG", "b.png", "c.webp"], [".d.png"]),
+        (["n01/x.jpg", "n02/deep/y.jpg"], ["n01/.x.jpg", ".cache/z.jpg"]),
+        (["val/cat/v.jpg"], []),
+        (["train/cat/t.jpg"], ["val/cat/v.jpg", "test/u.jpg"]),
+        (["plane/p.jpg", "train/t.jpg"], []),  # vehicles: `train` is a class among others
+    ],
+)
+def test_images_of_a_folder(tmp_path, found, skipped):
+    paths = [save(tmp_path / name) for name in (*found, *skipped)]
     (tmp_path / "notes.txt").write_text("no image")
-    assert find_images(tmp_path) == expected
-
-
-def test_nested_folders_and_dotfiles(tmp_path):
-    expected = [save(tmp_path / name) for name in ("n01/x.jpg", "n02/deep/y.jpg")]
-    save(tmp_path / "n01/._x.jpg", format="jpeg")
-    save(tmp_path / ".cache/z.jpg")
     (tmp_path / "empty_class").mkdir()
-    assert find_images(tmp_path) == expected
-
-
-def test_train_is_used_where_it_exists(tmp_path):
-    save(tmp_path / "val/cat/v.jpg")
-    assert find_images(tmp_path) == [tmp_path / "val/cat/v.jpg"]
-    train = save(tmp_path / "train/cat/t.jpg")
-    assert find_images(tmp_path) == [train]
-
-
-def test_list_in_a_file(tmp_path):
-    b, a = save(tmp_path / "b.jpg"), save(tmp_path / "sub/a.jpg")
-    (tmp_path / "list.txt").write_text(f"b.jpg\n\n{a}\n")
-    assert find_images(tmp_path / "list.txt") == [b, a]
+    assert find_images(tmp_path) == paths[: len(found)]
 
 
 def test_links_are_followed_once(tmp_path):
@@ -69,10 +59,11 @@ def test_images_are_read_and_named(tmp_path):
         images.read(1)
 
 
-def test_the_order_of_an_epoch_of_files(tmp_path):
-    """Fixed: begun runs are resumed in it."""
-    save(tmp_path / "0.png")
-    (tmp_path / "list.txt").write_text("0.png\n" * 10)
+def test_the_order_of_an_epoch_of_a_list(tmp_path):
+    """Earlier runs are resumed in it."""
+    b, a = save(tmp_path / "b.jpg"), save(tmp_path / "sub/a.jpg")
+    (tmp_path / "list.txt").write_text(f"b.jpg\n\n{a}\n" * 5)
+    assert find_images(tmp_path / "list.txt") == [b, a] * 5
     order = open_images(tmp_path / "list.txt").epoch_order(seed=3, epoch=5)
     assert order.tolist() == np.random.default_rng([3, 5]).permutation(10).tolist()
 
@@ -86,12 +77,6 @@ def test_labeled_folders(tmp_path):
     assert sets.val.name(0) == str(tmp_path / "val/dog/3.png")
 
 
-def test_a_class_called_train_is_one_of_its_classes(tmp_path):
-    """The vehicle: its folder holds all images only where there is no other class beside it."""
-    expected = [save(tmp_path / name) for name in ("plane/p.jpg", "train/t.jpg")]
-    assert find_images(tmp_path) == expected
-
-
 def test_files_of_other_suffixes_are_counted(tmp_path):
     for name in ("train/cat/1.png", "train/dog/2.png", "val/cat/3.png"):
         save(tmp_path / name, color=(200, 0, 0))
@@ -99,12 +84,10 @@ def test_files_of_other_suffixes_are_counted(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"other")
     (tmp_path / "train/.hidden.heic").write_bytes(b"other")
-    told = f"{tmp_path}/train: left out by suffix: 3 files (.heic 2, none 1)"
-    assert notes_on(open_images(tmp_path)) == [told]
+    note = f"{tmp_path}/train: left out by suffix: 3 files (.heic 2, none 1)"
     sets = labeled_sets(tmp_path)
-    assert notes_on(sets.train) == [told]
-    [note] = notes_on(sets.val)
-    assert note == f"{tmp_path}/val: left out by suffix: 1 file (.avif 1)"
+    assert notes_on(open_images(tmp_path)) == notes_on(sets.train) == [note]
+    assert notes_on(sets.val) == [f"{tmp_path}/val: left out by suffix: 1 file (.avif 1)"]
 
 
 def test_gray_of_12_bits_in_files_of_16_is_noted(tmp_path):
@@ -113,6 +96,6 @@ def test_gray_of_12_bits_in_files_of_16_is_noted(tmp_path):
         save(tmp_path / name, "I;16", color=4095)
     (tmp_path / "bad.png").write_bytes(b"\x89PNG")
     [note] = notes_on(open_images(tmp_path))
-    assert "no value above 16 of 255 in the 2 images looked at" in note and "12 bits" in note
+    assert "no value is above 16 of 255 in 2 sampled images" in note and "12-bit" in note
     save(tmp_path / "b.png", "I;16", color=17 * 257)
     assert notes_on(open_images(tmp_path)) == []

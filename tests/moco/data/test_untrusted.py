@@ -27,13 +27,13 @@ class TestPathTraversal:
         shutil.copy(image, folder / "a" / "x.jpg")
         (folder / "list.txt").write_text(f"a/x.jpg\n./a/../a/x.jpg\n{image}\n")
         here = folder / "a/x.jpg"
-        assert find_images(folder / "list.txt") == [here, here, image]  # whole paths are allowed
+        assert find_images(folder / "list.txt") == [here, here, image]  # absolute paths are allowed
         (folder / "list.txt").write_text(f"a/x.jpg\n{entry}\n")
-        with pytest.raises(DataError, match=r"list.txt: line 2: .* leads out of the list's folder"):
+        with pytest.raises(DataError, match=r"list.txt: line 2: .* is outside the list's folder"):
             find_images(folder / "list.txt")
 
     def test_what_is_no_image_is_only_named(self, tiny, tmp_path):
-        """A whole path may name anything; its content is not shown."""
+        """An absolute path may name any file, but its content is not shown."""
         (tmp_path / "secret").write_text("top secret")
         (tmp_path / "list.txt").write_text(f"{tmp_path / 'secret'}\n" * 8)
         with pytest.raises(DataError, match="secret: not an image") as caught:

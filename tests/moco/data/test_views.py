@@ -1,4 +1,4 @@
-"""What the training process is given: crops, and the items of each step."""
+"""Augmented views, center crops, and the order of the items."""
 
 import dataclasses
 import os
@@ -10,21 +10,12 @@ import torch
 from PIL import Image
 from torchvision.transforms import CenterCrop, Compose, Resize
 
-from moco.data.augment import V2, crop_view, draw_view
+from moco.data.augment import V2, crop_view, sample_view
 from moco.data.images import FileImages, find_images, open_images
 from moco.data.views import CenterCrops, Views, positions_of_steps
 from moco.engine.evaluation import CenterBatches
 
 AUG = dataclasses.replace(V2, crop_px=16)
-
-
-def test_center_crop(tmp_path):
-    pixels = np.zeros((20, 40, 3), dtype=np.uint8)
-    pixels[:, 10:30] = 255
-    Image.fromarray(pixels).save(tmp_path / "x.png")
-    crop = CenterCrops(FileImages([tmp_path / "x.png"]), resize_px=10, crop_px=8)[0]
-    assert crop.shape == (3, 8, 8)
-    assert crop.min() == 255
 
 
 class InMemory(FileImages):
@@ -60,28 +51,20 @@ def both_views(positions):
 
 
 class Numbers(FileImages):
-    """As many images, which nobody reads."""
+    """A dataset of the given length whose images are not read."""
 
     def __init__(self, length):
         super().__init__(["-"] * length)
 
 
-class TestOrder:
-    def steps(self, length, seed, start, stop):
-        return list(positions_of_steps(Numbers(length), 3, seed, start, stop))
-
-    def test_each_epoch_is_a_permutation_without_the_incomplete_batch(self):
-        steps = self.steps(10, 0, 0, 6)
-        assert [len(step) for step in steps] == [3] * 6
-        epochs = [[i for step in steps[a : a + 3] for _, i in step] for a in (0, 3)]
-        assert all(len(set(epoch)) == 9 and max(epoch) < 10 for epoch in epochs)
-        assert epochs[0] != epochs[1]
-        assert [step[0][0] for step in steps] == [0, 0, 0, 1, 1, 1]
-
-    def test_starting_later_gives_the_same_steps(self):
-        steps = self.steps(10, 4, 0, 8)
-        assert self.steps(10, 4, 5, 8) == steps[5:]
-        assert self.steps(10, 5, 0, 8) != steps
+def test_each_epoch_is_a_permutation_without_the_incomplete_batch():
+    steps = list(positions_of_steps(Numbers(10), 3, 0, 0, 6))
+    assert [len(step) for step in steps] == [3] * 6
+    epochs = [[i for step in steps[a : a + 3] for _, i in step] for a in (0, 3)]
+    assert all(len(set(epoch)) == 9 and max(epoch) < 10 for epoch in epochs)
+    assert epochs[0] != epochs[1]
+    assert [step[0][0] for step in steps] == [0, 0, 0, 1, 1, 1]
+    assert list(positions_of_steps(Numbers(10), 3, 0, 5, 6)) == steps[5:]
 
 
 class TestViews:
@@ -100,13 +83,13 @@ class TestViews:
         assert not torch.equal(seed_2.pixels[0], one.pixels[0])
 
     def test_are_drawn_from_one_stream_per_image(self, images):
-        """Query first, then key: the numbers that begun runs drew."""
+        """Earlier runs are resumed with the same samples: first the query's, then the key's."""
         data = open_images(images)
         batch = Views(data, AUG, seed=7).__getitems__([(2, 4, 1), (2, 4, 0)])
         image = data.read(4)
         rng = Random("7 2 4 0")
         for row in (1, 0):
-            view = draw_view(rng, (image.shape[1], image.shape[0]), AUG)
+            view = sample_view(rng, (image.shape[1], image.shape[0]), AUG)
             assert torch.equal(batch.pixels[row], crop_view(image, view, 16))
             assert batch.params[row].tolist() == pytest.approx(view.colors)
 
@@ -142,11 +125,8 @@ class TestViews:
         )
         assert first.complete and len(first.bad) == 1
         assert torch.equal(first.pixels[2], second.pixels[0])
-
-    def test_only_bad_images(self, tmp_path):
-        (tmp_path / "bad.jpg").write_bytes(b"")
-        data = FileImages([tmp_path / "bad.jpg"])
-        assert not Views(data, AUG, 0, skip_bad=True).__getitems__([(0, 0, 0)]).complete
+        only_bad = FileImages([tmp_path / "bad.jpg"])
+        assert not Views(only_bad, AUG, 0, skip_bad=True).__getitems__([(0, 0, 0)]).complete
 
     def test_paths_with_any_bytes(self, images, tmp_path):
         name = os.fsdecode(b"caf\xe9 \xf0\x9f\x90\x88.jpg")

@@ -1,4 +1,4 @@
-"""Tiny runs of all trainings, which the loop's tests take in turn."""
+"""Tiny runs of all trainings, over which the loop's tests are parametrized."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -30,11 +30,3 @@ def train(request, images, tiny, labeled, pretrained) -> Callable[..., None]:
     go.name = request.param  # type: ignore[attr-defined]
     go.form = FORMAT if request.param == "pretrain" else CLASSIFIER_FORMAT  # type: ignore[attr-defined]
     return go
-
-
-@pytest.fixture(scope="session")
-def straight(train, tmp_path_factory) -> Path:
-    """Folder of an uninterrupted run; a line of metrics every three steps."""
-    run = tmp_path_factory.mktemp("straight") / "run"
-    train(run, LOG__EVERY_ITERS=3)
-    return run

@@ -1,3 +1,5 @@
+"""Checkpoints: names, removal of old ones, search for the newest."""
+
 import pytest
 
 from moco.common.errors import DataError
@@ -22,15 +24,8 @@ def names(folder):
 
 
 def test_names_sort_by_time(tmp_path):
-    in_order = [
-        checkpoint_name(0, 5),
-        checkpoint_name(0),
-        checkpoint_name(1, 20),
-        checkpoint_name(1, 100),
-        checkpoint_name(1),
-        checkpoint_name(9999),
-        checkpoint_name(10000),
-    ]
+    times = (0, 5), (0,), (1, 20), (1, 100), (1,), (9999,), (10000,)
+    in_order = [checkpoint_name(*time) for time in times]
     assert in_order[1] == "checkpoint_0000.pth.tar"
     for name in [*reversed(in_order), "checkpoint_best.pth.tar", ".tmp-checkpoint_0003.pth.tar"]:
         (tmp_path / name).touch()
@@ -48,8 +43,8 @@ def test_keeps_the_newest_and_the_milestones(tmp_path):
     assert names(tmp_path) == kept[2:]
 
 
-def test_what_must_stay_stays(tmp_path):
-    """The file just written is among the oldest names where somebody put newer ones beside it."""
+def test_named_checkpoints_are_never_removed(tmp_path):
+    """The file just written may be among the oldest names, if a user added newer ones."""
     for epoch in range(5):
         (tmp_path / checkpoint_name(epoch)).touch()
     written, good = checkpoint_name(1), checkpoint_name(0)
@@ -57,7 +52,7 @@ def test_what_must_stay_stays(tmp_path):
     assert names(tmp_path) == [good, written, checkpoint_name(3), checkpoint_name(4)]
 
 
-def test_newest_skips_what_cannot_be_read(tmp_path):
+def test_newest_skips_unreadable_files(tmp_path):
     assert newest_checkpoint(tmp_path) is None
     for epoch in range(2):
         save_checkpoint(tmp_path / checkpoint_name(epoch), content(step=epoch))

@@ -1,4 +1,4 @@
-"""What auto chooses by."""
+"""Precision and memory layout that `auto` chooses."""
 
 import pytest
 import torch
@@ -10,22 +10,20 @@ from moco.pretraining.config import load_pretrain_cfg
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize(
-    ("found", "fast"),
-    [
-        ({"avx512_bf16": True}, True),
-        ({"amx_bf16": True, "avx512_bf16": False}, True),
-        ({"avx512_f": True, "avx512_bf16": False}, False),
-        ({}, False),
-    ],
-)
-def test_a_cpu_needs_instructions_for_bf16(monkeypatch, found, fast):
+CPUS = (
+    ({"avx512_bf16": True}, True), ({"amx_bf16": True, "avx512_bf16": False}, True),
+    ({"avx512_f": True, "avx512_bf16": False}, False), ({}, False),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("found", "fast"), CPUS)
+def test_fast_bf16_needs_instructions_of_a_cpu(monkeypatch, found, fast):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found, raising=False)
     assert has_fast_bf16(CPU) is fast
 
 
 @pytest.mark.parametrize("fast", [True, False])
-def test_a_gpu_must_not_emulate_it(monkeypatch, fast):
+def test_fast_bf16_must_not_be_emulated_by_a_gpu(monkeypatch, fast):
     def supported(including_emulation=True):
         return including_emulation or fast
 
@@ -45,7 +43,7 @@ def test_the_layout_follows_device_and_precision(device, precision, layout):
 
 
 @pytest.mark.parametrize("fast", [True, False])
-def test_emulated_bf16_is_said_to_be_slow(monkeypatch, capsys, fast):
+def test_emulated_bf16_gives_a_warning(monkeypatch, capsys, fast):
     monkeypatch.setattr("moco.engine.device.has_fast_bf16", lambda device: fast)
     cfg = load_pretrain_cfg(None, ["SOLVER.PRECISION", "bf16"])
     assert with_speed(cfg, CPU, {}).SOLVER.PRECISION == "bf16"

@@ -1,3 +1,5 @@
+"""kNN classification: votes, the monitor of a pre-training, and the command."""
+
 import shutil
 
 import numpy as np
@@ -23,13 +25,13 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def labeled(tmp_path_factory):
-    """Noise around three colors; `val` lacks one class, so labels of the two differ."""
+    """Write noise around three colors; `val` lacks one class, so the labels of the two differ."""
     root = tmp_path_factory.mktemp("labeled")
     return write_labeled(root, {"train": (6, 6, 6), "val": (0, 6, 6)})
 
 
 def test_votes_are_weighted_as_in_instdisc():
-    """Written out: weight exp(s / t) for each of the k nearest."""
+    """Each of the k nearest images votes with weight exp(s / t), written out in NumPy."""
     rng = np.random.default_rng(0)
     M, N, D, k, t, classes = 40, 30, 5, 7, 0.1, 4
     train, queries = (rng.normal(size=(n, D)) for n in (M, N))
@@ -43,20 +45,22 @@ def test_votes_are_weighted_as_in_instdisc():
         for i in nearest:
             votes[labels[i]] += np.exp(similarity[i] / t)
         expected.append(int(np.argmax(votes)))
-    given = torch.from_numpy(train).float(), torch.from_numpy(labels)
-    given = *given, torch.from_numpy(queries).float(), k
-    assert knn_predict(*given, t, classes).tolist() == expected
-    assert knn_predict(*given, 1e9, classes).tolist() != expected  # not weighted
+    tensors = torch.tensor(train).float(), torch.tensor(labels), torch.tensor(queries).float()
+    assert knn_predict(*tensors, k, t, classes).tolist() == expected
+    assert knn_predict(*tensors, k, 1e9, classes).tolist() != expected  # not weighted
 
 
-def test_colors_are_told_apart(labeled):
+def test_colors_are_classified(labeled):
     backbone = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
     result = evaluate(backbone, labeled_sets(labeled), HOW, 3, 0.1, CPU)
     assert result.top1 == 100
     assert (result.num_train, result.num_val, result.num_classes) == (18, 12, 3)
     assert "kNN top-1 100.0% (k=3, t=0.1; 18 train" in str(result)
     most = evaluate(backbone, labeled_sets(labeled), HOW, 200, 0.1, CPU).k
-    assert most == 18  # no more than there are
+    assert most == 18  # all training images
+    sizes = {(0, 0, 224): (256, 224), (32, 0, 224): (37, 32), (0, 32, 32): (32, 32)}
+    for settings, expected in sizes.items():
+        assert CenterCrop.sized(*settings, (0.0,) * 3, (1.0,) * 3)[:2] == expected
 
 
 def features_and_result(root):
@@ -79,12 +83,6 @@ def test_processes_share_the_images_and_all_get_the_result(labeled, tmp_path):
         assert same == result
 
 
-def test_sizes():
-    sizes = {(0, 0, 224): (256, 224), (32, 0, 224): (37, 32), (0, 32, 32): (32, 32)}
-    for given, expected in sizes.items():
-        assert CenterCrop.sized(*given, (0.0,) * 3, (1.0,) * 3)[:2] == expected
-
-
 def test_monitor_and_command_agree(labeled, images, tiny, tmp_path, capsys):
     data = {"DATA__ROOT": images, "DATA__KNN_ROOT": labeled}
     # The crop's own size, not 256/224 of it.
@@ -104,13 +102,13 @@ def test_monitor_and_command_agree(labeled, images, tiny, tmp_path, capsys):
     assert (record.init, record.seed) == (f"run_{checkpoint.name.removesuffix('.pth.tar')}", 0)
     assert record.metrics == {"knn/top1": measured[7]}
     assert record.config["k"] == 5 and record.config["num_val"] == 12
-    assert record.config["resize_px"] == record.config["crop_px"] == 16  # as the monitor
+    assert record.config["resize_px"] == record.config["crop_px"] == 16  # as for the monitor
     main([*command, "--output", str(tmp_path / "knn"), "--overwrite", "--init", "mine"])
     assert read_record(tmp_path / "knn" / "run.json").init == "mine"
 
 
 @pytest.mark.parametrize("stem", ["imagenet", "stride2"])
-def test_command_takes_files_of_others(labeled, tmp_path, capsys, monkeypatch, stem):
+def test_the_command_reads_files_of_other_projects(labeled, tmp_path, capsys, monkeypatch, stem):
     torch.manual_seed(0)
     network = build_backbone(EncoderSpec("resnet10", stem, 0.125))
     randomize(network)
@@ -124,7 +122,7 @@ def test_command_takes_files_of_others(labeled, tmp_path, capsys, monkeypatch, s
     assert (record.init, record.config["crop_px"], record.seed) == ("theirs", 32, 0)
     assert 0 <= record.metrics["knn/top1"] <= 100
     if stem == "stride2":
-        assert "give --mean, --std" in capsys.readouterr().out
+        assert "set --mean and --std" in capsys.readouterr().out
     pixels = ["--mean", "127.5", "102", "51", "--std", "51", "127.5", "127.5"]
     seen = []
 
@@ -138,16 +136,16 @@ def test_command_takes_files_of_others(labeled, tmp_path, capsys, monkeypatch, s
     (labeled / "val/red/1.heic").unlink()
     assert seen == [((0.5, 0.4, 0.2), (0.2, 0.5, 0.5))]
     out = capsys.readouterr().out
-    assert "give --mean" not in out, "it was given"
+    assert "set --mean" not in out
     assert "note: " in out and "left out by suffix: 1 file (.heic 1)" in out
     again = read_record(tmp_path / "knn" / "run.json")
-    assert again.config_sha256 == record.config_sha256, "as for weights that say it themselves"
-    assert "pixels: mean (0.5, 0.4, 0.2), std (0.2, 0.5, 0.5), as given" in again.notes
+    assert again.config_sha256 == record.config_sha256  # pixels are not part of the protocol
+    assert "pixels: mean (0.5, 0.4, 0.2), std (0.2, 0.5, 0.5), as requested" in again.notes
 
 
 @pytest.mark.parametrize("t", [0.01, 0.001])
 def test_a_small_temperature_does_not_overflow(t):
-    """exp(1 / t) is infinite in float32 from t = 0.0113 on: all votes were equal, class 0 won."""
-    train = torch.nn.functional.normalize(1 + torch.eye(8), dim=1)  # all of them near each other
+    """Regression: exp(1 / t) overflows float32 for t <= 0.0113, and class 0 won every vote."""
+    train = torch.nn.functional.normalize(1 + torch.eye(8), dim=1)  # all are similar
     labels = torch.arange(8) % 4
     assert knn_predict(train, labels, train, 8, t, 4).tolist() == labels.tolist()

@@ -1,4 +1,4 @@
-"""Loggers: what they get, resuming, failing, and adding one; with the real packages, offline."""
+"""Loggers: values, resuming, errors, custom ones; with the real packages, offline."""
 
 import json
 import struct
@@ -18,7 +18,7 @@ BLOCK = 1 << 15
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch, tmp_path) -> None:
-    """Nothing leaves this machine, and nothing is written outside the test's folder."""
+    """Send nothing over the network, and write nothing outside the test's folder."""
     monkeypatch.chdir(tmp_path)
     for name in ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
         monkeypatch.setenv(name, str(tmp_path))
@@ -41,7 +41,7 @@ def opts(tiny, images, tmp_path):
 
 @pytest.fixture
 def register(monkeypatch):
-    """Registers a logger for the length of a test."""
+    """Return a function that registers a logger for the duration of a test."""
 
     def add(opener):
         monkeypatch.setitem(LOGGERS._obj_map, opener.__name__, opener)
@@ -50,7 +50,7 @@ def register(monkeypatch):
 
 
 def lines(tmp_path: Path) -> list[dict[str, float]]:
-    """metrics.json without what is for it alone."""
+    """Return the lines of metrics.json without the epoch, which only it has."""
     text = (tmp_path / "run" / "metrics.json").read_text()
     return [
         {name: value for name, value in json.loads(line).items() if name != "epoch"}
@@ -59,7 +59,7 @@ def lines(tmp_path: Path) -> list[dict[str, float]]:
 
 
 def in_mlflow(tmp_path: Path) -> dict[int, dict[str, float]]:
-    """Iteration → values of the run's id, as MLflow reads them back."""
+    """Read the values of the run from MLflow, by iteration."""
     from mlflow.tracking import MlflowClient
 
     run_id = json.loads((tmp_path / "run" / LOGGERS_NAME).read_text())["mlflow"]
@@ -71,7 +71,7 @@ def in_mlflow(tmp_path: Path) -> dict[int, dict[str, float]]:
 
 
 def in_wandb(tmp_path: Path) -> list[dict[int, dict[str, float]]]:
-    """For each time that the run was opened, iteration → values in the file to be synchronized."""
+    """Read the values from each file to be synchronized (one per process), by iteration."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     run_id = json.loads((tmp_path / "run" / LOGGERS_NAME).read_text())["wandb"]
@@ -88,7 +88,7 @@ def in_wandb(tmp_path: Path) -> list[dict[int, dict[str, float]]]:
 
 
 def records(data: bytes) -> Iterator[bytes]:
-    """Of a log in LevelDB's format, which W&B's files have after their first 7 bytes."""
+    """Yield the records of a log in LevelDB's format, which W&B's files have from byte 7 on."""
     at, whole = 7, b""
     while at + 7 < len(data):
         if (left := BLOCK - at % BLOCK) < 7:
@@ -103,7 +103,7 @@ def records(data: bytes) -> Iterator[bytes]:
 
 
 @pytest.mark.slow
-def test_wandb_and_mlflow_have_the_numbers_of_metrics_json(opts, tmp_path):
+def test_wandb_and_mlflow_receive_the_numbers_of_metrics_json(opts, tmp_path):
     pytest.importorskip("wandb")
     pytest.importorskip("mlflow")
     from mlflow.tracking import MlflowClient
@@ -151,7 +151,7 @@ def test_a_logger_from_outside(opts, register, tmp_path):
     assert not (folder / LOGGERS_NAME).exists()
 
 
-def test_a_logger_that_fails_is_left_out_with_one_warning(opts, register, tmp_path, capsys):
+def test_a_logger_that_fails_is_dropped_with_one_warning(opts, register, tmp_path, capsys):
     def failing(folder, config, run_id):
         return Logger(lambda values, iteration: 1 / 0, lambda done: 1 / 0)
 
@@ -167,13 +167,12 @@ def test_a_logger_that_cannot_be_opened(opts, register, tmp_path):
         raise OSError("no\nserver")
 
     register(broken)
-    with pytest.raises(UserError, match=r"LOG\.LOGGERS.*broken") as caught:
+    with pytest.raises(UserError, match=r"^LOG\.LOGGERS.*broken.*$"):
         main(opts("broken"))
-    assert "\n" not in str(caught.value)
     assert not (tmp_path / "run" / "metrics.json").exists()
 
 
-def test_ids_of_another_kind_are_no_ids(register, tmp_path):
+def test_invalid_ids_are_ignored(register, tmp_path):
     seen = []
 
     def outside(folder, config, run_id):

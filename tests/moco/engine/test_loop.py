@@ -1,4 +1,4 @@
-"""The loop, in all trainings: stops, resuming, longer runs, used folders, what is refused."""
+"""The loop in all trainings: stops, resuming, extension, used folders, refused checkpoints."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -41,7 +41,7 @@ def test_used_folders(train, tmp_path, monkeypatch):
         train(run)
     with RunFolder(run, resume=True), pytest.raises(LockedError):
         train(run, "--resume")
-    # --resume must not find the earlier run's checkpoints, which are further.
+    # --resume must not find the earlier run's checkpoints, which are of later steps.
     stopped(train, run, 1, "--overwrite")
     assert names(run) == ["checkpoint_0000_step00000001.pth.tar"]
     assert not (run / "run.json").exists()
@@ -71,18 +71,17 @@ def test_resuming_without_a_checkpoint(train, tmp_path, capsys):
     assert "starting from scratch" in capsys.readouterr().out
 
 
-def test_a_loss_that_is_no_number_stops_the_run(train, tmp_path, monkeypatch):
-    """Before it reaches the weights."""
+def test_a_nan_loss_stops_the_run_before_anything_is_saved(train, tmp_path, monkeypatch):
     from moco.engine import loop
 
     over_processes, calls = loop._over_processes, iter(range(100))
 
     def poisoned(step, received):
-        loss, *others = over_processes(step, received)
-        return (float("nan") if next(calls) == 5 else loss, *others)
+        report = over_processes(step, received)
+        return report.index_fill(0, torch.tensor([0] if next(calls) == 4 else []).long(), torch.nan)
 
     monkeypatch.setattr(loop, "_over_processes", poisoned)
-    with pytest.raises(NumericError, match=r"loss is nan at step 5; .*checkpoint_000[01].pth"):
+    with pytest.raises(NumericError, match=r"loss is nan at step 4; .*checkpoint_000[01].pth"):
         train(tmp_path / "run")
     state = newest(tmp_path / "run", train.form)
     assert state["step"] in (3, 4)
@@ -92,14 +91,14 @@ def test_a_loss_that_is_no_number_stops_the_run(train, tmp_path, monkeypatch):
 
 @pytest.fixture
 def length(train) -> Callable[[int], dict[str, int]]:
-    """The given number of steps as a key: of pre-training in steps, else in epochs of two."""
+    """Return a function from steps to a key: in steps for pre-training, else in epochs of 2."""
     key, unit = ("MAX_ITERS", 1) if train.name == "pretrain" else ("MAX_EPOCHS", 2)
     return lambda steps: {f"SOLVER__{key}": steps // unit}
 
 
 @pytest.mark.slow
 def test_an_extended_run_equals_the_longer_one(train, length, tmp_path, capsys):
-    """With a schedule in steps; the end of the shorter run is inside an epoch of the longer one."""
+    """The shorter run ends within an epoch of the longer one."""
     step = {"SOLVER__SCHEDULE": "step", "SOLVER__MILESTONES_EPOCHS": "(1,)"}
     run, longer = tmp_path / "run", tmp_path / "longer"
     train(longer, **step, **length(12))
@@ -118,12 +117,12 @@ def test_an_extended_run_equals_the_longer_one(train, length, tmp_path, capsys):
     assert weights(run, train.form) == weights(longer, train.form)
     record = read_record(run / "run.json")
     assert record.iterations == 12
-    said = [note for note in record.notes if note.startswith("extended from 8 to 12 steps")]
-    assert len(said) == 1 and "not equivalent" not in said[0]
+    (note,) = [note for note in record.notes if note.startswith("extended from 8 to 12 steps")]
+    assert "not equivalent" not in note
 
 
 @pytest.mark.slow
-def test_extending_a_cosine_says_what_is_not_equivalent(train, length, tmp_path):
+def test_the_note_on_an_extended_cosine_says_that_it_is_not_equivalent(train, length, tmp_path):
     run = tmp_path / "run"
     cosine = {"SOLVER__SCHEDULE": "cosine", "SOLVER__LR_UPDATE": "iter"}
     train(run, **cosine, **length(8))

@@ -1,4 +1,4 @@
-"""Which checkpoint a diverging run keeps and names."""
+"""Checkpoints that a diverging run keeps and names."""
 
 import math
 
@@ -12,7 +12,7 @@ from moco.engine.schedule import LearningRate
 
 
 def good_after(losses, weights=1.0):
-    """The good checkpoint after these losses, one named by its step after each."""
+    """Return the good checkpoint after these losses, with one named by its step after each."""
     loss_range = LossRange()
     for step, loss in enumerate(losses):
         loss_range.add(loss)
@@ -21,14 +21,14 @@ def good_after(losses, weights=1.0):
 
 
 @pytest.mark.parametrize(
-    "losses, good",
+    ("losses", "good"),
     [
         ([], ""),
-        ([7.0], ""),  # nothing has used the checkpoint's weights yet
+        ([7.0], ""),  # no step has used the checkpoint's weights yet
         ([7.0, 6.0, 5.0], "1"),
-        ([7.0, 6.0, 1e4], "0"),  # the weights after step 1 gave 10000
+        ([7.0, 6.0, 1e4], "0"),  # the loss of the weights after step 1
         ([7.0, 6.0, 1e4, 1e5, 1e6], "0"),
-        ([7.0, 600.0, 6.0, 5.0], "2"),  # a peak that a high learning rate may have
+        ([7.0, 600.0, 6.0, 5.0], "2"),  # a peak possible with a high learning rate
         ([7.0, 1e4, 6.0, 5.0], "2"),  # back in range
         ([0.05, 5.5, 11.0], "1"),  # MoCo, whose queue starts with random keys
         ([*[0.001] * 2000, 0.2, 0.001], "2000"),  # losses near 0 may grow a hundredfold
@@ -39,18 +39,14 @@ def test_a_checkpoint_is_good_once_the_next_loss_was_in_range(losses, good):
     assert good_after(losses) == good
 
 
-def test_a_creeping_loss_does_not_take_the_range_along():
-    losses = [7.0 * 50**i for i in range(8)]
-    assert int(good_after(losses)) <= 1
-
-
-def test_weights_count_too():
-    """Queries of unit length have a bounded loss, whatever the weights."""
+def test_neither_a_slowly_rising_loss_nor_large_weights_are_good():
+    """Normalized queries have a bounded loss, whatever the weights."""
+    assert int(good_after([7.0 * 50**i for i in range(8)])) <= 1
     assert good_after([7.0] * 5, weights=1e6) == "3"
     assert good_after([7.0] * 5, weights=3e29) == ""
 
 
-def test_the_range_travels_in_a_checkpoint():
+def test_the_range_is_restored_from_a_checkpoint():
     one, losses = LossRange(), [7.0, 6.0, 5.0, 2.0, 1e9, 3.0]
     for step, loss in enumerate(losses):
         one.add(loss)
@@ -74,7 +70,7 @@ def test_largest_weight():
 
 @pytest.fixture
 def diverge(train, monkeypatch):
-    """`diverge(folder, rates)`: a run of 8 or 6 steps with these learning rates at these steps."""
+    """Return a function that trains 8 or 6 steps with the given learning rates at some steps."""
     usual = LearningRate.__call__
 
     def go(folder, rates):
@@ -88,7 +84,7 @@ def diverge(train, monkeypatch):
 
 
 def test_a_diverged_run_keeps_the_checkpoint_before(train, diverge, tmp_path):
-    """From step 3 on the weights are of 1e7 and more; KEEP 2 would leave only such files."""
+    """From step 3 on weights are at least 1e7; KEEP 2 alone would leave only such checkpoints."""
     run = tmp_path / "run"
     rates = {2: 1e9} | dict.fromkeys(range(3, 8), 1e-09)
     diverge(run, rates)
@@ -99,7 +95,7 @@ def test_a_diverged_run_keeps_the_checkpoint_before(train, diverge, tmp_path):
     assert load_checkpoint(run / (run / "last_checkpoint").read_text(), train.form)["step"] == 8
 
 
-def test_a_folder_that_is_moved_is_not_made_again(train, monkeypatch, tmp_path):
+def test_a_moved_folder_is_not_created_again(train, monkeypatch, tmp_path):
     run, usual = tmp_path / "run", LearningRate.__call__
 
     def move(self, step):
@@ -116,8 +112,8 @@ def test_a_folder_that_is_moved_is_not_made_again(train, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_message_names_it(train, diverge, tmp_path):
-    """The loss breaks off some steps after the learning rate did."""
+def test_the_message_names_the_good_checkpoint(train, diverge, tmp_path):
+    """The loss diverges some steps after the learning rate."""
     run = tmp_path / "run"
     rates = {2: 1e9} | dict.fromkeys(range(3, 6), 1e-09) | {6: math.inf}
     with pytest.raises(NumericError) as error:

@@ -1,13 +1,16 @@
+"""Learning-rate schedules, compared with explicit lists."""
+
 import pytest
 
 from moco.common.errors import UserError
-from moco.engine.config import common_cfg
+from moco.engine.config import default_cfg
+from moco.engine.keys import EVERY
 from moco.engine.schedule import SCHEDULES, LearningRate, Length, check_warmup
 
 
 def rates(total_steps, steps_per_epoch, at=None, **keys):
-    """The learning rates at these steps, or at all."""
-    solver = common_cfg().SOLVER
+    """Return the learning rates at the given steps, or at all."""
+    solver = default_cfg(EVERY).SOLVER
     solver.merge_from_list([word for pair in keys.items() for word in pair])
     rate = LearningRate(solver, Length(total_steps, steps_per_epoch))
     return [rate(step) for step in (range(total_steps) if at is None else at)]
@@ -17,12 +20,6 @@ def test_steps_of_the_paper():
     """Sec. 4: 0.03, times 0.1 at epochs 120 and 160 of 200."""
     at = {0: 0.03, 1199: 0.03, 1200: 0.003, 1599: 0.003, 1600: 0.0003, 1999: 0.0003}
     assert rates(2000, 10, at) == pytest.approx(list(at.values()))
-
-
-def test_cosine_per_epoch_is_the_official_one():
-    """adjust_learning_rate of main_moco.py: one value per epoch, never 0."""
-    expected = [1, 1, 0.853553, 0.853553, 0.5, 0.5, 0.146447, 0.146447]
-    assert rates(8, 2, SCHEDULE="cosine", BASE_LR=1.0) == pytest.approx(expected, abs=1e-6)
 
 
 def test_exponential_of_the_papers_billion_images():
@@ -37,6 +34,8 @@ def test_exponential_of_the_papers_billion_images():
     ("steps", "keys", "expected"),
     [
         (4, {"SCHEDULE": "cosine", "LR_UPDATE": "iter"}, [1, 0.853553, 0.5, 0.146447]),
+        # adjust_learning_rate of main_moco.py: one value per epoch, never 0.
+        (16, {"SCHEDULE": "cosine"}, [x for x in (1, 0.853553, 0.5, 0.146447) for _ in range(4)]),
         (6, {"WARMUP_ITERS": 4, "MILESTONES_EPOCHS": ()}, [0.25, 0.5, 0.75, 1, 1, 1]),
         (
             7,
@@ -47,7 +46,7 @@ def test_exponential_of_the_papers_billion_images():
         (6, {"SCHEDULE": "warmup_cosine", "WARMUP_ITERS": 2}, [0.5, 1, 1, 0.853553, 0.5, 0.146447]),
     ],
 )
-def test_as_a_list(steps, keys, expected):
+def test_schedules_as_lists(steps, keys, expected):
     assert rates(steps, 4, BASE_LR=1.0, **keys) == pytest.approx(expected, abs=1e-6)
 
 
@@ -69,7 +68,7 @@ def test_a_warmup_in_epochs_follows_the_data():
     ],
 )
 def test_a_warmup_as_long_as_the_run_is_refused(images, keys, fits):
-    solver = common_cfg().SOLVER
+    solver = default_cfg(EVERY).SOLVER
     solver.merge_from_list([word for pair in keys.items() for word in pair])
     solver.BATCH_SIZE = 4096
     epoch = images // 4096

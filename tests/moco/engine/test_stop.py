@@ -1,4 +1,4 @@
-"""Stop signals: noted while open, once more means now, and left alone elsewhere."""
+"""Stop signals: recorded in the context, a second Ctrl-C exits at once, no effect elsewhere."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ def send(*numbers: int) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2])
-def test_a_signal_is_noted_and_the_handler_restored(number):
+def test_a_signal_is_recorded_and_the_handler_restored(number):
     before = [signal.getsignal(other) for other in STOP_SIGNALS]
     with stop_signals() as stop:
         assert stop.received is None
@@ -29,7 +29,7 @@ def test_a_signal_is_noted_and_the_handler_restored(number):
     assert [signal.getsignal(other) for other in STOP_SIGNALS] == before
 
 
-def test_only_ctrl_c_once_more_means_now():
+def test_only_a_second_ctrl_c_exits_at_once():
     with stop_signals() as stop:
         send(signal.SIGTERM, signal.SIGTERM, signal.SIGUSR1)
         assert stop.received is not None
@@ -48,7 +48,7 @@ def test_handlers_are_restored_after_an_error():
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_outside_the_main_thread_signals_are_left_alone():
+def test_other_threads_handle_no_signals():
     answers = []
 
     def work() -> None:
@@ -62,7 +62,7 @@ def test_outside_the_main_thread_signals_are_left_alone():
     assert answers == [(None, before)]
 
 
-def test_a_launcher_that_has_gone_asks_for_a_stop(monkeypatch):
+def test_a_launcher_that_has_exited_requests_a_stop(monkeypatch):
     monkeypatch.setattr(distributed, "launcher_died", lambda: True)
     assert StopRequest().received == signal.SIGHUP
 

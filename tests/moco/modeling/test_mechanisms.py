@@ -1,4 +1,4 @@
-"""The registry of mechanisms: one from outside the project trains by its name alone."""
+"""The registry of mechanisms: a mechanism from outside the project trains by its name alone."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from tests.moco.commands import pretrain as main
 
 
 class Prototypes(Mechanism):
-    """Queries meet fixed prototypes; the positive is that of the image's number."""
+    """Fixed prototypes as dictionary; the index of an image determines its positive."""
 
     needs_key_view = False
 
@@ -50,8 +50,3 @@ def test_a_mechanism_from_outside_trains(toy, images, tiny, tmp_path):
     state = load_checkpoint(list_checkpoints(tmp_path / "run")[-1])["state_dict"]
     assert state["module.steps"] == 2
     assert not any(name.startswith("module.encoder_k") for name in state)
-
-
-def test_those_of_the_paper_and_moco_v3():
-    papers = {"momentum_queue", "end_to_end", "memory_bank"}
-    assert {name for name, _ in MECHANISMS} == papers | {"moco_v3"}

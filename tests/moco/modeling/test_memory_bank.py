@@ -44,16 +44,16 @@ def test_follows_the_slow_transcription(loss):
     optimizer = torch.optim.SGD(model.parameters(), **SGD)
     for step in range(5):
         x_q, images = batch(step)
-        drawn = drawn_by(model, images, step)
+        sampled = sampled_by(model, images, step)
         out = train_step(model, optimizer, x_q, x_q[:0], images=images, step=step)
-        assert out.loss.item() == pytest.approx(oracle.step(x_q, images, drawn), rel=1e-10)
+        assert out.loss.item() == pytest.approx(oracle.step(x_q, images, sampled), rel=1e-10)
         torch.testing.assert_close(model.bank, torch.stack(oracle.bank), rtol=0, atol=1e-10)
     for name, p in model.encoder_q.named_parameters():
         torch.testing.assert_close(p.detach(), oracle.sgd.params[name], rtol=0, atol=1e-10)
 
 
-def drawn_by(model, images, step):
-    """Which entries the negatives are, found by their values."""
+def sampled_by(model, images, step):
+    """Return the entries that are the negatives of a step, found by their values."""
     nothing = torch.empty(0, 3, 8, 8)
     negatives = model.dictionary(KeyBatch(nothing, None, torch.tensor(images), step)).negatives
     found = (negatives.T[:, None] - model.bank[None]).abs().sum(dim=2).argmin(dim=1)
@@ -63,10 +63,11 @@ def drawn_by(model, images, step):
 
 def test_negatives_are_sampled_uniformly_and_independently_in_each_step():
     model = make_model(K=2200)
-    counts = np.bincount(drawn_by(model, [0], 0), minlength=M)
+    counts = np.bincount(sampled_by(model, [0], 0), minlength=M)
     assert counts.min() > 150 and counts.max() < 250  # 200 expected, standard deviation 13.5
     model = make_model()
-    assert drawn_by(model, [0], 0) == drawn_by(model, [0], 0) != drawn_by(model, [0], 1)
+    first, again, next_step = (sampled_by(model, [0], step) for step in (0, 0, 1))
+    assert first == again != next_step
 
 
 def test_only_the_entries_of_the_batch_move_and_stay_unit_vectors():
@@ -78,11 +79,3 @@ def test_only_the_entries_of_the_batch_move_and_stay_unit_vectors():
     moved = (model.bank - before).abs().sum(dim=1) > 0
     assert moved.nonzero()[:, 0].tolist() == sorted(images)
     torch.testing.assert_close(model.bank.norm(dim=1), torch.ones(M, dtype=torch.float64))
-
-
-def test_size_for_imagenet():
-    """1.28M x 128 beside a ResNet-50: 655 MB in fp32, before it is divided among processes."""
-    with torch.device("meta"):
-        encoder = build_encoder(EncoderSpec("resnet50"), 128, mlp=False)
-        model = MemoryBank(encoder, 128, 1_281_167, 65536, 0.5, 0.07)
-    assert model.bank.nbytes == 1_281_167 * 128 * 4 < 660e6

@@ -1,4 +1,4 @@
-"""Weights that are damaged, misnamed, never trained or overflowing, in every command alike."""
+"""Damaged, misnamed, untrained and overflowing weights, in every command alike."""
 
 import pytest
 import torch
@@ -19,18 +19,18 @@ def converted(path):
 
 
 def classified(path):
-    """What linear classification and fine-tuning do first."""
+    """Read weights as linear classification and fine-tuning do."""
     return read_initial_weights(str(path)).notes
 
 
 def by_neighbors(path):
-    """Refused, or the folder without images is what fails."""
+    """Run kNN, which refuses the weights or fails at a folder without images."""
     (path.parent / "no-images").mkdir()
     knn(["--checkpoint", str(path), "--data", str(path.parent / "no-images")])
 
 
 def changed(tmp_path, change):
-    """A checkpoint of this project after `change` of its content."""
+    """Write a checkpoint of this project after `change` of its content."""
     path = write_pretrained(tmp_path / "checkpoint_0000.pth.tar")
     content = torch.load(path, weights_only=True)
     content["config"] = {"AUG.CROP_PX": 16}
@@ -49,22 +49,23 @@ def test_a_sound_one_is_taken(tmp_path, capsys):
     assert "note: " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arch", ["vit_small", "resnet50d", "resnet101d", "ResNet-101", "x\x1b[2J"])
-def test_an_arch_that_no_plain_resnet_has(arch):
-    warnings = []
-    check_arch(arch, R50, "x", [], warnings)
-    assert len(warnings) == 1 and "\x1b" not in warnings[0]
-
-
-@pytest.mark.parametrize("arch", ["resnet50", "ResNet50", "rn50", "R-50", None, ["resnet50"]])
-def test_an_arch_that_a_plain_resnet_has(arch):
-    notes, warnings = [], []
-    check_arch(arch, R50, "x", notes, warnings)
-    assert not warnings and len(notes) == (arch in ("ResNet50", "rn50", "R-50"))
+@pytest.mark.parametrize(
+    ("archs", "counts"),  # numbers of notes and of warnings
+    [
+        (("vit_small", "resnet50d", "resnet101d", "ResNet-101", "x\x1b[2J"), (0, 1)),
+        (("ResNet50", "rn50", "R-50"), (1, 0)),
+        (("resnet50", None, ["resnet50"]), (0, 0)),
+    ],
+)
+def test_recorded_names_of_a_resnet50(archs, counts):
+    for arch in archs:
+        notes, warnings = [], []
+        check_arch(arch, R50, "x", notes, warnings)
+        assert (len(notes), len(warnings)) == counts and "\x1b" not in "".join(warnings), arch
 
 
 def test_the_arch_of_the_official_code(tmp_path):
-    """Named as another network by a file of others: said by the converter and a classifier."""
+    """Converter and classifier warn of a file that names another network, or refuse it."""
     state = {f"module.{key}": value for key, value in make_resnet().state_dict().items()}
     torch.save({"arch": "vit_small", "state_dict": state}, tmp_path / "a.pth")
     for command in (converted, classified):

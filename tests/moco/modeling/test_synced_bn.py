@@ -1,4 +1,4 @@
-"""BN over the batch of all processes: forward, gradients and statistics are one process's."""
+"""Synchronized BN: forward pass, gradients and statistics equal those of one process."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ SHAPES = {"1d": (8, 3), "2d": (8, 3, 4, 5)}
 
 
 def normalized(kind, affine, dtype=torch.float64):
-    """Output, input's gradient (all processes' rows), weight's gradient, statistics."""
+    """Return output and input gradient of all processes, weight gradient, and statistics."""
     generator = torch.Generator().manual_seed(0)
     x, weights = torch.randn(2, *SHAPES[kind], dtype=dtype, generator=generator)
     x = 3 * x + 1

@@ -1,6 +1,7 @@
 """Keys of pre-training: the recipes, what is refused, and scaling to another batch."""
 
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -138,15 +139,8 @@ def test_augmentations_are_the_published_ones():
     assert (aug.HUE, aug.BLUR_PROB, aug.JITTER_PROB) == (0.3, 0.5, 0.8)
 
 
-@pytest.mark.parametrize(
-    "opts", ["SOLVER.SCHEDULE cosine SOLVER.MAX_EPOCHS 10", "MOCO.MECHANISM memory_bank MOCO.K 10"]
-)
-def test_keys_that_do_not_matter_to_the_others(opts):
-    cfg(opts)
-
-
 def test_linear_rule():
-    """Half the batch: half the rate, twice the steps; and what is not equivalent is said."""
+    """Half the batch has half the rate and twice the steps, and notes name what still differs."""
     solver, (rate, rest) = scale_to_batch(
         cfg(
             "SOLVER.BATCH_SIZE 128 SOLVER.REFERENCE_BATCH_SIZE 256 SOLVER.BASE_LR 0.03 "
@@ -158,35 +152,28 @@ def test_linear_rule():
     assert "0.015 instead of 0.03" in rate
     for difference in ("16 images a group", "512 steps instead of 256", "m 0.999"):
         assert difference in rest
-
-
-@pytest.mark.parametrize("reference", [0, 64])
-def test_nothing_to_scale(reference):
-    keys = f"SOLVER.BATCH_SIZE 64 SOLVER.REFERENCE_BATCH_SIZE {reference} SOLVER.MAX_ITERS 7"
-    solver, notes = scale_to_batch(cfg(keys))
-    assert (solver.BASE_LR, solver.MAX_ITERS, notes) == (0.03, 7, [])
+    for reference in (0, 64):
+        keys = f"SOLVER.BATCH_SIZE 64 SOLVER.REFERENCE_BATCH_SIZE {reference} SOLVER.MAX_ITERS 7"
+        solver, notes = scale_to_batch(cfg(keys))
+        assert (solver.BASE_LR, solver.MAX_ITERS, notes) == (0.03, 7, [])
 
 
 @pytest.mark.parametrize(
-    "opts, world_size, key",
+    ("opts", "world_size", "key"),
     [
         ("", 3, "SOLVER.BATCH_SIZE: got 256"),
         ("MOCO.BN_SPLITS 2", 4, "MOCO.BN_SPLITS: got 2"),
         ("SOLVER.ACCUMULATE 4", 4, "MOCO.BN_SPLITS: got 8"),
+        ("", 1, None),
+        ("", 8, None),
+        ("SOLVER.ACCUMULATE 4", 2, None),
+        ("SOLVER.ACCUMULATE 8", 1, None),
+        ("MOCO.BN_SPLITS 1", 4, None),
     ],
 )
-def test_what_processes_cannot_share(opts, world_size, key):
-    with pytest.raises(UserError, match=key):
+def test_the_batch_is_divided_among_processes_or_refused(opts, world_size, key):
+    with pytest.raises(UserError, match=key) if key else nullcontext():
         check_processes(cfg(opts), world_size)
-
-
-@pytest.mark.parametrize("world_size, parts", [(1, 1), (8, 1), (2, 4), (1, 8)])
-def test_what_processes_can_share(world_size, parts):
-    check_processes(cfg(f"SOLVER.ACCUMULATE {parts}"), world_size)
-
-
-def test_bn_of_the_whole_batch_is_for_any_number_of_processes():
-    check_processes(cfg("MOCO.BN_SPLITS 1"), 4)
 
 
 def test_devices(monkeypatch):

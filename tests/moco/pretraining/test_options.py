@@ -1,4 +1,4 @@
-"""What the keys of a run change: mechanism, symmetric loss, momentum, shuffle, precision."""
+"""Effects of the keys of a run: mechanism, symmetric loss, momentum, shuffle, precision."""
 
 import math
 
@@ -26,7 +26,7 @@ VIT |= {"MODEL__FREEZE_PATCH_EMBED": True, "SOLVER__OPTIMIZER": "adamw", "SOLVER
 
 @pytest.fixture
 def train(opts, tmp_path):
-    """`train(folder, KEY=value)`: the last checkpoint's content and the losses of a tiny run."""
+    """Return `train(folder, KEY=value)`, which gives the last checkpoint and the losses."""
 
     def run(folder, *flags, **changes):
         main([*flags, *opts(folder, LOG__EVERY_ITERS=1, **changes)])
@@ -37,7 +37,7 @@ def train(opts, tmp_path):
 
 @pytest.fixture
 def forwards(monkeypatch):
-    """`(model, x_q)` of each forward pass with a queue."""
+    """Record `(model, x_q)` of each forward pass with a queue."""
     seen, forward = [], MomentumQueue.forward
 
     def spy(self, x_q, dictionary):
@@ -64,8 +64,7 @@ def test_rate_and_durations_given_for_a_reference_batch_are_scaled(train, tmp_pa
     assert [line["lr"] for line in metrics(tmp_path / "scaled")] == pytest.approx(warm_up + decayed)
 
 
-def test_what_is_left_out_of_the_data_is_recorded(opts, tmp_path):
-    """Of the images for pre-training, and of kNN's."""
+def test_skipped_files_of_training_and_knn_images_are_recorded(opts, tmp_path):
     data = write_labeled(tmp_path / "data")
     for split in ("train", "val"):
         (data / split / "red" / "more.heic").write_bytes(b"other")
@@ -89,22 +88,35 @@ def test_symmetric_loss_is_the_sum_of_both_ways(train, monkeypatch):
 
 
 def test_memory_bank_reads_one_view_and_keeps_one_entry_per_image(train, monkeypatch):
-    asked, whole_batch = [], Views.__getitems__
+    requested, whole_batch = [], Views.__getitems__
+    sampled, entries = [], MemoryBank._entries
 
     def spy(self, items):
-        asked.extend(items)
+        requested.extend(items)
         return whole_batch(self, items)
 
+    def spy_negatives(self, images):
+        sampled.append(images[-20:].tolist())
+        return entries(self, images)
+
     monkeypatch.setattr(Views, "__getitems__", spy)
+    monkeypatch.setattr(MemoryBank, "_entries", spy_negatives)
     state, _ = train("bank", SOLVER__MAX_ITERS=1, **BANK)
-    assert len(asked) == 8 and {view for _, _, view in asked} == {0}
+    assert len(requested) == 8 and {view for _, _, view in requested} == {0}
     assert state["state_dict"]["module.bank"].shape == (26, 16)
+    train("seed", SEED=1, SOLVER__MAX_ITERS=1, **BANK)
+    assert len(sampled) == 2 and sampled[0] != sampled[1]  # the seed samples the negatives
 
 
-def test_deterministic_kernels_are_asked_for(train):
+def test_deterministic_kernels_and_the_window_of_shards(train, monkeypatch):
+    windows = []
+    monkeypatch.setattr(
+        "moco.pretraining.run.open_images",
+        lambda *args: windows.append(args[2]) or open_images(*args),
+    )
     try:
-        train("deterministic", DETERMINISTIC=True, SOLVER__MAX_ITERS=1)
-        assert torch.are_deterministic_algorithms_enabled()
+        train("run", DETERMINISTIC=True, DATA__SHARD_WINDOW=5, SOLVER__MAX_ITERS=1)
+        assert torch.are_deterministic_algorithms_enabled() and windows == [5]
     finally:
         torch.use_deterministic_algorithms(False)
 
@@ -122,19 +134,6 @@ def test_an_entry_of_the_bank_moves_by_its_momentum(train):
     assert ((query * half).sum(dim=1) > (query * most).sum(dim=1)).all()
 
 
-def test_the_seed_samples_the_negatives_of_the_bank(train, monkeypatch):
-    sampled, entries = [], MemoryBank._entries
-
-    def spy(self, images):
-        sampled.append(images[-20:].tolist())
-        return entries(self, images)
-
-    monkeypatch.setattr(MemoryBank, "_entries", spy)
-    for seed in (0, 1):
-        train(f"seed{seed}", SEED=seed, SOLVER__MAX_ITERS=1, **BANK)
-    assert len(sampled) == 2 and sampled[0] != sampled[1]
-
-
 @pytest.mark.parametrize(("last", "precision"), [(True, "fp32"), (False, "fp32"), (True, "bf16")])
 def test_channels_last_is_the_layout_of_images_and_weights(train, forwards, last, precision):
     train("run", SOLVER__CHANNELS_LAST=last, SOLVER__PRECISION=precision, SOLVER__MAX_ITERS=1)
@@ -149,7 +148,7 @@ def test_channels_last_is_the_layout_of_images_and_weights(train, forwards, last
 
 
 @pytest.mark.parametrize("on", [True, False])
-def test_each_encoder_is_compiled_where_asked(train, forwards, monkeypatch, on):
+def test_each_encoder_is_compiled_by_its_key(train, forwards, monkeypatch, on):
     compiled = []
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compiled.append(self))
     train("run", SOLVER__COMPILE=on, SOLVER__MAX_ITERS=1)
@@ -157,34 +156,17 @@ def test_each_encoder_is_compiled_where_asked(train, forwards, monkeypatch, on):
     assert compiled == ([model.encoder_q, model.encoder_k] if on else [])
 
 
-def test_the_window_of_shards_reaches_the_images(train, monkeypatch):
-    windows = []
-
-    def spy(root, index_file, window):
-        windows.append(window)
-        return open_images(root, index_file, window)
-
-    monkeypatch.setattr("moco.pretraining.run.open_images", spy)
-    train("run", DATA__SHARD_WINDOW=5, SOLVER__MAX_ITERS=1)
-    assert windows == [5]
-
-
 @pytest.mark.parametrize(
-    ("base", "change"),
+    ("base", "changes"),
     [
-        ({}, {"MOCO__SHUFFLE_BN": False}),
-        ({}, {"MOCO__T": 0.07}),
-        ({}, {"SEED": 1}),
-        (BANK, {"MOCO__LOSS": "nce"}),
-        (BANK, {"SEED": 1}),
+        ({}, [{"MOCO__SHUFFLE_BN": False}, {"MOCO__T": 0.07}, {"SEED": 1}]),
+        (BANK, [{"MOCO__LOSS": "nce"}, {"SEED": 1}]),
     ],
 )
-def test_a_key_changes_the_loss_of_the_first_step(train, base, change):
-    one, other = (
-        train(name, SOLVER__MAX_ITERS=1, **keys)[1]
-        for name, keys in (("one", base), ("other", base | change))
-    )
-    assert one != other
+def test_keys_change_the_loss_of_the_first_step(train, base, changes):
+    runs = enumerate([{}, *changes])
+    losses = [train(f"{n}", SOLVER__MAX_ITERS=1, **base | keys)[1][0] for n, keys in runs]
+    assert len(set(losses)) == len(losses)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +185,7 @@ def test_when_the_key_encoder_is_the_query_encoder(train, keys, equal):
 
 
 def test_the_patch_projection_stays_and_the_momentum_rises(train):
-    """Frozen weights are not even decayed; at the end of the run m is 1: keys' encoders stay."""
+    """Frozen weights are not decayed either; with m = 1 at the end, key encoders do not change."""
     start, _ = train("start", **{**VIT, **V3, "SOLVER__BASE_LR": 0, "SOLVER__MAX_ITERS": 1})
     state, _ = train("run", SOLVER__MAX_ITERS=3, SOLVER__WEIGHT_DECAY=0.5, **VIT | V3)
     first, last = ({n.removeprefix("module."): x for n, x in s["state_dict"].items()}
@@ -221,24 +203,20 @@ def test_the_patch_projection_stays_and_the_momentum_rises(train):
     assert torch.equal(key, first[f"encoder_k.{moved}"]) and not torch.equal(key, query)
 
 
-def test_a_resnets_blocks_start_as_the_identity(train):
+@pytest.mark.parametrize("mlp", [False, True])
+def test_heads_and_blocks_that_start_as_the_identity(train, mlp):
     keys = {"MODEL__ZERO_INIT_RESIDUAL": True, "SOLVER__BASE_LR": 0, "SOLVER__MAX_ITERS": 1}
-    state = train("run", **keys)[0]["state_dict"]
+    state = train("run", MOCO__MLP=mlp, **keys)[0]["state_dict"]
+    names = {name for name in state if ".encoder_q.fc." in name}
+    last = "fc.2" if mlp else "fc"
+    assert f"module.encoder_q.{last}.weight" in names and len(names) == (4 if mlp else 2)
     for encoder in "qk":
         assert not state[f"module.encoder_{encoder}.layer1.0.bn2.weight"].any()
         assert state[f"module.encoder_{encoder}.layer1.0.bn1.weight"].all()
 
 
-@pytest.mark.parametrize("mlp", [False, True])
-def test_heads(train, mlp):
-    state, _ = train("run", MOCO__MLP=mlp, SOLVER__MAX_ITERS=1)
-    names = {name for name in state["state_dict"] if ".encoder_q.fc." in name}
-    last = "fc.2" if mlp else "fc"
-    assert f"module.encoder_q.{last}.weight" in names and len(names) == (4 if mlp else 2)
-
-
 def test_steps_that_fp16_skips(train, tmp_path, capsys):
-    """Counted over a stop, noted, and refused where they are most of the run."""
+    """Skipped steps are counted across a stop, noted, and refused if they are most of the run."""
     with pytest.raises(Preempted):
         train("run", SOLVER__STOP_AT_ITERS=4, SOLVER__PRECISION="fp16")
     state, _ = train("run", "--resume", SOLVER__PRECISION="fp16")
@@ -254,35 +232,30 @@ def test_steps_that_fp16_skips(train, tmp_path, capsys):
 
 @pytest.fixture
 def fast(monkeypatch):
-    """`fast(bool)`: whether the processor is said to have instructions for bf16."""
+    """Return `fast(bool)`, which sets whether the CPU has instructions for bf16."""
     return lambda has: monkeypatch.setattr("moco.engine.device.has_fast_bf16", lambda device: has)
 
 
 @pytest.mark.parametrize(("has", "chosen"), [(True, "bf16"), (False, "fp32")])
-def test_auto_is_recorded_as_what_it_chose(train, fast, tmp_path, capsys, has, chosen):
+def test_auto_is_recorded_as_its_choice_and_kept_on_another_cpu(
+    train, fast, tmp_path, capsys, has, chosen
+):
     fast(has)
-    keys = {"SOLVER__MAX_ITERS": 2, "KNN__K": 3}
-    state, losses = train("auto", SOLVER__PRECISION="auto", **keys)
+    state, losses = train("auto", SOLVER__PRECISION="auto")
     assert f"precision {chosen}, channels_last" in capsys.readouterr().out
-    said, same = train("said", SOLVER__PRECISION=chosen, SOLVER__CHANNELS_LAST=True, **keys)
-    assert losses == same and sha256_state(state["state_dict"]) == sha256_state(said["state_dict"])
-    auto, said = (read_record(tmp_path / name / RECORD_NAME) for name in ("auto", "said"))
+    for name, precision in (("explicit", chosen), ("other", "fp32" if has else "bf16")):
+        same, again = train(name, SOLVER__PRECISION=precision, SOLVER__CHANNELS_LAST=True)
+        equal = sha256_state(same["state_dict"]) == sha256_state(state["state_dict"])
+        assert equal == (again == losses) == (name == "explicit")
+    auto, explicit, other = (
+        read_record(tmp_path / name / RECORD_NAME) for name in ("auto", "explicit", "other")
+    )
     assert auto.config["SOLVER.PRECISION"] == chosen and auto.config["SOLVER.CHANNELS_LAST"] is True
-    assert auto.config_sha256 == said.config_sha256
-    other = "fp32" if has else "bf16"
-    train("other", SOLVER__PRECISION=other, SOLVER__CHANNELS_LAST=True, **keys)
-    assert read_record(tmp_path / "other" / RECORD_NAME).config_sha256 != auto.config_sha256
-
-
-@pytest.mark.parametrize("has", [True, False])
-def test_auto_stays_as_the_run_began_on_another_processor(train, fast, capsys, has):
-    fast(has)
-    keys = {"SOLVER__PRECISION": "auto"}
-    straight, losses = train("straight", **keys)
+    assert auto.config_sha256 == explicit.config_sha256 != other.config_sha256
     with pytest.raises(Preempted):
-        train("stopped", SOLVER__STOP_AT_ITERS=4, **keys)
+        train("stopped", SOLVER__STOP_AT_ITERS=4, SOLVER__PRECISION="auto")
     fast(not has)
-    resumed, again = train("stopped", "--resume", **keys)
-    assert losses == again and resumed["config"]["SOLVER.PRECISION"] == ("bf16" if has else "fp32")
-    assert sha256_state(resumed["state_dict"]) == sha256_state(straight["state_dict"])
+    resumed, again = train("stopped", "--resume", SOLVER__PRECISION="auto")
+    assert losses == again and resumed["config"]["SOLVER.PRECISION"] == chosen
+    assert sha256_state(resumed["state_dict"]) == sha256_state(state["state_dict"])
     assert "warning: SOLVER.PRECISION" in capsys.readouterr().out

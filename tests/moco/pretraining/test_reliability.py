@@ -1,4 +1,4 @@
-"""Faults of runs in one process, and files from strangers, by the rows of RELIABILITY."""
+"""Faults of runs in one process, and untrusted files, by the rows of RELIABILITY."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def python(*arguments, **options):
-    """Runs `python ARGUMENTS` to its end."""
+    """Run `python ARGUMENTS` to its end."""
     command = [sys.executable, *map(str, arguments)]
     how = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 300}
     return subprocess.run(command, **how, **options)
@@ -95,7 +95,7 @@ class TestPayloads:
                 shutil.rmtree(folder)
 
         return {
-            "convert --inspect": lambda path: print(inspect_file(path)),
+            "inspect": lambda path: print(inspect_file(path)),
             "cifar": cifar,
             "pretrain --resume": lambda path: main([*opts(), "--resume"]),
             "pretrain --resume FILE": lambda path: main([*opts(), "--resume", str(path)]),
@@ -126,7 +126,7 @@ class TestPayloads:
                     message = str(error)
                     assert path.name in message and "\n" not in message, case
                 else:
-                    assert name == "convert --inspect", case  # it describes what is inert
+                    assert name == "inspect", case  # it describes what is inert
                 assert not marker.exists(), case
 
     def test_no_program_unpickles_what_is_no_pickle(self, entry_points, path, tmp_path):
@@ -139,7 +139,7 @@ class TestPayloads:
                 assert not marker.exists(), f"{name}: {what}"
 
     def test_a_good_checkpoint_is_opened_by_all(self, entry_points, path, pretrained):
-        """Or the test above would prove nothing."""
+        """Otherwise the tests above would prove nothing."""
         shutil.copy(pretrained, path)
         for name, program in entry_points.items():
             try:
@@ -155,7 +155,7 @@ class TestReadingProcess:
     """Row 21."""
 
     def test_hangs(self, opts):
-        """For ten minutes, and ignoring SIGTERM: the run does not wait for it at its end."""
+        """The run does not wait for a worker that sleeps for ten minutes and ignores SIGTERM."""
         code = (
             "import time\n"
             "from benchmarks.__main__ import cli\n"

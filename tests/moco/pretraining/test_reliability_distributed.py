@@ -47,7 +47,7 @@ MECHANISMS = {
 
 @pytest.fixture
 def words(opts):
-    """`words(mechanism, KEY=value)`: of a tiny run of 8 steps in tmp_path/run."""
+    """Return `words(mechanism, KEY=value)`, the arguments of a run of 8 steps in tmp_path/run."""
     return lambda mechanism="queue", **changes: opts(
         LOG__EVERY_ITERS=1, **MECHANISMS[mechanism], **changes
     )
@@ -55,7 +55,7 @@ def words(opts):
 
 @pytest.fixture(scope="module")
 def straight(images, tiny, tmp_path_factory):
-    """`straight(mechanism)`: weights of the uninterrupted run in two processes."""
+    """Return `straight(mechanism)`, the weights of an uninterrupted run in two processes."""
 
     @functools.cache
     def run(mechanism="queue"):
@@ -68,8 +68,8 @@ def straight(images, tiny, tmp_path_factory):
     return run
 
 
-def said_by_session(work, seconds=20):
-    """The error that leaves a session of this process, in the words of the command."""
+def session_error(work, seconds=20):
+    """Return the message of the error that leaves a session of this process, or None."""
     os.environ["GROUP_RANK"] = "0"  # as torchrun, whose processes may end each other
     try:
         with distributed.session(torch.device("cpu"), seconds):
@@ -84,7 +84,7 @@ def error_in_process_0():
             raise DataError("image 3 is empty")
         distributed.barrier()
 
-    message = said_by_session(work)
+    message = session_error(work)
     if os.environ["RANK"] == "0":
         time.sleep(distributed.ROLL_CALL_SECONDS + 1)
     return message
@@ -97,11 +97,11 @@ def two_on_one_gpu():
             "Last error:\nDuplicate GPU detected : rank 0\n"
         )
 
-    return said_by_session(work)
+    return session_error(work)
 
 
 def slow_scan(root, folder):
-    """Both processes open shards, twice; a collective would give up after 5 seconds."""
+    """Open shards twice in both processes, while a collective would give up after 5 seconds."""
     scan, scanned = moco.data.shards.scan, []
 
     def slow(path):
@@ -116,7 +116,7 @@ def slow_scan(root, folder):
         for _ in range(2):
             images.append(len(opened(root, folder)))
 
-    return said_by_session(work, seconds=5), images, scanned
+    return session_error(work, seconds=5), images, scanned
 
 
 def opened(root, folder):
@@ -124,22 +124,22 @@ def opened(root, folder):
 
 
 def bad_shard(root, folder):
-    return said_by_session(lambda: opened(root, folder))
+    return session_error(lambda: opened(root, folder))
 
 
 def open_together(root, folder):
-    """Each process waits for the other while it opens the images."""
+    """Let each process wait for the other while it opens the images."""
 
     def together(*args):
         distributed.gather_rows(torch.zeros(1))  # unlike a barrier between turns
         return open_images(*args)
 
     moco.pretraining.run.open_images = together
-    return said_by_session(lambda: opened(root, folder), seconds=10)
+    return session_error(lambda: opened(root, folder), seconds=10)
 
 
 def nan_in_one(words):
-    """The command's error where process 1 has a loss that is no number in its fifth step."""
+    """Return the command's error if process 1 has a loss of NaN in its fifth step."""
     calls, forward = itertools.count(1), MomentumQueue.forward
 
     def poisoned(self, *args):
@@ -155,11 +155,11 @@ def nan_in_one(words):
 
 
 class TestOtherProcesses:
-    """Row 8; tests/test_stop_and_resume.py: unless asked for, they are refused."""
+    """Row 8; tests/test_stop_and_resume.py: they are refused unless requested."""
 
     @pytest.mark.parametrize("mechanism", ["queue", "memory_bank", "moco_v3"])
     @pytest.mark.parametrize("before, after", [((), TORCHRUN), (TORCHRUN, ())])
-    def test_goes_on_with_the_same_batch_if_asked(
+    def test_continues_with_the_same_batch_if_requested(
         self, words, straight, tmp_path, mechanism, before, after
     ):
         stop = ("SOLVER.STOP_AT_ITERS", 3)
@@ -171,7 +171,7 @@ class TestOtherProcesses:
         ended = newest(tmp_path / "run")
         assert (ended["step"], ended["processes"]) == (8, 2 if after else 1)
         if mechanism == "moco_v3":
-            # Its loss amplifies the last bits from step to step; modeling/ compares in float64.
+            # Its loss amplifies rounding from step to step; modeling/ compares in float64.
             return
         for name, expected in straight(mechanism).items():
             if "running_" not in name:  # statistics start from the mean
@@ -188,34 +188,34 @@ class TestLostProcess:
         command = [*TORCHRUN, *PRETRAIN, *words(), "--dist-timeout", 5]
         done = run(command, tmp_path, fault)
         assert done.code != 0
-        said = r"did not answer in 5 s.*--resume to continue \(.*imed out"
-        assert re.search(f"process . of 2: process . of this run died or {said}", done.err)
+        expected = r"did not answer in 5 s.*--resume to continue \(.*imed out"
+        assert re.search(f"process . of 2: process . of this run died or {expected}", done.err)
         assert re.search(r"Root Cause.*rank +: . .*SIGKILL", done.err, re.S)  # torchrun's report
 
     def test_restarts_on_several_machines_are_refused(self, monkeypatch):
-        """Each torchrun counts its own: rank 0 might not know, and begin anew."""
+        """Each torchrun counts its own restarts, so rank 0 might start from scratch."""
         monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
         assert distributed.restarted() == 0
         monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
-        with pytest.raises(UserError, match="--max-restarts 3: is for one machine"):
+        with pytest.raises(UserError, match="--max-restarts 3: works on one machine only"):
             distributed.restarted()
 
     def test_an_error_of_one_is_not_contradicted_by_the_other(self):
-        """Nor is it ended while it closes its data-loader workers."""
+        """The process with the error is not ended while it closes its data-loader workers."""
         assert run_on(2, error_in_process_0, connect=False) == [
             "image 3 is empty",
-            "process 1 of 2: process 0 stopped with an error, see its message",
+            "process 1 of 2: process 0 stopped with an error; see its message",
         ]
 
     def test_the_cause_is_kept(self):
-        """Two processes on one GPU are no lost process."""
+        """Two processes on one GPU are not reported as a lost process."""
         for message in run_on(2, two_on_one_gpu, connect=False):
             assert message.endswith(
                 "(NCCL error in: Utils.cpp:77, invalid usage; Duplicate GPU detected : rank 0)"
             )
 
     def test_an_error_in_one_process_ends_all(self, words, tmp_path, images):
-        """Each process reads its own images; one bad one is named and nobody waits for ever."""
+        """Each process reads its own images; a bad one is named, and no process waits forever."""
         folder = tmp_path / "one_bad"
         shutil.copytree(images, folder)
         (folder / "004.jpg").write_bytes(b"")
@@ -233,7 +233,7 @@ def test_a_loss_that_is_no_number_in_one_process(words, tmp_path):
 
 
 class TestOpeningImages:
-    """The main process scans shards; the others wait as long as that takes."""
+    """The main process scans shards, and the others wait as long as that takes."""
 
     def test_a_scan_longer_than_the_timeout(self, images, tmp_path):
         with tarfile.open(tmp_path / "a.tar", "w") as tar:
@@ -247,7 +247,7 @@ class TestOpeningImages:
         (tmp_path / "a.tar").write_text("no tar")
         main, other = run_on(2, bad_shard, tmp_path, tmp_path / "run", connect=False)
         assert "a.tar: not a tar" in main
-        assert other == "process 1 of 2: process 0 stopped with an error, see its message"
+        assert other == "process 1 of 2: process 0 stopped with an error; see its message"
 
     def test_other_data_in_no_turns(self, images, tmp_path):
         assert run_on(2, open_together, images, tmp_path, connect=False) == [None, None]

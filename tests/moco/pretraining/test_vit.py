@@ -34,7 +34,7 @@ KEYS = {
 
 @pytest.fixture(scope="module")
 def checkpoint(images, tiny, labeled, tmp_path_factory):
-    """Of three steps, with the kNN monitor at the end."""
+    """Pre-train for three steps, with the kNN monitor at the end."""
     folder = tmp_path_factory.mktemp("vit") / "run"
     data = {"DATA__ROOT": images, "DATA__KNN_ROOT": labeled, "KNN__K": 3, "OUTPUT_DIR": folder}
     main(tiny(SOLVER__MAX_ITERS=3, **data, **KEYS))
@@ -77,11 +77,11 @@ def test_what_is_read_is_what_was_trained(checkpoint, state):
     assert weights.spec == ViTSpec("vit_micro", SIDE)
     assert weights.state.keys() == {k for k in query if not k.startswith("head.")}
     assert all(torch.equal(x, query[name]) for name, x in weights.state.items())
-    assert "predictor.0.weight" in weights.beside and "encoder_q.head.0.weight" in weights.beside
+    assert "predictor.0.weight" in weights.extra and "encoder_q.head.0.weight" in weights.extra
 
 
 def test_a_file_of_the_official_code(tmp_path, monkeypatch):
-    """Its layout says that networks of its widths have 12 heads; the class token comes along."""
+    """Its layout implies 12 heads, and the class token is loaded."""
     monkeypatch.setitem(archs.VITS, "vit_one_block", ViTArch(384, 1, 12))
     torch.manual_seed(0)
     spec = ViTSpec("vit_one_block", SIDE)
@@ -127,7 +127,7 @@ def test_images_of_another_size_are_refused(checkpoint, labeled, tmp_path, opts)
 
 
 def test_pretraining_from_its_own_weights(checkpoint, state, opts, tmp_path):
-    """Both heads and the key encoder come along."""
+    """Both heads and the key encoder are loaded."""
     keys = {**KEYS, "SOLVER__BASE_LR": 0, "SOLVER__MAX_ITERS": 1}
     main(opts(MODEL__WEIGHTS=checkpoint, **keys))
     after = newest(tmp_path / "run")["state_dict"]

@@ -1,0 +1,210 @@
+"""Weights in several files: shards with an index, and folders of torch.distributed.checkpoint.
+
+Both are read through one file that names the others, which are next to it: the index of
+transformers (`model.safetensors.index.json`), and `.metadata`. The latter is a pickle, which torch
+itself unpickles with `pickle.load`; here its objects are inert (moco/common/unpickler.py).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from moco.common.errors import DataError, printable, shown
+from moco.common.files import harmful_objects, load_pickle, load_torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+METADATA = ".metadata"  # torch/distributed/checkpoint/filesystem.py
+_INDEX = re.compile(rb'\s*\{.*"weight_map"', re.DOTALL)
+PART_NAME = re.compile(r"\w[\w.-]{0,200}", re.ASCII)
+MAX_INDEX_BYTES = 16 << 20
+MAX_LEVELS = 32  # keys above a value
+
+
+def parts_of(path: Path) -> dict[str, str] | None:
+    """Return the map from tensors to files of an index of sharded weights, or None for other files.
+
+    Raises:
+        DataError: If the index is damaged or names a file in another folder.
+    """
+    if not path.is_file():
+        return None  # whoever reads it reports why; opening a pipe would block
+    try:
+        with open(path, "rb") as file:
+            if not _INDEX.match(file.read(1 << 16)):
+                return None
+        if path.stat().st_size > MAX_INDEX_BYTES:
+            raise DataError(
+                f"{path}: index of more than {MAX_INDEX_BYTES} bytes, which is not supported"
+            )
+        parts = json.loads(path.read_bytes())["weight_map"]
+    except OSError:
+        return None
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: not JSON ({error}); download it again") from error
+    if not isinstance(parts, dict) or not parts:
+        raise DataError(f"{path}: its weight_map names no tensors; download it again")
+    for name in parts.values():
+        _check_name(path, name)
+    return parts
+
+
+def _check_name(path: Path, name: Any) -> None:
+    if not isinstance(name, str) or not PART_NAME.fullmatch(name):
+        raise DataError(f"{path}: names file {shown(name)}, expected files in its own folder")
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return the file that names others, and those; empty for a file of weights.
+
+    Raises:
+        DataError: If the file is damaged or names a file in another folder.
+    """
+    if path.name == METADATA:
+        names = {piece.file for value in _values(path, set()) for piece in value.pieces}
+    else:
+        names = set((parts_of(path) or {}).values())
+    return [path, *(path.with_name(name) for name in sorted(names))] if names else []
+
+
+class _Piece(NamedTuple):
+    """Bytes of a file, and where the tensor in them is in the whole one."""
+
+    file: str
+    start: int
+    length: int
+    offset: tuple[int, ...]
+
+
+class _Value(NamedTuple):
+    """Value of a checkpoint: keys of the dicts that contain it, size of a tensor, and pieces."""
+
+    place: tuple[str, ...]
+    size: tuple[int, ...] | None
+    pieces: list[_Piece]
+
+
+def read_distributed(path: Path, objects: set[str]) -> dict[str, Any]:
+    """Read a folder of torch.distributed.checkpoint, given its `.metadata`.
+
+    The result is that of torch's `dcp_to_torch_save`, but with inert objects, and dicts for lists.
+
+    Args:
+        path: The file `.metadata`.
+        objects: See `moco.common.files.load_torch`.
+
+    Raises:
+        DataError: If a file is missing, damaged, or in a format that torch alone reads.
+    """
+    values = _values(path, objects)
+    _check_bytes(path, [piece for value in values for piece in value.pieces])
+    content: dict[str, Any] = {}
+    for value in values:
+        read = [
+            load_torch(path.with_name(piece.file), objects, (piece.start, piece.length))
+            for piece in value.pieces
+        ]
+        inside: Any = content
+        for key in value.place[:-1]:
+            inside = inside.setdefault(key, {}) if isinstance(inside, dict) else None
+        if not isinstance(inside, dict) or value.place[-1] in inside:
+            raise DataError(f"{path}: has two values at {shown('.'.join(value.place))}")
+        inside[value.place[-1]] = read[0] if value.size is None else _joined(path, value, read)
+    return content
+
+
+def _values(path: Path, objects: set[str]) -> list[_Value]:
+    """Read the metadata, whose objects are those of torch/distributed/checkpoint/metadata.py."""
+    from moco.common.unpickler import integers
+
+    named: set[str] = set()
+    metadata = load_pickle(path, named)
+    objects |= {*harmful_objects(named)}  # nothing else of the metadata is in the result
+    try:
+        pieces: dict[str, list[_Piece]] = {}
+        for index, info in metadata["storage_data"].items():
+            if info.get("transform_descriptors"):
+                raise ValueError("its values are compressed")
+            _check_name(path, info["relative_path"])
+            start, length = integers((info["offset"], info["length"]))
+            offset = _sizes(index["offset"]) if index.get("offset") is not None else ()
+            piece = _Piece(info["relative_path"], start, length, offset)
+            pieces.setdefault(index["fqn"], []).append(piece)
+        places = metadata.get("planner_data") or {}
+        values = [
+            _Value(
+                _keys(places.get(name) or (name,)),
+                _sizes(entry["size"]) if "size" in entry else None,
+                pieces[name],
+            )
+            for name, entry in metadata["state_dict_metadata"].items()
+        ]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(
+            f"{path}: not the metadata of torch.distributed.checkpoint that is read here "
+            f"({printable(str(error))[:100]}); for a folder that you trust, because this runs "
+            "code in it: python -m torch.distributed.checkpoint.format_utils dcp_to_torch "
+            f"{path.parent} out.pth"
+        ) from error
+    return values
+
+
+def _keys(place: Any) -> tuple[str, ...]:
+    """Return the keys of a value; indices of lists become keys."""
+    if len(place) > MAX_LEVELS or not all(isinstance(key, str | int) for key in place):
+        raise ValueError("a place that is no path of keys")
+    return tuple(map(str, place))
+
+
+def _sizes(value: Any) -> tuple[int, ...]:
+    """Return an inert torch.Size as a tuple."""
+    from moco.common.unpickler import integers
+
+    return integers(value.args[0]) if value.args else ()
+
+
+def _check_bytes(path: Path, pieces: list[_Piece]) -> None:
+    """Check that no byte is claimed twice, so that reading takes no more than the files have."""
+    ends: dict[str, int] = {}
+    for piece in sorted(pieces):
+        file = path.with_name(piece.file)
+        if not file.is_file():
+            raise DataError(f"{path}: its part {piece.file} is missing; copy the whole folder")
+        end = piece.start + piece.length
+        if piece.start < ends.get(piece.file, 0) or end > file.stat().st_size:
+            raise DataError(f"{path}: claims more bytes of {piece.file} than it has")
+        ends[piece.file] = end
+
+
+def _joined(path: Path, value: _Value, read: list[Any]) -> Tensor:
+    """Join the pieces of a tensor."""
+    import torch
+
+    size = value.size or ()
+    wrong = DataError(f"{path}: no whole tensor is at {shown('.'.join(value.place))}")
+    # An expanded tensor would take no memory until it is copied.
+    if not all(
+        isinstance(part, torch.Tensor)
+        and part.dtype == read[0].dtype
+        and part.untyped_storage().nbytes() >= part.numel() * part.element_size()
+        for part in read
+    ):
+        raise wrong
+    if sum(part.numel() for part in read) != math.prod(size):
+        raise wrong
+    if len(read) == 1 and tuple(read[0].shape) == size:
+        return read[0]
+    whole = torch.zeros(size, dtype=read[0].dtype)
+    for piece, part in zip(value.pieces, read, strict=True):
+        if not len(piece.offset) == part.dim() == len(size):
+            raise wrong
+        place = [slice(o, o + n) for o, n in zip(piece.offset, part.shape, strict=True)]
+        if any(at.stop > n for at, n in zip(place, size, strict=True)):
+            raise wrong
+        whole[tuple(place)] = part
+    return whole
