@@ -1,1 +1,1 @@
-"""From any recognized checkpoint to verified Detectron2 weights."""
+"""Conversion of pre-trained checkpoints to verified Detectron2 weights."""

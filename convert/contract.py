@@ -1,7 +1,7 @@
-"""The input contract: how pixels must reach a backbone, and which backbone it is.
+"""The input contract: preprocessing and architecture metadata of a converted checkpoint.
 
-It is saved in the converted file, so that no configuration has to be chosen to fit the weights:
-`d2_keys` turns it into Detectron2's keys.
+It is saved with the weights, so that no configuration has to be chosen to fit them: `d2_keys` turns
+it into Detectron2's keys.
 """
 
 from __future__ import annotations
@@ -13,26 +13,36 @@ from typing import Any
 
 from convert.families.base import Architecture, Family, family_named
 from moco.common.errors import DataError, UserError, shown
-from moco.engine import config
+from moco.engine import keys
 from moco.modeling.soundness import CHANNEL_ORDERS, Triple
 
 VERSION = 2
-# Of pixels 0..255; rounded because 255 * 0.485 is not 123.675 in floating point.
+# For pixels 0..255, rounded because 255 * 0.485 is not 123.675 in floating point.
 IMAGENET_MEAN, IMAGENET_STD = (
     (round(255 * r, 3), round(255 * g, 3), round(255 * b, 3))
-    for r, g, b in (config.IMAGENET_MEAN, config.IMAGENET_STD)
+    for r, g, b in (keys.IMAGENET_MEAN, keys.IMAGENET_STD)
 )
-# End of the source's name where batch norm was folded into scale and bias.
+# Suffix of a source whose batch norm statistics are folded into scale and bias.
 FOLDED = " (BN folded)"
+_PART = re.compile(r"[\w.][\w.-]{0,200}", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)
 class Pixels:
-    """How pixels are normalized; raises UserError when a value is out of its range."""
+    """Pixel normalization of a backbone.
 
-    mean: Triple  # 0..255, in channel order
-    std: Triple  # > 0, same units and order
-    channel_order: str  # "RGB" or "BGR"
+    Attributes:
+        mean: Mean of each channel, 0..255, in channel order.
+        std: Standard deviation of each channel, above 0, in the same units and order.
+        channel_order: "RGB" or "BGR".
+
+    Raises:
+        UserError: If a value is out of its range.
+    """
+
+    mean: Triple
+    std: Triple
+    channel_order: str
 
     def __post_init__(self) -> None:
         for name in ("mean", "std"):
@@ -53,7 +63,7 @@ class Pixels:
             )
 
     def in_order(self, channel_order: str) -> Pixels:
-        """The same in another channel order: a mean stays with its color."""
+        """Return this normalization for another channel order; a mean stays with its color."""
         if channel_order == self.channel_order:
             return self
         (a, b, c), (d, e, f) = self.mean, self.std
@@ -65,14 +75,16 @@ class Pixels:
 
 
 @dataclasses.dataclass(frozen=True)
-class Given:
-    """What the caller knows better than the file; None: the file's or the project's own.
+class Overrides:
+    """Options of a conversion that take precedence over the file's and the project's metadata.
+
+    None keeps the value of the file or, where it records none, of the project.
 
     Attributes:
-        encoder: one of the file's networks, e.g. "query", "key", "teacher".
-        mean, std: 0..255 in the order of `channel_order`.
-        channel_order: "RGB" or "BGR"; a mean and std that are not given stay with their colors.
-        options: values of the family's own options, by their names.
+        encoder: Name of one of the file's networks, e.g. "query", "key", "teacher".
+        mean, std: Pixel statistics, 0..255, in the order of `channel_order`.
+        channel_order: "RGB" or "BGR"; a mean and std without an override are permuted with it.
+        options: Values of the family's own options, by name.
     """
 
     encoder: str | None = None
@@ -82,25 +94,33 @@ class Given:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def of(cls, **values: Any) -> Given:
-        """Make it from fields and values of any family's options; None: not given."""
+    def of(cls, **values: Any) -> Overrides:
+        """Build overrides from fields and options of any family; None leaves one unset."""
         fields = {field.name for field in dataclasses.fields(cls)} - {"options"}
         own = {name: values.pop(name) for name in fields & values.keys()}
         options = {name: value for name, value in values.items() if value is not None}
         return cls(**own, options=options)
 
     def missing_pixels(self) -> list[str]:
-        """Options that would have to be given for pixels of which nobody wrote down."""
+        """Return the options required when no preprocessing is known."""
         fields = ("mean", "std", "channel_order")
         return [f"--{name.replace('_', '-')}" for name in fields if getattr(self, name) is None]
 
     def missing_convention(self, family: Family) -> list[str]:
-        """Return the same for weights whose whole convention nobody wrote down."""
+        """Return the options required when neither preprocessing nor stride placement is known."""
         missing = [o for o in family.options if o.convention and o.name not in self.options]
         return self.missing_pixels() + [option.flag for option in missing]
 
     def pixels(self, source: Pixels, where: str) -> Pixels:
-        """Return how pixels reach the network: as in the source, unless given; raises UserError."""
+        """Return the source's normalization with these overrides.
+
+        Args:
+            source: Normalization of the file or its project.
+            where: Name of the file, for messages.
+
+        Raises:
+            UserError: If a value is out of its range.
+        """
         try:
             source = source.in_order(self.channel_order or source.channel_order)
             return Pixels(self.mean or source.mean, self.std or source.std, source.channel_order)
@@ -110,17 +130,20 @@ class Given:
 
 @dataclasses.dataclass(frozen=True)
 class InputContract:
-    """What a detector has to do to feed and to build this backbone.
+    """Metadata that a detector needs to build a backbone and to feed it.
 
     Attributes:
-        pixels: how the backbone sees images.
-        family: of the backbone.
-        architecture: the family's own.
-        source: the project whose file the weights were found in.
-        source_sha256: of the file that was converted.
-        encoder: "query", "key", or "single" where the source has only one network.
+        pixels: Pixel normalization.
+        family: Family of the backbone.
+        architecture: Architecture, an instance of the family's class.
+        source: Project whose checkpoint was converted.
+        source_sha256: SHA-256 of the converted file.
+        encoder: "query", "key", …, or "single" if the source has one network.
+        source_parts: SHA-256 of each file by name, if the source has several; see
+            `convert.folders.digests`.
 
-    Raises UserError when a value is out of its range.
+    Raises:
+        UserError: If a value is out of its range.
     """
 
     pixels: Pixels
@@ -129,52 +152,69 @@ class InputContract:
     source: str
     source_sha256: str
     encoder: str
+    source_parts: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("source", "source_sha256", "encoder"):
             value = getattr(self, name)
             if not isinstance(value, str) or not 0 < len(value) <= 200 or not value.isprintable():
-                raise UserError(f"{name}: got {shown(value)}, expected a text of one line")
+                raise UserError(f"{name}: got {shown(value)}, expected one line of text")
 
     @classmethod
     def of(cls, **values: Any) -> InputContract:
-        """The contract of the fields that files have.
+        """Build a contract from the fields that are saved in files.
 
-        Raises UserError naming what is missing, unknown or wrong.
+        Raises:
+            UserError: If a field is missing, unknown or invalid.
         """
         pixels = ("pixel_mean", "pixel_std", "channel_order")
         origin = ("source", "source_sha256", "encoder")
+        parts = values.pop("source_parts", {})
         _check_names(values, {*pixels, *origin, "family", "architecture"})
         family = family_named(str(values["family"])[:80])
-        network = tuple(field.name for field in dataclasses.fields(family.architecture))
         own = values["architecture"]
         if not isinstance(own, Mapping):
             raise UserError(f"architecture: got {type(own).__name__}, expected a dict")
-        _check_names(own, set(network), "architecture: ")
+        # A field that was added later has a default, which files without it stand for.
+        network = {**_defaults(family.architecture), **own}
+        _check_names(network, _fields(family.architecture), "architecture: ")
+        source, sha256, encoder = (values[name] for name in origin)
         return cls(
             Pixels(*(values[name] for name in pixels)),
             family,
-            family.architecture(**{name: own[name] for name in network}),
-            *(values[name] for name in origin),
+            family.architecture(**network),
+            source,
+            sha256,
+            encoder,
+            source_parts=parts,
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, lists and texts; `from_dict` is the inverse."""
+        """Return the fields as numbers, lists and strings; `from_dict` is the inverse."""
         return {
             "version": VERSION,
             "pixel_mean": list(self.pixels.mean),
             "pixel_std": list(self.pixels.std),
             "channel_order": self.pixels.channel_order,
             "family": self.family.name,
-            "architecture": dataclasses.asdict(self.architecture),
+            "architecture": {
+                name: value
+                for name, value in dataclasses.asdict(self.architecture).items()
+                if value != _defaults(type(self.architecture)).get(name)
+            },
             "source": self.source,
             "source_sha256": self.source_sha256,
             "encoder": self.encoder,
+            **({"source_parts": dict(self.source_parts)} if self.source_parts else {}),
         }
 
     @classmethod
     def from_dict(cls, values: Any) -> InputContract:
-        """Read `to_dict`'s result; raises DataError naming what is missing, unknown or wrong."""
+        """Rebuild a contract from the result of `to_dict`.
+
+        Raises:
+            DataError: If a field is missing, unknown or invalid, or the version is another one.
+        """
         if not isinstance(values, Mapping):
             raise DataError(f"contract: got {type(values).__name__}, expected a dict")
         version = values.get("version")
@@ -188,20 +228,23 @@ class InputContract:
             contract = cls.of(**fields)
         except UserError as error:
             raise DataError(f"contract: {error}") from error
-        if not re.fullmatch("[0-9a-f]{64}", contract.source_sha256):
-            raise DataError(
-                f"contract: source_sha256: got {shown(contract.source_sha256)}, expected 64 "
-                "hexadecimal digits"
-            )
+        parts = contract.source_parts
+        if not isinstance(parts, Mapping) or not all(map(_PART.fullmatch, map(str, parts))):
+            raise DataError("contract: source_parts: expected the SHA-256 of each file by name")
+        for sha256 in (contract.source_sha256, *parts.values()):
+            if not isinstance(sha256, str) or not re.fullmatch("[0-9a-f]{64}", sha256):
+                raise DataError(
+                    f"contract: source_sha256: got {shown(sha256)}, expected 64 hexadecimal digits"
+                )
         return contract
 
     @property
     def bn_folded(self) -> bool:
-        """Whether the statistics were folded away: BN starts at mean 0 and variance 1."""
+        """True if BN statistics were folded into scale and bias, so they start at 0 and 1."""
         return self.source.endswith(FOLDED)
 
     def d2_keys(self) -> dict[str, Any]:
-        """Keys of Detectron2's configuration, and this project's own ones of the architecture."""
+        """Return Detectron2's configuration keys, and this project's own of the architecture."""
         return {
             "INPUT.FORMAT": self.pixels.channel_order,
             "MODEL.PIXEL_MEAN": list(self.pixels.mean),
@@ -210,13 +253,23 @@ class InputContract:
         }
 
     def convention(self) -> str:
-        """For people: how pixels must come, and what else a user has to know."""
+        """Format normalization and details of the architecture as text."""
         return f"{self.pixels}, {self.architecture.details()}"
 
 
 def numbers(values: Sequence[float]) -> str:
-    """For people, e.g. "[123.675, 116.28, 103.53]"."""
+    """Format numbers as text, e.g. "[123.675, 116.28, 103.53]"."""
     return "[" + ", ".join(f"{value:g}" for value in values) + "]"
+
+
+def _fields(architecture: type[Architecture]) -> set[str]:
+    return {field.name for field in dataclasses.fields(architecture)}
+
+
+def _defaults(architecture: type[Architecture]) -> dict[str, Any]:
+    """Return the fields that have a default, with it."""
+    fields = dataclasses.fields(architecture)
+    return {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
 
 
 def _check_names(values: Mapping[Any, Any], expected: set[str], what: str = "") -> None:

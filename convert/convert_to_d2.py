@@ -1,12 +1,11 @@
-"""Convert a pre-trained checkpoint into weights for Detectron2, and prove it.
+"""Convert a pre-trained checkpoint to Detectron2 weights and verify the result.
 
     python convert/convert_to_d2.py checkpoint_0199.pth.tar weights.pth
-    python convert/convert_to_d2.py --inspect checkpoint_0199.pth.tar
 
-Reads what self-supervised projects, torchvision, timm and Detectron2 write, recognized by content
-(docs/guides/converting.md). Writes Detectron2's names with the input contract beside them, or with
-`--to torchvision` a plain state dict. The file appears only after it was read back, compared with
-the source and shown to give the same features.
+Checkpoints of self-supervised projects, torchvision, timm and Detectron2 are recognized by content
+(docs/guides/converting.md). The output has Detectron2's names and the input contract, or with
+`--to torchvision` is a plain state dict. It gets its name only after it has been read back,
+compared with the source and shown to give the same features.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from convert import write
-from convert.contract import Given
+from convert.contract import Overrides
 from convert.families.base import LEFT_AT_INIT, Option, families, first_rule
+from convert.folders import find_file, source_file
 from convert.projects import PROJECTS
-from convert.read import is_converted, read_file, source_file
+from convert.read import is_converted, read_file
 from convert.report import ConversionReport, agreement
 from moco.common.command import program
 from moco.common.errors import DataError, UserError, run_cli
 from moco.common.files import TEMPORARY_PREFIX, PathLike, sha256_file
-from moco.common.pretrained import locate
 from moco.modeling.soundness import CHANNEL_ORDERS
 
 if TYPE_CHECKING:
@@ -47,31 +46,37 @@ def convert_file(
     *,
     to: str = "detectron2",
     overwrite: bool = False,
-    **given: Any,
+    **overrides: Any,
 ) -> ConversionReport:
-    """Convert, verify, and only then put the file at `dst`.
+    """Convert and verify a checkpoint; `dst` is written only if verification succeeds.
 
     Args:
-        src: a checkpoint of one of PROJECTS, a plain state dict, or a converted file; the folder of
-            a pre-training or classification, whose last checkpoint is taken; or what
-            moco/common/pretrained.py downloads.
-        dst: its ending is the format, see convert/write.py; the output of an earlier conversion
-            for Detectron2 is replaced, any other existing file only with `overwrite`.
-        to: "detectron2" or "torchvision": whose names the file has.
-        given: for what the file does not say: fields of `convert.contract.Given`, and by their
-            names the family's options.
+        src: Checkpoint of one of PROJECTS, plain state dict, or converted file; a folder with one
+            (convert/folders.py); or any name or address that moco/common/pretrained.py downloads.
+        dst: Output file, whose extension selects the format (convert/write.py). The output of an
+            earlier conversion to Detectron2 is replaced.
+        to: Naming scheme of the tensors, "detectron2" or "torchvision".
+        overwrite: Replace any existing file, not only the output of an earlier conversion.
+        overrides: Fields of `convert.contract.Overrides`, and options of the family by name,
+            for what the file does not record.
 
-    Raises UserError or DataError, in one line; what was at `dst` before is then untouched.
+    Raises:
+        UserError: If the output cannot be written or an override does not fit.
+        DataError: If the checkpoint is unknown, damaged or fails verification. In both cases an
+            existing file at `dst` is left untouched.
     """
-    given_file, dst = locate(src), Path(dst)
-    src = source_file(given_file.path)
+    located, dst = find_file(src), Path(dst)
+    src = located.path
     _check_output(src, dst, to, overwrite)
     objects: set[str] = set()
     raw = read_file(src, objects)
-    from convert import prove, translate  # after the file is known to be readable: torchvision
+    from convert import (  # import torchvision only once the file is known to be readable
+        prove,
+        translate,
+    )
 
-    found, model = translate.translate(src, raw, Given.of(**given), objects)
-    contract, notes = model.contract, [*given_file.notes, *found.notes]
+    found, model = translate.translate(src, raw, Overrides.of(**overrides), objects)
+    contract, notes = model.contract, [*located.notes, *found.notes]
     if to == "torchvision" and (options := write.lost_options(contract)):
         notes.append(
             "a plain state dict does not hold the input contract; to convert this one to "
@@ -119,28 +124,36 @@ def convert_in_memory(
     src: PathLike,
     raw: Any = None,
     objects: set[str] | None = None,
-    timm_model: str | None = None,
+    **overrides: Any,
 ) -> Converted:
-    """What `convert_file` would write, without a file: the same recognition, contract and proof.
+    """Return the result of `convert_file` with the same verification, without writing a file.
 
-    `raw`, `objects`: what `read_file` gave for `src`, when it is already open; `timm_model`: timm's
-    name of its network. The notes say what was done.
+    Args:
+        src: File or folder to convert.
+        raw: Contents of `src` as `read_file` returned them, if it is already open.
+        objects: Names of objects that `read_file` collected for `raw`.
+        overrides: See `convert_file`.
 
-    Raises UserError or DataError, in one line.
+    Returns:
+        The converted weights, with notes that describe the conversion.
+
+    Raises:
+        UserError: If an option is needed or does not fit.
+        DataError: If the checkpoint is unknown, damaged or fails verification.
     """
     from convert import prove, translate
 
-    src = Path(src)
+    src = source_file(Path(src))
     objects = set() if objects is None else objects
     raw = read_file(src, objects) if raw is None else raw
     try:
-        given = Given.of(timm_model=timm_model)
-        found, converted = translate.translate(src, raw, given, objects)
+        found, converted = translate.translate(src, raw, Overrides.of(**overrides), objects)
     except UserError as error:
         if "; give --" not in str(error):
             raise
-        advice = f"{error}; that is an option of `{program('convert', 'convert_to_d2.py')}`: "
-        raise type(error)(f"{advice}convert the file first, and give what it writes") from error
+        converter = program("convert", "convert_to_d2.py")
+        advice = f"convert the file first with this option of `{converter}`, and use its output"
+        raise type(error)(f"{error}; {advice}") from error
     prove.check_round_trip(found.state, converted, str(src))
     contract = found.contract
     features = prove.check_features(*found.source_network(), converted, str(src))
@@ -155,13 +168,12 @@ def convert_in_memory(
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Build the argument parser of the command line."""
     sources = ", ".join(dict.fromkeys(project.name for project in PROJECTS))
     roles = {role for project in PROJECTS for roles in project.roles for role in roles}
     encoders = ", ".join(sorted(roles - {"single"}))
     parser = argparse.ArgumentParser(
         prog=program("convert", "convert_to_d2.py"),
-        usage="%(prog)s [options] INPUT OUTPUT\n       %(prog)s --inspect FILE",
         description=(__doc__ or "").split("\n\n", 1)[0],
         epilog=f"Sources, recognized by content: {sources}, and plain state dicts of a backbone "
         "under any one prefix. docs/guides/converting.md has the command for each.",
@@ -169,34 +181,27 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "input",
         metavar="INPUT",
-        nargs="?",
-        help="checkpoint to convert; a run folder, whose last checkpoint is taken; or weights by "
-        "name or address, see moco-transfer weights --help",
+        help="checkpoint to convert; a folder with one, of the Hugging Face Hub or of a training; "
+        "or weights by name or address, see moco-transfer weights --help",
     )
     parser.add_argument(
         "output",
         metavar="OUTPUT",
-        nargs="?",
         help="file to write; its ending is the format: .pth (tensors), .pkl (numpy arrays, as the "
         "official MoCo converter), .safetensors; an earlier conversion is replaced",
-    )
-    parser.add_argument(
-        "--inspect",
-        action="store_true",
-        help="describe INPUT, any checkpoint and what could be done with it; nothing is written",
     )
     parser.add_argument(
         "--to",
         choices=write.SUFFIXES,
         default="detectron2",
-        help="whose names of tensors: detectron2 (with the input contract beside them) or "
-        "torchvision (a plain state dict, without fc) (default: %(default)s)",
+        help="naming scheme of the tensors: detectron2 (with the input contract) or torchvision (a "
+        "plain state dict without fc) (default: %(default)s)",
     )
     parser.add_argument(
         "--encoder",
         metavar="NAME",
-        help=f"which network of a checkpoint that has several: {encoders}, or what the error "
-        "message of an ambiguous file lists (default: the one that the project itself transfers)",
+        help=f"network to convert if the checkpoint has several: {encoders}, or a name listed by "
+        "the error message of an ambiguous file (default: the one that the project transfers)",
     )
     for name, what in (("mean", "mean"), ("std", "standard deviation")):
         parser.add_argument(
@@ -211,12 +216,12 @@ def build_parser() -> argparse.ArgumentParser:
         type=int,
         choices=[1, 255],
         default=255,
-        help="pixel range that --mean and --std speak of: 0..255 or 0..1 (default: %(default)s)",
+        help="pixel range of --mean and --std: 1 for 0..1, 255 for 0..255 (default: %(default)s)",
     )
     parser.add_argument(
         "--channel-order",
         choices=CHANNEL_ORDERS,
-        help="order of the colors the network was trained on (default: the source's)",
+        help="channel order that the network was trained with (default: the source's)",
     )
     for option in _family_options():
         if option.is_text:
@@ -226,35 +231,21 @@ def build_parser() -> argparse.ArgumentParser:
         else:
             parser.add_argument(option.flag, choices=option.choices, help=option.help)
     parser.add_argument(
-        "--overwrite", action="store_true", help="replace any file of OUTPUT's name"
+        "--overwrite", action="store_true", help="replace OUTPUT even if it is any other file"
     )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; raises UserError for run_cli."""
+    """Run the command line and return its exit code."""
     args = build_parser().parse_args(argv)
-    if args.inspect:
-        given = [file for file in (args.input, args.output) if file is not None]
-        if len(given) != 1:
-            raise UserError(f"--inspect: expected one file, got {' and '.join(given) or 'none'}")
-        from convert.inspect_file import inspect_file
-
-        _announce(args.input)
-        print(inspect_file(args.input))
-        return 0
-    if args.output is None:
-        raise UserError(
-            "INPUT and OUTPUT are needed, e.g. checkpoint_0199.pth.tar weights.pth; "
-            "--inspect FILE only describes a file"
-        )
     scale = 255 / args.scale
     options: dict[str, Any] = {}
     for option in _family_options():
-        said = getattr(args, option.name)
-        options[option.name] = said if option.choices is None else option.choices.get(said)
-    _announce(args.input)
+        value = getattr(args, option.name)
+        options[option.name] = value if option.choices is None else option.choices.get(value)
+    announce(args.input)
     report = convert_file(
         args.input,
         args.output,
@@ -274,14 +265,14 @@ def _family_options() -> list[Option]:
     return [option for family in families() for option in family.options]
 
 
-def _announce(source: str) -> None:
-    """The first line, before torch is imported, which takes seconds."""
+def announce(source: str) -> None:
+    """Print the first line before torch is imported, which takes seconds."""
     if Path(source).exists():
         print(f"reading {source}", flush=True)
 
 
 def _check_output(src: Path, dst: Path, to: str, overwrite: bool) -> None:
-    """Refuse an output that is the input, or that would destroy something else."""
+    """Raise UserError if the output is the input or would overwrite an unrelated file."""
     if to not in write.SUFFIXES:
         raise UserError(f"--to {to}: expected one of {', '.join(write.SUFFIXES)}")
     suffixes = write.SUFFIXES[to]
@@ -292,9 +283,9 @@ def _check_output(src: Path, dst: Path, to: str, overwrite: bool) -> None:
     if not dst.exists():
         return
     if dst.is_dir():
-        raise UserError(f"{dst}: is a folder; give the name of a file in it")
+        raise UserError(f"{dst}: is a folder, expected a file name")
     if src.exists() and os.path.samefile(src, dst):
-        raise UserError(f"{dst}: is the input itself; give another output")
+        raise UserError(f"{dst}: output is the input file; choose another name")
     if overwrite:
         return
     try:
@@ -303,13 +294,13 @@ def _check_output(src: Path, dst: Path, to: str, overwrite: bool) -> None:
         replaceable = False
     if not replaceable:
         raise UserError(
-            f"{dst}: exists and is not the output of an earlier conversion for Detectron2; "
+            f"{dst}: exists and is not the output of an earlier conversion to Detectron2; "
             "delete it, choose another name, or give --overwrite"
         )
 
 
 def _scratch_folder(dst: Path) -> tempfile.TemporaryDirectory[str]:
-    """A folder beside `dst`, so that moving the finished file is one atomic step."""
+    """Create a temporary folder next to `dst`, from which a rename is atomic."""
     try:
         dst.parent.mkdir(parents=True, exist_ok=True)
         return tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=dst.parent)

@@ -1,8 +1,8 @@
-"""Find every network in a file by its structure, then the one that is meant by its name.
+"""Find every network in a file by its structure, then choose the one to convert.
 
-A network begins where the two tensors are by which a family's scheme of names is known
-(`Scheme.first`), at any prefix and in any dict. A row of convert/projects.py says which role each
-has. A file in which two could be meant is refused with their names, which `--encoder` takes.
+A network starts at a prefix, in any dict, under which both tensors that identify a naming scheme
+(`Scheme.first`) are. A row of convert/projects.py gives each network its role. A file with several
+candidates is refused with their names, which `--encoder` takes.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from convert.families.base import Family, Scheme, families, first_rule
+from convert.families.base import Family, OtherNetworkError, Scheme, families, first_rule
 from convert.projects import AVERAGES, DROPPED, PROJECTS, Project
 from convert.read import Entry, at, describe, is_array, is_converted, names, unwrapped
 from moco.common.command import program
 from moco.common.errors import DataError, UserError, shown
 
 SINGLE = "single"
-MAX_DEPTH = 3  # keys above a network that no row knows
+MAX_DEPTH = 3  # keys above a network of an unknown project
 MAX_NETWORKS = 32
-# Words in the name of a network that is the moving average of another.
+# Words in names of networks that are moving averages of others.
 _AVERAGE_WORDS = {"ema", "modelema", "swa", "average", "averaged", "avg", "polyak"}
-_MAX_NAME = 200  # as much as an input contract keeps
-# Keys of whole detectors: torchvision's and DETR's wrap their backbone as `body`.
+_MAX_NAME = 200  # limit of the input contract
+# Keys of whole detectors; torchvision's and DETR's wrap their backbone as `body`.
 _DETECTRON2 = re.compile(
     r"proposal_generator\.|roi_heads\.|sem_seg_head\.|backbone\.(stem|bottom_up)\."
 )
@@ -33,11 +33,12 @@ _OTHERS = re.compile(r"(?:^|\.)(backbone\.(0\.)?body|(rpn|bbox|roi|decode|mask)_
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """One network of a file.
+    """Network in a file.
 
     Attributes:
-        start: of its tensors' names in the flattened file, e.g. "state_dict/encoder_q.".
-        family, scheme: whose tensors they are, and how they are named.
+        start: Prefix of its tensors in the flattened file, e.g. "state_dict/encoder_q.".
+        family: Family of its tensors.
+        scheme: Their naming scheme.
     """
 
     start: str
@@ -46,30 +47,30 @@ class Network:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Keys of the dicts that it is in, the outermost first."""
+        """Keys of the dicts that contain it, outermost first."""
         return tuple(self.start.split("/")[:-1])
 
     @property
     def prefix(self) -> str:
-        """Start of its names in the innermost dict."""
+        """Prefix of its names in the innermost dict."""
         return self.start.rpartition("/")[2]
 
     @property
     def directory(self) -> str:
-        """Start of all names in that dict."""
+        """Prefix of all names in the innermost dict."""
         return self.start[: len(self.start) - len(self.prefix)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """The networks of a file.
+    """All networks of a file.
 
     Attributes:
-        project: whose file it is; one without roles, named after the names of the first network's
-            tensors, where no row fits.
-        roles: that project's, and where their networks start; a file may lack some.
-        networks: every network by its name, those with roles first.
-        second_names: starts under which the file has the tensors of a network again -> its name.
+        project: Project that wrote the file. If no row fits, one without roles, named after the
+            naming scheme of the first network.
+        roles: Roles of the project -> prefixes of their networks; a file may lack some.
+        networks: Networks by name, those with roles first.
+        second_names: Prefixes that repeat the tensors of a network -> its name.
     """
 
     project: Project
@@ -80,12 +81,13 @@ class Found:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """The network to take out of a file.
+    """Network to convert.
 
     Attributes:
-        name: its own, as `--encoder` takes it.
-        project: as `Found.project`, but of this network.
-        note: why it was taken, where that is not the project's usual network.
+        name: Its name, as `--encoder` takes it.
+        found: All networks of the file.
+        project: Project of this network; `Found.project` unless it has no role there.
+        note: Reason for the choice if it is not the project's usual network.
     """
 
     name: str
@@ -95,7 +97,7 @@ class Choice:
 
     @property
     def network(self) -> Network:
-        """The network itself."""
+        """The chosen network."""
         return self.found.networks[self.name]
 
 
@@ -104,44 +106,46 @@ def choose_network(
     entries: Sequence[Entry],
     encoder: str | None,
     where: str,
-    asked: Mapping[str, Any] | None = None,
+    requested: Mapping[str, Any] | None = None,
 ) -> Choice:
-    """Return the network that is meant: `encoder`, the only one, or the project's first role.
+    """Return the network to convert: `encoder`, the only one, or the project's first role.
 
-    Of a model and its moving average the average is taken, as timm and torchvision do.
+    Of a model and its moving average the average is chosen, as in timm and torchvision.
 
     Args:
-        raw: the file.
-        entries: the same, flattened.
-        asked: values of the families' options, of which some name a network.
+        raw: Contents of the file.
+        entries: The same, flattened.
+        encoder: Name of the requested network, or None.
+        where: Name of the file, for messages.
+        requested: Values of the families' options, some of which name a network.
 
     Raises:
-        DataError: nothing known; or several networks, of which any could be meant.
-        UserError: no network of that name.
+        DataError: If no network is recognized, or the choice is ambiguous.
+        UserError: If there is no network of that name.
     """
-    found = all_networks(raw, entries, where, asked)
+    found = all_networks(raw, entries, where, requested)
     project, roles, networks = found.project, found.roles, found.networks
     choices, default, note = ", ".join(networks), next(iter(roles or networks)), ""
-    has_others = len(networks) > (1 if project.is_nobody else len(roles.keys() & networks.keys()))
+    has_others = len(networks) > (1 if project.is_unknown else len(roles.keys() & networks.keys()))
     if encoder is None and has_others:
         averages = _averages(networks, raw)
         if len(networks) != 2 or len(averages) != 1:
-            untold = {network.family.untold for network in networks.values() if not project.says}
-            further = "".join(f", and {text}" for text in sorted(untold - {""}))
+            options = {n.family.required_option for n in networks.values() if not project.metadata}
+            further = "".join(f", and {text}" for text in sorted(options - {""}))
             raise DataError(
-                f"{where}: {len(networks)} networks, and it is ambiguous which is meant; "
+                f"{where}: {len(networks)} networks, and it is ambiguous which to convert; "
                 f"give --encoder with one of {choices}{further}"
             )
         default = averages[0]
         (model,) = networks.keys() - {default}
-        note = f"{default} is taken as the moving average of {model}; --encoder {model} takes that"
+        note = f"{default} was chosen as the moving average of {model}, see --encoder {model}"
     elif encoder is None and default not in networks:
         raise DataError(
             f"{where}: no {default} encoder ({roles[default]}*) in this {project.name} "
-            f"checkpoint; --encoder {next(iter(networks))} takes another"
+            f"checkpoint; --encoder {next(iter(networks))} selects another"
         )
     elif encoder is not None and encoder not in networks:
-        have = "one network" if len(networks) == 1 else f"the encoders {choices}"
+        have = "a single network" if len(networks) == 1 else f"the encoders {choices}"
         raise UserError(f"--encoder {encoder}: {where} is a {project.name} checkpoint with {have}")
     name = encoder or default
     if roles and name not in roles:
@@ -150,31 +154,37 @@ def choose_network(
 
 
 def all_networks(
-    raw: Any, entries: Sequence[Entry], where: str, asked: Mapping[str, Any] | None = None
+    raw: Any, entries: Sequence[Entry], where: str, requested: Mapping[str, Any] | None = None
 ) -> Found:
-    """Return whose file it is and every network in it.
+    """Return the project of a file and every network in it.
+
+    Args:
+        raw: Contents of the file.
+        entries: The same, flattened.
+        where: Name of the file, for messages.
+        requested: Values of the families' options, some of which name a network.
 
     Raises:
-        DataError: nothing known, with what was seen and what it looks like.
+        DataError: If no network is recognized; the message describes the contents.
     """
     known = [entry.name for entry in entries if entry.name]
     _refuse_known(raw, known, where)
-    found = find_networks(known, asked or {})
+    found = find_networks(known, requested or {})
     if len(found) > MAX_NETWORKS:
-        raise DataError(f"{where}: {len(found)} networks, more than any checkpoint has")
+        raise DataError(f"{where}: {len(found)} networks, expected at most {MAX_NETWORKS}")
     for project in PROJECTS:
         if (roles := _roles(project, raw, known, found)) is not None:
             break
     else:
-        project, roles = _nobody(found, known, raw, where, asked or {}), {}
+        project, roles = _unknown_project(found, known, raw, where, requested or {}), {}
     networks = {role: found[start] for role, start in roles.items() if start in found}
     values = {entry.name: entry.value for entry in entries}
     starts = {network.start for network in networks.values()}
     others = [] if project.is_ours else [n for start, n in found.items() if start not in starts]
-    if project.is_nobody:
+    if project.is_unknown:
         others = [network for network in others if _is_plain(network)]
     second_names: dict[str, str] = {}
-    # What a rule drops is a part of another network, unless it is all that there is.
+    # Networks under a dropped key are parts of others, unless the file has no other network.
     kept = [network for network in others if not _is_dropped(network, project)]
     for network in kept or ([] if networks else others[:1]):
         start = network.start
@@ -182,28 +192,28 @@ def all_networks(
         if first := next(same, None):
             second_names[start] = first
             continue
-        # What is printed has to be what --encoder takes.
+        # --encoder has to accept the name as it is printed.
         name = shown(start.strip("./").replace("/", "."), _MAX_NAME)[1:-1] or SINGLE
         while name in networks:
             name += "'"
         networks[name] = network
-    if project.is_nobody and len(networks) == 1:
+    if project.is_unknown and len(networks) == 1:
         networks = {SINGLE: next(iter(networks.values()))}
         second_names = dict.fromkeys(second_names, SINGLE)
     return Found(project, roles, networks, second_names)
 
 
-def find_networks(known: Iterable[str], asked: Mapping[str, Any]) -> dict[str, Network]:
-    """Return the networks by the start of their names: where both of a scheme's first tensors are.
+def find_networks(known: Iterable[str], requested: Mapping[str, Any]) -> dict[str, Network]:
+    """Return networks by prefix: wherever both tensors of a scheme's `first` are.
 
-    Of the schemes that fit one start the first one counts. Networks that an option names are
-    looked for alone.
+    If several schemes fit a prefix, the first one is used. If an option names a network, only its
+    family is searched.
     """
     every, found = set(known), dict[str, Network]()
     all_families = families()
-    named = [family for family in all_families if family.named_by in asked]
+    named = [family for family in all_families if family.named_by in requested]
     for family in named or all_families:
-        for scheme in family.schemes_of(asked).values():
+        for scheme in family.schemes_of(requested).values():
             first, second = scheme.first
             for name in sorted(name for name in every if name.endswith(second)):
                 start = name.removesuffix(second)
@@ -214,7 +224,7 @@ def find_networks(known: Iterable[str], asked: Mapping[str, Any]) -> dict[str, N
 
 
 def rule_of(key: Any, project: Project) -> str | None:
-    """Return the rule that drops a key beside a network, or None."""
+    """Return the rule that drops a key outside a network, or None."""
     key = key if isinstance(key, str) else ""
     return first_rule(key, DROPPED) or first_rule(key, project.own)
 
@@ -222,7 +232,7 @@ def rule_of(key: Any, project: Project) -> str | None:
 def _roles(
     project: Project, raw: Any, known: Sequence[str], found: Mapping[str, Network]
 ) -> Mapping[str, str] | None:
-    """Return a project's roles and where their networks start; None: the file is not its own."""
+    """Return a project's roles and the prefixes of their networks, or None if it does not fit."""
     for path, value in project.marks.items():
         got = at(raw, path.split("/"))
         if (got is None) if value is ... else (type(got) is not type(value) or got != value):
@@ -249,12 +259,12 @@ def _roles(
 
 
 def _schemes(network: Network, project: Project) -> list[Scheme]:
-    its = network.family.schemes
-    return [its[name] for name in project.schemes if name in its]
+    schemes = network.family.schemes
+    return [schemes[name] for name in project.schemes if name in schemes]
 
 
 def _starts(roles: Mapping[str, str], fitting: set[str]) -> dict[str, str]:
-    """Roles with what "*" stands for; empty where that is not one network."""
+    """Return the roles with "*" resolved; empty if it does not stand for exactly one network."""
     starts = {}
     for role, start in roles.items():
         if start.endswith("*"):
@@ -266,31 +276,35 @@ def _starts(roles: Mapping[str, str], fitting: set[str]) -> dict[str, str]:
     return starts
 
 
-def _nobody(
+def _unknown_project(
     found: Mapping[str, Network],
     known: Sequence[str],
     raw: Any,
     where: str,
-    asked: Mapping[str, Any],
+    requested: Mapping[str, Any],
 ) -> Project:
-    """Return a row without roles, named after the names of the first network's tensors."""
+    """Return a project without roles, named after the scheme of the first network.
+
+    Raises:
+        DataError: If there is no network; the message describes the contents.
+    """
     plain = [network for network in found.values() if _is_plain(network)]
     if plain:
         return Project(plain[0].scheme.plain)
-    for family in (family for family in families() if family.named_by in asked):
-        (scheme,) = family.schemes_of(asked).values()
+    for family in (family for family in families() if family.named_by in requested):
+        (scheme,) = family.schemes_of(requested).values()
         raise DataError(
-            f"{where}: not a {asked[family.named_by]} in {scheme.plain}'s names; missing: "
+            f"{where}: not a {requested[family.named_by]} in {scheme.plain}'s names; missing: "
             f"{' or '.join(scheme.first)}"
         )
     if any(key.startswith("res2_0_branch") for key in known):
         raise DataError(
-            f"{where}: Caffe2 weights, but not of MSRA's networks ({names(raw)}); how its input is "
-            "normalized is not known"
+            f"{where}: Caffe2 weights, but not of MSRA's networks ({names(raw)}), so their pixel "
+            "normalization is unknown"
         )
     what = _other_network(known)
     seen = f": it looks like {what}" if what else f" ({describe(raw)})"
-    raise DataError(f"{where}: unknown layout{seen}; {supported()}")
+    raise OtherNetworkError(f"{where}: unknown layout{seen}; {supported()}")
 
 
 def _is_plain(network: Network) -> bool:
@@ -303,7 +317,7 @@ def _is_dropped(network: Network, project: Project) -> bool:
 
 
 def _is_same(network: Network, other: Network, values: Mapping[str, Any]) -> bool:
-    """Whether two prefixes have equal tensors, as where a module has two names."""
+    """Return whether two prefixes have equal tensors, e.g. if a module has two names."""
     first = network.scheme.first[0]
     starts = (network.start + first, other.start + first)
     if network.scheme is not other.scheme or not _is_equal(*map(values.get, starts)):
@@ -322,9 +336,10 @@ def _is_equal(value: Any, other: Any) -> bool:
 
 
 def _averages(found: Mapping[str, Network], raw: Any) -> list[str]:
-    """Return which networks are averages of others.
+    """Return the names of networks that are moving averages of others.
 
-    A framework's own way to save them says so, else a part of their names that not all have.
+    They are identified by the layout of a known framework, or by a word in their names that not all
+    networks have.
     """
     for mark, trained in AVERAGES.items():
         if at(raw, [mark]) is not None and any(n.keys[:1] == (trained,) for n in found.values()):
@@ -339,7 +354,7 @@ def _averages(found: Mapping[str, Network], raw: Any) -> list[str]:
 
 
 def _other_network(keys: Iterable[str]) -> str | None:
-    """Return what the owner of these names of a flattened file is called, or None."""
+    """Return the description of the unsupported network with these keys, or None."""
     keys = {key.replace("/", ".") for key in keys}
     for what, first, second in (row for family in families() for row in family.lookalikes):
         prefixes = {key.removesuffix(first) for key in keys if f".{key}".endswith(f".{first}")}
@@ -349,24 +364,24 @@ def _other_network(keys: Iterable[str]) -> str | None:
 
 
 def supported() -> str:
-    """Return the networks that are converted, for messages."""
+    """Return the supported networks, for messages."""
     return (
         f"supported are {', '.join(family.networks for family in families())}; "
-        "docs/guides/converting.md has the known files, and a network in names of theirs under any "
-        "one prefix is known, too"
+        "docs/guides/converting.md lists the known projects; a plain network of these families is "
+        "also recognized under any single prefix"
     )
 
 
 def _refuse_known(raw: Any, known: Iterable[str], where: str) -> None:
-    """Files that are often given by mistake get their own message."""
+    """Raise DataError with a specific message for files that are often used by mistake."""
     if not isinstance(raw, Mapping):
         return
     if not is_converted(raw):
         if any(_OTHERS.search(name.rpartition("/")[2]) for name in known):
             raise DataError(
                 f"{where}: a whole detector or segmentation network of torchvision, DETR or "
-                "MMDetection, not a pre-trained backbone, and this project evaluates only "
-                "Detectron2's and its own; give the weights that its training started from"
+                "MMDetection, not a pre-trained backbone; this project evaluates only Detectron2's "
+                "and its own, so give the weights that its training started from"
             )
         inside = raw.get("model")
         top = [*raw, *(inside if isinstance(inside, Mapping) else ())]
@@ -378,10 +393,12 @@ def _refuse_known(raw: Any, known: Iterable[str], where: str) -> None:
             )
     if isinstance(raw.get("blobs"), Mapping):
         raise DataError(
-            f"{where}: a detection model of Detectron (Caffe2), not a pre-trained backbone; this "
-            "project does not read those"
+            f"{where}: a detection model of Detectron (Caffe2), not a pre-trained backbone, "
+            "which this project does not support"
         )
     version = raw.get("format")
-    formats = {project.marks.get("format") for project in PROJECTS}
+    formats = sorted(project.marks["format"] for project in PROJECTS if project.is_ours)
     if isinstance(version, str) and version.startswith("moco-transfer") and version not in formats:
-        raise DataError(f"{where}: format {shown(version)} is not known to this version")
+        raise DataError(
+            f"{where}: unsupported format {shown(version)}; choices are {', '.join(formats)}"
+        )

@@ -1,77 +1,83 @@
-"""Describe any checkpoint without converting it: what it is, what is in it, what it is good for."""
+"""Description of any checkpoint: its contents, its networks, and the command that converts it."""
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from convert.contract import Given
+from convert.contract import InputContract, Overrides
 from convert.find import all_networks
+from convert.folders import digests, find_file
 from convert.prove import Converted
-from convert.read import (
-    about_objects,
-    digest,
-    flatten,
-    is_array,
-    is_converted,
-    names,
-    read_file,
-    source_file,
-)
+from convert.read import about_objects, flatten, is_array, is_converted, names, read_file
+from convert.recognize import Recognized
 from convert.report import command, fine_tune_command, lines
-from convert.translate import Recognized, translate
+from convert.translate import translate
 from moco.common.errors import DataError, UserError, shown
 from moco.common.files import PathLike, named_objects
-from moco.common.pretrained import locate
 from moco.common.unpickler import Inert
 
-# How many entries of a file are shown.
+# Number of entries of a file that are listed.
 MAX_ENTRIES = 12
 
 
-def inspect_file(path: PathLike) -> str:
-    """Lines for people about a file of weights.
+def inspect_file(
+    weights: PathLike, find_tasks: Callable[[InputContract], Sequence[str]] | None = None
+) -> str:
+    """Describe weights as text.
 
-    Raises DataError: missing, damaged, or asking to run code. A file that can be read but not
-    converted is described, with the reason.
+    A file that can be read but not converted is described with the reason.
+
+    Args:
+        weights: File, folder, name or address.
+        find_tasks: Function that returns the names of the tasks for a contract.
+
+    Raises:
+        UserError: If they cannot be downloaded.
+        DataError: If the file is missing, damaged, or a program.
     """
-    given = locate(path)
-    path = source_file(given.path)
-    objects: set[str] = set()
+    located = find_file(weights)
+    path, objects = located.path, set[str]()
     raw = read_file(path, objects)
     notes, warnings = about_objects(objects)
-    sha256 = digest(path)
+    sha256, parts = digests(path)
+    size = sum(path.with_name(name).stat().st_size for name in parts or [path.name])
     rows = [
-        ("file", f"{path}: {path.stat().st_size:,} bytes"),
+        ("file", f"{path}: {size:,} bytes" + (f" in {len(parts)} files" if parts else "")),
         ("sha256", sha256),
+        *(("sha256", f"{part} {name}") for name, part in parts.items()),
         *(("holds", entry) for entry in _entries(raw)),
-        *(("note", note) for note in (*given.notes, *notes)),
+        *(("note", note) for note in (*located.notes, *notes)),
         *(("warning", warning) for warning in warnings),
     ]
-    found, problem = _networks(path, raw, sha256)
+    found, problem = _networks(path, raw, (sha256, parts))
     converted = is_converted(raw)
     if found:
         rows += _describe(found, converted, problem is not None)
+    if found and find_tasks is not None:
+        rows += _by_folder(find_tasks(found[0][1].contract))
     if problem is not None:
         rows.append(("problem" if found else "no use", str(problem).removeprefix(f"{path}: ")))
     if found and converted:
         rows.append(("next", fine_tune_command(found[0][1].contract, path)))
     elif found:
         encoder = f" --encoder {found[0][0].contract.encoder}" if problem is not None else ""
-        rows.append(("next", f"{command()} {shlex.quote(str(path))} weights.pth{encoder}"))
+        source = shlex.quote(str(weights))
+        rows.append(("next", f"{command()} {source} weights.pth{encoder}"))
     return lines(rows)
 
 
 def _networks(
-    path: Path, raw: Any, sha256: str
+    path: Path, raw: Any, hashes: tuple[str, dict[str, str]]
 ) -> tuple[list[tuple[Recognized, Converted]], UserError | None]:
-    """Every network that a conversion could take, the default first, and what is wrong."""
+    """Return every convertible network, the default first, and the first error."""
     problem = None
     try:
-        default = translate(path, raw, Given(), sha256=sha256)
+        default = translate(path, raw, Overrides(), hashes=hashes)
         taken = default[0].contract.encoder
         found, choices = [default], [name for name in default[0].encoders if name != taken]
     except UserError as error:
@@ -83,7 +89,7 @@ def _networks(
             choices = []
     for choice in choices:
         try:
-            found.append(translate(path, raw, Given(encoder=choice), sha256=sha256))
+            found.append(translate(path, raw, Overrides(encoder=choice), hashes=hashes))
         except UserError as error:
             problem = problem or error
     return found, problem
@@ -105,18 +111,30 @@ def _describe(
             (
                 "network",
                 f"{its.contract.encoder}: {its.contract.architecture}, {len(its.model)} tensors, "
-                f"{parameters:,} parameters{which}",
+                f"{parameters:,} parameters, family {its.contract.family.name}{which}",
             )
         )
     rows.append(("contract", contract.convention()))
+    if recognized.assumed:
+        rows.append(("assumed", recognized.assumed))
     if converted:
         rows.append(("from", f"a file with sha256 {contract.source_sha256}"))
     rows += [("note", note) for note in recognized.notes]
     return rows + [("warning", warning) for warning in recognized.warnings]
 
 
+def _by_folder(tasks: Sequence[str]) -> list[tuple[str, str]]:
+    """List names of task files, one row for each folder."""
+    folders = itertools.groupby(tasks, lambda task: task.rpartition("/")[0])
+    rows = [
+        ("tasks", f"{folder}/ {' '.join(t[len(folder) + 1 :] for t in own)}")
+        for folder, own in folders
+    ]
+    return rows or [("tasks", "no task file takes it as it is")]
+
+
 def _entries(raw: Any) -> list[str]:
-    """The entries at the top of a file, one text for each."""
+    """Describe the top-level entries of a file, one string for each."""
     if not isinstance(raw, Mapping):
         return [f"a {type(raw).__name__}, not a dict"]
     if not any(isinstance(value, Mapping) for value in raw.values()):
@@ -128,7 +146,7 @@ def _entries(raw: Any) -> list[str]:
 
 
 def _summary(value: Any) -> str:
-    """A value in a few words; untrusted text is escaped and cut."""
+    """Describe a value in a few words; untrusted text is escaped and truncated."""
     if is_array(value):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     if isinstance(value, Inert):

@@ -1,9 +1,10 @@
-"""The projects whose files are known: one row each, the most specific first.
+"""Table of known projects and their checkpoint layouts, the most specific first.
 
-A file is known by what is in it, never by its name; how a network names its tensors is a scheme of
-its family (convert/families/). A row says what tells the project's files from others, which of
-their networks has which role, and what no tensor tells. Wrappers of training are taken off the keys
-before. Above each row: the code that writes the file and that normalizes its pixels.
+A file is recognized by its contents, never by its name; the names of a network's tensors are a
+scheme of its family (convert/families/). A row holds what distinguishes the project's files, the
+role of each network, and properties that no tensor determines. Wrappers of training are removed
+from keys before matching. The comment above each row cites the code that writes the file and
+normalizes its pixels.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from typing import Any
 
 from convert.contract import FOLDED, IMAGENET_MEAN, IMAGENET_STD
 from convert.families.base import USUAL
+from convert.families.vit_names import CLIP, DINOV3
 from convert.recorded import Recorded, caffe2_record, mm_configuration, own_record, timm_arguments
 from moco.modeling.soundness import Triple
 
-# What is beside a network and belongs to none, in the files of all projects: what a report calls it
-# -> patterns of its keys.
+# Entries next to a network that belong to no network, in files of any project: name in a report ->
+# patterns of keys.
 DROPPED = {
     "optimizer": "optimizer optimizers optimizer_states optim opt",
     "schedule": "lr_scheduler lr_schedulers scheduler schedulers param_schedulers",
@@ -33,7 +35,7 @@ DROPPED = {
     "projection head": "projector.* momentum_projector.* projection_head* *_projection_head.* "
     "fc.* pred.*",
     "prototypes": "prototypes*",
-    # Of OpenMMLab's lists [backbone, neck], too.
+    # Includes OpenMMLab's lists [backbone, neck].
     "neck": "neck.* encoder.1.* encoder_[qk].1.* encoder_k.module.1.* base_encoder.1.* "
     "momentum_encoder.1.* momentum_encoder.module.1.* online_net.1.* target_net.1.* "
     "target_net.module.1.*",
@@ -45,41 +47,44 @@ DROPPED = {
     "loss": "loss criterion* *_criterion.* dino_loss* ibot_loss center* loss_weight* "
     "bn.running_mean bn.running_var",
     "mask token": "*mask_token mask_tokens.*",
-    "momentum": "*_momentum",  # as detectron2/checkpoint/detection_checkpoint.py
+    "momentum": "*_momentum",  # as in detectron2/checkpoint/detection_checkpoint.py
     "batch counter": "*.num_batches_tracked",
 }
 
 
-# Frameworks in whose files the averaged weights are in "state_dict", whatever words say: a key that
-# only they have -> where the trained weights are. pytorch_lightning 2.6.6 callbacks/
-# weight_averaging.py, on_save_checkpoint; mmengine/hooks/ema_hook.py:165 and 215.
+# Frameworks that save the averaged weights in "state_dict": a key that identifies them -> key of
+# the trained weights. pytorch_lightning 2.6.6 callbacks/weight_averaging.py, on_save_checkpoint;
+# mmengine/hooks/ema_hook.py:165 and 215.
 AVERAGES = {"pytorch-lightning_version": "current_model_state", "meta": "ema_state_dict"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Project:
-    """How the files of a project are known, and what they do not say of themselves.
+    """Checkpoint layout of a project, and properties that its files do not record.
 
     Attributes:
-        roles: choices of --encoder -> starts of their tensors in the flattened file, e.g.
-            "state_dict/encoder_q."; one that ends with "*" is any single network whose start begins
-            so. The first role is the one that the project itself transfers. Of several sets the
-            first counts of which the file has every network, else the first of which it has one.
-        marks: paths ("a/b") to plain values of the file: this value, ... for any, None for none.
-        has: starts of keys in the dict of a role's network; of those between spaces, one.
-        order: keys of the default network in the order of the file. Converters from other
-            frameworks leave one that no PyTorch module has.
-        families, schemes: of the networks; none: any.
-        own: further rules, for what is the project's although it holds convolutions or a second
+        name: Name of the project, the source in input contracts.
+        roles: Choices of --encoder -> prefixes of their tensors in the flattened file, e.g.
+            "state_dict/encoder_q."; a prefix that ends with "*" matches exactly one network. The
+            first role is the one that the project itself transfers. Of several sets the first whose
+            networks are all in the file is used, else the first with any of them.
+        marks: Paths ("a/b") to plain values that identify the file: a value, ... for any value, or
+            None for a missing one.
+        has: Required prefixes of keys in the dict of a role's network; of several separated by
+            spaces, one is enough.
+        order: Keys of the default network in the order of the file. Converters from other
+            frameworks write an order that no PyTorch module has.
+        families, schemes: Allowed families and naming schemes; empty allows any.
+        own: Additional drop rules, for parts of the project that hold convolutions or a second
             network.
-        epoch: path to the number of epochs finished; `epoch_offset`: 1 where the file numbers its
-            epochs from 0.
-        channel_order, mean, std: what the network was trained with, where the file does not say.
-        says: what its code says of its networks beside their tensors, in the words of a family's
-            `recognize`.
-        recorded: reads what a file says of itself, see convert/recorded.py.
-        note: what every user of this source has to know.
-        any_network: its files hold networks of many projects, so that a name alone says which.
+        epoch: Path to the number of epochs finished.
+        epoch_offset: 1 if the file counts epochs from 0.
+        channel_order, mean, std: Normalization used in training, if the file does not record it.
+        metadata: Facts of the project's code that no tensor holds, by the names that a family's
+            `recognize` takes.
+        recorded: Function that reads the metadata of a file, see convert/recorded.py.
+        note: Note for every conversion from this source.
+        any_network: True if its files hold networks of many origins, told apart only by name.
     """
 
     name: str
@@ -95,24 +100,24 @@ class Project:
     channel_order: str = "RGB"
     mean: Triple = IMAGENET_MEAN
     std: Triple = IMAGENET_STD
-    says: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     recorded: Callable[[Mapping[Any, Any]], Recorded] | None = None
     note: str = ""
     any_network: bool = False
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is this project's own, versioned format."""
+        """True for the versioned format of this project."""
         return isinstance(self.marks.get("format"), str)
 
     @property
-    def is_nobody(self) -> bool:
-        """Whether no row fits the file, so that only its network's names are known."""
+    def is_unknown(self) -> bool:
+        """True if no row fits the file, so that only its naming scheme is known."""
         return not self.roles
 
 
 def _in(holder: str, **roles: str) -> dict[str, str]:
-    """Roles whose networks are all in one dict."""
+    """Return roles whose networks are all in one dict."""
     return {role: holder + start for role, start in roles.items()}
 
 
@@ -120,7 +125,7 @@ _MOCO = _in("state_dict/", query="encoder_q.", key="encoder_k.")
 _EMA_FIRST = ({"ema": "model_ema/", "model": "model/"}, {"single": "model/"})
 # The CIFAR notebook's pixels (0..255, RGB), as configs/pretrain/cifar10_r18_200ep.yaml has them.
 CIFAR_MEAN, CIFAR_STD = (125.307, 122.961, 113.8575), (51.5865, 50.847, 51.255)
-# Where pixels are only scaled to 0..1.
+# Normalization that only scales pixels to 0..1.
 ZERO_MEAN, ZERO_TO_ONE_STD = (0.0, 0.0, 0.0), (255.0, 255.0, 255.0)
 # google-research/simclr@383d414 resnet.py:594; resnet_wider.py and resnet.py:105 of the converters.
 _SAME_POOL = (
@@ -140,7 +145,8 @@ _RESNETS = (
         recorded=own_record,
     ),
     # facebookresearch/moco@7397dfe main_moco.py:382 (the dict) and moco/builder.py (the names): v1
-    # has fc.*, v2 fc.0.* and fc.2.*. Others name their encoders so, too: Lightning's are of nobody.
+    # has fc.*, v2 fc.0.* and fc.2.*. Other projects use these names, too;
+    # Lightning's checkpoints with them match no row.
     Project("facebookresearch/moco", (_MOCO,), {"format": None, "pytorch-lightning_version": None}),
     # facebookresearch/moco, branch colab-notebook, moco_cifar10_demo.ipynb: ModelBase (the names:
     # the children of torchvision's ResNet without its max-pool), train_transform (the pixels), the
@@ -149,7 +155,7 @@ _RESNETS = (
         "facebookresearch/moco (CIFAR notebook)",
         (_in("state_dict/", query="encoder_q.net.", key="encoder_k.net."),),
         schemes=("unpooled",),
-        says={"stem": "cifar"},
+        metadata={"stem": "cifar"},
         recorded=lambda raw: Recorded(mean=CIFAR_MEAN, std=CIFAR_STD),
     ),
     # facebookresearch/moco-v3@c349e6e main_moco.py:310 (the dict), :258 (the pixels) and
@@ -158,7 +164,7 @@ _RESNETS = (
         "facebookresearch/moco-v3",
         (_in("state_dict/", query="base_encoder.", key="momentum_encoder."),),
         {"pytorch-lightning_version": None},
-        says={"num_heads": {384: 12, 768: 12, 1024: 16, 1280: 16}},
+        metadata={"num_heads": {384: 12, 768: 12, 1024: 16, 1280: 16}},
     ),
     # facebookresearch/simsiam@a7bc177 main_simsiam.py:264 (the dict), :225 (the pixels) and
     # simsiam/builder.py:24 (the names).
@@ -237,16 +243,16 @@ _TRANSFORMERS = (
         "facebookresearch/dino",
         ({"teacher": "teacher/backbone.", "student": "student/backbone."},),
         {"dino_loss": ...},
-        says={"num_heads": {192: 3, 384: 6, 768: 12}},
+        metadata={"num_heads": {192: 3, 384: 6, 768: 12}},
     ),
     # facebookresearch/mae models_mae.py (the names, the heads), util/misc.py, save_model (the
-    # dict), main_pretrain.py (the pixels). A file without the decoder is nobody's.
+    # dict), main_pretrain.py (the pixels). A file without the decoder is a plain state dict.
     Project(
         "facebookresearch/mae",
         ({"single": "model/"},),
         has=("decoder_pred.", "mask_token"),
         epoch_offset=1,
-        says={"num_heads": {768: 12, 1024: 16, 1280: 16}},
+        metadata={"num_heads": {768: 12, 1024: 16, 1280: 16}},
     ),
     # bytedance/ibot@564f363 main_ibot.py, train_ibot (the dict) and DataAugmentationiBOT (the
     # pixels), models/vision_transformer.py (the names); evaluation/eval_linear.py, the teacher.
@@ -254,7 +260,7 @@ _TRANSFORMERS = (
         "bytedance/ibot",
         ({"teacher": "teacher/backbone.", "student": "student/backbone."},),
         {"ibot_loss": ...},
-        says={"num_heads": {192: 3, 384: 6, 768: 12, 1024: 16}},
+        metadata={"num_heads": {192: 3, 384: 6, 768: 12, 1024: 16}},
     ),
     # facebookresearch/msn@db0d572 src/msn_train.py, save_checkpoint (the dict) and init_model (the
     # head), src/deit.py (the names), src/data_manager.py, make_transforms (the pixels);
@@ -263,7 +269,35 @@ _TRANSFORMERS = (
         "facebookresearch/msn",
         ({"target": "target_encoder/", "anchor": "encoder/"},),
         {"target_encoder": ..., "prototypes": ...},
-        says={"num_heads": {192: 3, 384: 6, 768: 12, 1024: 16, 1280: 16}},
+        metadata={"num_heads": {192: 3, 384: 6, 768: 12, 1024: 16, 1280: 16}},
+    ),
+    # facebookresearch/dinov3 dinov3/train/train.py, do_test (teacher_checkpoint.pth),
+    # train/ssl_meta_arch.py and models/vision_transformer.py (the names), data/transforms.py (the
+    # pixels of its configs, ImageNet's). Released backbones are plain state dicts.
+    Project(
+        "facebookresearch/dinov3",
+        ({"teacher": "teacher/backbone."},),
+        has=("dino_head.",),
+        schemes=(DINOV3,),
+    ),
+    # SwinTransformer/Transformer-SSL@4510de1 (MoBY) utils.py:65 (the dict), models/moby.py:47 (the
+    # names), data/build.py:126 (the pixels); utils.py:24, load_pretrained, takes the encoder.
+    Project(
+        "SwinTransformer/Transformer-SSL",
+        (_in("model/", query="encoder.", key="encoder_k."),),
+        has=("projector_k.", "predictor."),
+        families=("swin",),
+        own={"projection head": "projector_k.*"},
+        epoch_offset=1,
+    ),
+    # microsoft/Swin-Transformer@f82860b (SimMIM) main_simmim_pt.py:113 and utils_simmim.py (the
+    # dict), models/simmim.py (the names), data/data_simmim_pt.py:55 (the pixels).
+    Project(
+        "microsoft/Swin-Transformer SimMIM",
+        ({"single": "model/encoder."},),
+        has=("encoder.mask_token", "decoder.0."),
+        families=("swin",),
+        epoch_offset=1,
     ),
     # facebookresearch/dinov2@02eb93a dinov2/train/train.py, do_test (teacher_checkpoint.pth),
     # train/ssl_meta_arch.py and models/vision_transformer.py (the names), data/transforms.py (the
@@ -273,8 +307,18 @@ _TRANSFORMERS = (
         ({"teacher": "teacher/backbone."},),
         has=("dino_head.",),
         families=("vit",),
-        says={"num_heads": {384: 6, 768: 12, 1024: 16}},
+        metadata={"num_heads": {384: 6, 768: 12, 1024: 16, 1536: 24}},
     ),
+)
+
+# OpenAI's TorchScript archives as plain state dicts: openai/CLIP@d05afc4 clip/model.py,
+# build_model, removes the sizes, and QuickGELU is its only activation.
+_CLIP = Project(
+    "openai/CLIP",
+    ({"single": "visual."},),
+    has=("input_resolution", "context_length", "vocab_size"),
+    schemes=(CLIP,),
+    metadata={"activation": "quick_gelu"},
 )
 
 _TRUNK = "classy_state_dict/base_model/model/trunk/_feature_blocks."
@@ -323,7 +367,7 @@ _VISSL = (
 
 
 def _mm(name: str, *roles: Mapping[str, str], **known: Any) -> Project:
-    """A training checkpoint of mmcv's or mmengine's runner."""
+    """Return the row of training checkpoints of mmcv's or mmengine's runner."""
     known = {"marks": {"meta": ...}, **known}
     return Project(name, roles, epoch="meta/epoch", recorded=mm_configuration, **known)
 
@@ -392,7 +436,7 @@ _MODULES = (
             "classifier.",
             "projector. momentum_backbone. momentum_encoder. decoder.decoder_pred.",
         ),
-        says={
+        metadata={
             "no_3x3_stem": "solo-learn's CIFAR networks pad their 3x3 stem by 2 pixels "
             "(solo/methods/base.py:204), this backbone by 1: the features would be others",
             # Of solo/backbones/vit/: its MoCo v3 and MAE of widths 192 and 384 have 12, too.
@@ -425,13 +469,24 @@ _MODULES = (
             "backbone_momentum. anchor_backbone.",
         ),
         # Of benchmarks/imagenet/vitb16 and of examples/pytorch_lightning/msn.py.
-        says={"num_heads": {384: 6, 768: 12}},
+        metadata={"num_heads": {384: 6, 768: 12}},
         **_AVERAGED,
     ),
 )
 
-# Networks of any origin in the names of the library that they are trained with.
+# Networks of any origin, in the names of the library that trained them.
 _LIBRARIES = (
+    # microsoft/Swin-Transformer@f82860b utils.py:136 (the dict), models/swin_transformer.py (the
+    # names), data/build.py:161 (the pixels). Detectron2's Swin has the same names.
+    Project(
+        "microsoft/Swin-Transformer",
+        ({"single": "model/"},),
+        schemes=("microsoft",),
+        epoch_offset=1,
+    ),
+    # facebookresearch/dinov3 dinov3/models/convnext.py (the names: the final norm is the last of
+    # `norms`, too), README.md (the pixels).
+    Project("facebookresearch/dinov3", ({"single": ""},), has=("norms.3.",), schemes=("official",)),
     # facebookresearch/ConvNeXt@048efce utils.py:447 (the dict, also ConvNeXt-V2's), models/
     # convnext.py:55 (the names), main.py, --imagenet_default_mean_and_std (the pixels).
     Project(
@@ -442,7 +497,7 @@ _LIBRARIES = (
     ),
     # keyu-tian/SparK@a63e386 pretrain/utils/misc.py:146 (the dict), spark.py:33-77 (the names),
     # utils/imagenet.py:70 (the pixels): a ResNet of timm's, or a ConvNeXt in the official names.
-    # What it saves without decoder is nobody's.
+    # Its files without decoder are plain state dicts.
     Project(
         "keyu-tian/SparK",
         ({"single": "module/sparse_encoder.sp_cnn."},),
@@ -472,15 +527,15 @@ _LIBRARIES = (
         ({"single": ""},),
         families=("resnet",),
         schemes=(USUAL,),
-        note="names and shapes are torchvision's and say nothing about pixels or strides; dilated, "
-        "anti-aliased and caffe-style networks have the same ones",
+        note="names and shapes are torchvision's, which do not determine normalization or strides; "
+        "dilated, anti-aliased and caffe-style networks have the same ones",
         any_network=True,
     ),
-    # torchvision/models/convnext.py, as above.
+    # torchvision/models/convnext.py and swin_transformer.py, as above.
     Project(
         "torchvision",
         ({"single": ""},),
-        families=("convnext",),
+        families=("convnext", "swin"),
         schemes=("torchvision",),
         any_network=True,
     ),
@@ -488,9 +543,10 @@ _LIBRARIES = (
 
 
 def _caffe2(name: str, scheme: str) -> tuple[Project, ...]:
-    """Blobs at the top, and as Detectron2 also keeps them, under "model".
+    """Return the rows of Caffe2 blobs: at the top level, and under "model" as in Detectron2.
 
-    MSRA's networks take BGR; their std is inside conv1 (detectron2/config/defaults.py, PIXEL_STD).
+    MSRA's networks take BGR; their std is folded into conv1 (detectron2/config/defaults.py,
+    PIXEL_STD).
     """
     return tuple(
         Project(
@@ -498,12 +554,12 @@ def _caffe2(name: str, scheme: str) -> tuple[Project, ...]:
             ({"single": start},),
             {"__author__": author},
             schemes=(scheme,),
-            own={"convolution bias": "*_b"},  # `caffe2_record` looks at them
+            own={"convolution bias": "*_b"},  # checked by `caffe2_record`
             recorded=caffe2_record,
             channel_order="BGR",
             mean=(103.53, 116.28, 123.675),
             std=(1.0, 1.0, 1.0),
-            says={"stride_in_1x1": True},
+            metadata={"stride_in_1x1": True},
         )
         for start, author in (("", None), ("model/", "Caffe2"))
     )
@@ -517,8 +573,8 @@ _DETECTRON2 = (
     # convert_model_to_detectron2.py:52; their pixels are in *_moco.yaml and *_infomin.yaml there.
     # "torchvision": detectron2 tools/convert-torchvision-to-d2.py, whose docstring gives colors,
     # mean, std and the stride's place, so detectron2://ImageNetPretrained/torchvision/.
-    # "MOCO": facebookresearch/moco@7397dfe detection/convert-pretrain-to-detectron2.py; what it
-    # belongs to is in *_moco.yaml beside it.
+    # "MOCO": facebookresearch/moco@7397dfe detection/convert-pretrain-to-detectron2.py; its
+    # preprocessing is in *_moco.yaml next to it.
     *(
         Project(name, ({"single": "model/"},), {"__author__": author}, schemes=("detectron2",))
         for name, author in (
@@ -541,6 +597,7 @@ _DETECTRON2 = (
 PROJECTS: tuple[Project, ...] = (
     *_RESNETS,
     *_TRANSFORMERS,
+    _CLIP,
     *_VISSL,
     *_OPENMMLAB,
     *_MODULES,

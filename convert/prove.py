@@ -1,8 +1,8 @@
-"""Proof that a converted file is what it says: read back, inverted, and shown an image.
+"""Verification of a conversion: tensors, inverse mapping and features of an image.
 
-`read_converted` is also how the detection room opens converted weights. The source network of the
-feature check is the family's reference implementation, the target its own backbone, which share no
-code.
+The feature check compares the family's reference implementation, filled from the source, with the
+family's own backbone, filled from the converted file; they share no code. `read_converted` is also
+used by detection to open converted weights.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,31 +22,37 @@ from convert.contract import InputContract
 from convert.families.base import LEFT_AT_INIT, Architecture, Family, first_rule
 from convert.read import describe, is_converted, names, read_file, to_tensor
 from moco.common.command import converter
-from moco.common.errors import DataError, shown
+from moco.common.errors import DataError, UserError, shown
 from moco.common.files import PathLike
 from moco.modeling import soundness
 from moco.modeling.soundness import fixed_image
 
 _WORDS = re.compile(r"[a-z]+")
-# Both networks do the same operations in the same order, so their features are expected to be
-# bitwise equal; a backend that is not deterministic may differ by rounding, relative to the largest
-# feature.
+# Attributes of timm's transformers, and the classes of their activations.
+_FACTS = {
+    "timm": "blocks.0.attn.num_heads",
+    "activation": "blocks.0.mlp.act",
+    "layer_norm_eps": "blocks.0.norm1.eps",
+}
+_ACTIVATIONS = {"GELU": "gelu", "GELUTanh": "gelu_tanh", "QuickGELU": "quick_gelu"}
+# Relative to the largest feature. Both networks do the same operations in the same order, so their
+# features are expected to be bitwise equal, but a nondeterministic backend may round differently.
 TOLERANCE = 1e-5
 
 
 @dataclasses.dataclass(frozen=True)
 class Converted:
-    """A converted file: tensors by Detectron2's names (`stem.conv1.weight`) and their contract."""
+    """Converted weights: tensors by Detectron2's names (`stem.conv1.weight`) and their contract."""
 
     model: dict[str, Tensor]
     contract: InputContract
-    notes: tuple[str, ...] = ()  # what a reader of a result has to know
-    path: Path | None = None  # of the file that was given
+    notes: tuple[str, ...] = ()  # shown with results
+    path: Path | None = None  # file that the weights were read from
 
 
 @dataclasses.dataclass(frozen=True)
 class FeatureCheck:
-    """How two networks agree on one feature map."""
+    """Agreement of two networks on one feature map."""
 
     stride: int  # input pixels per cell, equal in both
     max_abs_diff: float
@@ -54,10 +62,13 @@ class FeatureCheck:
 def read_converted(path: PathLike, raw: Any = None) -> Converted:
     """Read and check a file that convert_to_d2.py wrote for Detectron2, in any of its formats.
 
-    `raw`: what `read_file` returned for it, when it is already open.
+    Args:
+        path: Converted file.
+        raw: Contents of `path` as `read_file` returned them, if it is already open.
 
-    Raises DataError: unreadable, not a converted file, or tensors that are missing, unknown, of
-    another shape or type, not finite or all zero.
+    Raises:
+        DataError: If it is unreadable or not a converted file, or tensors are missing, unknown, of
+            another shape or type, not finite or all zero.
     """
     own = raw is None
     if own:
@@ -73,7 +84,7 @@ def read_converted(path: PathLike, raw: Any = None) -> Converted:
         contract = InputContract.from_dict(raw["contract"])
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
-    # The arrays of a pickle become tensors one by one: both need not be in memory at once.
+    # Convert the arrays of a pickle one by one, so that memory never holds all of them twice.
     values: dict[Any, Any] = raw["model"] if own else dict(raw["model"])
     model = {key: to_tensor(key, values.pop(key), str(path)) for key in list(values)}
     check_model(model, contract, str(path))
@@ -82,17 +93,22 @@ def read_converted(path: PathLike, raw: Any = None) -> Converted:
 
 
 def build_backbone(contract: InputContract) -> nn.Module:
-    """The backbone that a contract describes, with all features."""
+    """Build the backbone that a contract describes, with all features."""
     return contract.family.build(contract.architecture)
 
 
+def filled_backbone(converted: Converted) -> nn.Module:
+    """Build the backbone of converted weights with their tensors, in eval mode."""
+    return _filled(lambda: build_backbone(converted.contract), converted.model)
+
+
 def proof_image(contract: InputContract) -> Tensor:
-    """The image that both networks are shown: (1, 3, H, W), as if already normalized."""
+    """Return the image for the feature check: (1, 3, H, W), as if already normalized."""
     return fixed_image(contract.family.image_size(contract.architecture))
 
 
 def target_tensors(contract: InputContract) -> dict[str, Tensor]:
-    """Every tensor of the contract's backbone by name, without memory: shapes and types only."""
+    """Return the tensors of the contract's backbone on the meta device, by name."""
     with torch.device("meta"):
         return build_backbone(contract).state_dict()
 
@@ -103,11 +119,17 @@ def check_model(
     where: str,
     named: Callable[[str], str] = str,
 ) -> None:
-    """Check every tensor that the contract's backbone needs: there, and nothing else, and sound.
+    """Check that the tensors are exactly those of the contract's backbone, and sound.
 
-    `named`: what Detectron2's names are called in the file, for messages.
+    Args:
+        model: Tensors by Detectron2's names.
+        contract: Their input contract.
+        where: Name of the file, for messages.
+        named: Map from Detectron2's names to those in the file.
 
-    Raises DataError with the names of all offending tensors.
+    Raises:
+        DataError: If tensors are missing, unknown, of another shape or type, not finite or all
+            zero; the message has all names.
     """
     targets = target_tensors(contract).items()
     expected = {key: value for key, value in targets if not first_rule(key, LEFT_AT_INIT)}
@@ -130,9 +152,10 @@ def check_model(
 
 
 def check_round_trip(source: Mapping[str, Tensor], converted: Converted, where: str) -> None:
-    """Invert the converted names and compare bitwise with the source (the family's names).
+    """Map converted tensors back to the family's names and compare them bitwise with the source.
 
-    Raises DataError with the names that differ.
+    Raises:
+        DataError: If tensors differ; the message has their names.
     """
     original = converted.contract.family.from_detectron2
     back = {original(key) or key: value for key, value in converted.model.items()}
@@ -143,7 +166,7 @@ def check_round_trip(source: Mapping[str, Tensor], converted: Converted, where: 
     ]
     if wrong:
         raise DataError(
-            f"{where}: verification failed: read back, these tensors are not the source's: "
+            f"{where}: verification failed: these tensors differ from the source when read back: "
             f"{names(sorted(wrong), limit=50)}"
         )
 
@@ -154,20 +177,25 @@ def check_features(
     converted: Converted,
     where: str,
 ) -> dict[str, FeatureCheck]:
-    """Show one fixed image to the source's network and to the embedded backbone, in eval mode.
+    """Compare features of a fixed image between the source's network and the embedded backbone.
 
-    `architecture`: the source's; the contract may not decide it.
+    Args:
+        source: Tensors by the family's names.
+        architecture: Architecture of the source, independent of the contract.
+        converted: Converted weights.
+        where: Name of the file, for messages.
 
-    Returns the agreement at the stem and res2..res5. Raises DataError at the first feature whose
-    stride or values differ.
+    Returns:
+        The agreement of each feature, e.g. of the stem and res2..res5.
+
+    Raises:
+        DataError: If the stride or the values of a feature differ.
     """
     contract = converted.contract
     image = proof_image(contract)
     with torch.no_grad():
         expected = reference_features(contract.family, architecture, source, image)
-        with torch.device("meta"):
-            backbone: Any = build_backbone(contract)
-        _fill(backbone, converted.model)
+        backbone: Any = filled_backbone(converted)
         actual: Mapping[str, Tensor] = backbone(image)
     checks = {}
     for name, stride in backbone.strides.items():
@@ -180,7 +208,7 @@ def check_features(
 def _compare(
     expected: Tensor, actual: Tensor, stride: int, size: list[int], failed: str
 ) -> FeatureCheck:
-    """Compare two feature maps, (1, C, H, W); `failed`: how the message of a DataError begins."""
+    """Compare two feature maps, (1, C, H, W); messages of DataError start with `failed`."""
     if not list(expected.shape[2:]) == list(actual.shape[2:]) == size:
         raise DataError(
             f"{failed}: source {list(expected.shape)} and converted {list(actual.shape)} do not "
@@ -192,7 +220,7 @@ def _compare(
         )
     soundness.check_features(expected, failed)
     difference = float((expected - actual).abs().max())
-    # Written so that a NaN fails.
+    # `not <=` also fails for NaN.
     if not difference <= TOLERANCE * max(1.0, float(expected.abs().max())):
         raise DataError(f"{failed}: features differ by up to {difference:g}")
     return FeatureCheck(stride, difference, _is_bitwise_equal(expected, actual))
@@ -201,59 +229,96 @@ def _compare(
 def _is_bitwise_equal(a: Tensor, b: Tensor) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    # As integers: 0.0 == -0.0 and NaN != NaN are questions of value, not of bits.
+    # Compare as integers, because 0.0 == -0.0 and NaN != NaN as floats.
     return torch.equal(a.contiguous().view(torch.int32), b.contiguous().view(torch.int32))
 
 
-def _fill(net: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Give a network without memory of its own `state`'s tensors; eval mode."""
-    left = [key for key in net.state_dict() if first_rule(key, LEFT_AT_INIT)]
+def _filled(build: Callable[[], nn.Module], state: Mapping[str, Tensor]) -> nn.Module:
+    """Build a network with the tensors of `state` in eval mode."""
+    with torch.device("meta"):
+        net = build()
+    targets = net.state_dict()
+    if any(name not in targets for name, _ in net.named_buffers()):
+        net = build()  # no state has these buffers, e.g. the filters of timm's BlurPool2d
+    left = [key for key in targets if first_rule(key, LEFT_AT_INIT)]
     counters = {key: torch.zeros((), dtype=torch.int64) for key in left}
     net.load_state_dict({**state, **counters}, strict=True, assign=True)
-    net.eval()
+    return net.eval()
 
 
 def reference_features(
     family: Family, architecture: Architecture, state: Mapping[str, Tensor], image: Tensor
 ) -> dict[str, Tensor]:
-    """Outputs of the reference implementation's modules, by Detectron2's names of the features."""
-    import torchvision.models  # noqa: F401 - which computes: not on meta
+    """Compute features with the reference implementation, by Detectron2's names."""
+    # Its import computes tensors, which fails on the meta device.
+    import torchvision.models  # noqa: F401
 
-    with torch.device("meta"):
-        net = family.reference(architecture)
-    _fill(net, state)
+    net = _filled(lambda: family.reference(architecture), state)
     return _outputs(net, family.features, image)
 
 
-def check_names(names: Mapping[str, str], family: Family, where: str) -> dict[str, str]:
-    """Return the names of which only timm's own network can tell whether they are plain.
+def check_names(
+    names: Mapping[str, str], family: Family, requested: Mapping[str, Any], where: str
+) -> dict[str, str]:
+    """Return the names that have to be compared with timm's network, by where they are recorded.
+
+    Args:
+        names: Recorded names of the network by place.
+        family: Its family.
+        requested: Values of the family's options, of which one may name the network.
+        where: Name of the file, for messages.
 
     Raises:
-        DataError: A name of this family that is not known.
+        DataError: If an unknown name belongs to this family.
+        UserError: If the option names another network than the file.
     """
     unclear = {}
+    given = str(requested.get(family.named_by, "")).partition(".")[0]
     for place, name in names.items():
-        if set(_WORDS.findall(name)) <= family.plain_names:
+        if is_plain(name, family) or name == given:
             continue
-        if _in_timm(name):
+        if given and in_timm(name):
+            raise UserError(
+                f"--{family.named_by.replace('_', '-')} {given}: {where} is of another network, "
+                f"{place} names {name}; give its state dict alone if that is wrong"
+            )
+        if in_timm(name):
             unclear[place] = name
         elif any(word in name for word in family.words):
             raise DataError(
                 f"{where}: {place} names {shown(name)}, which is not known to be a plain "
-                f"{family.name}; give its state dict alone if you know it computes the same"
+                f"{family.name}; give its state dict alone if it computes the same features"
             )
     return unclear
 
 
-def heads_in_timm(names: Mapping[str, str]) -> int | None:
-    """Return the attention heads of timm's vision transformer of one of these names."""
-    for name in names.values():
-        if _in_timm(name):
-            with torch.device("meta"):
-                blocks = getattr(_create(name), "blocks", None)
-            heads = getattr(getattr(blocks[0], "attn", None), "num_heads", None) if blocks else None
-            return heads if type(heads) is int else None
-    return None
+def is_plain(name: str, family: Family) -> bool:
+    """Return whether a recorded name is that of a plain network of a family."""
+    return set(_WORDS.findall(name)) <= family.plain_names
+
+
+def facts_in_timm(names: Mapping[str, str], tag: str = "") -> dict[str, Any]:
+    """Return what no tensor holds of the first of these transformers in timm, or nothing.
+
+    It is the number of heads, as "timm", the activation, and the epsilon of the norms. The weights
+    of some tags were trained with another activation; timm has a second network of theirs.
+    """
+    import timm
+
+    for name in filter(in_timm, names.values()):
+        with torch.device("meta"):
+            net = _create(name)
+        found = {}
+        for fact, place in _FACTS.items():
+            with suppress(AttributeError):
+                found[fact] = attrgetter(place)(net)
+        if "activation" in found:
+            found["activation"] = _ACTIVATIONS.get(type(found["activation"]).__name__)
+        second = name.replace("_clip_", "_clip_quickgelu_")
+        if tag and second != name and timm.is_model_pretrained(f"{second}.{tag}"):
+            found["trained_with"] = "quick_gelu"
+        return {fact: value for fact, value in found.items() if value is not None}
+    return {}
 
 
 def compare_with_timm(
@@ -261,23 +326,32 @@ def compare_with_timm(
     family: Family,
     source: tuple[Mapping[str, Tensor], Any],
     tokens: Mapping[str, Tensor],
+    requested: Mapping[str, Any],
     where: str,
 ) -> list[str]:
-    """Show one image to timm's own network of each name that is not clear; returns notes.
+    """Compare features with timm's own network of each of these names.
 
     Args:
-        names: from `check_names`.
-        source: tensors and architecture of the recognized network.
-        tokens: its class token and registers.
+        names: Result of `check_names`.
+        family: Family of the recognized network.
+        source: Its tensors and architecture.
+        tokens: Its class token and registers.
+        requested: Values of the family's options, which take precedence over the name's.
+        where: Name of the file, for messages.
+
+    Returns:
+        A note for each name.
 
     Raises:
-        DataError: timm's computes something else from these tensors.
+        DataError: If timm's network computes other features from these tensors.
     """
+    options = {o.in_timm: requested[o.name] for o in family.options if o.name in requested}
+    options.pop("", None)
     for place, name in names.items():
-        if difference := _difference(name, family, *source, tokens):
+        if difference := _difference(name, options, family, *source, tokens):
             raise DataError(
-                f"{where}: {place} names {shown(name)}, which is no plain {source[1]}: "
-                f"{difference}; --timm-model {name} takes it where it has maps of strides 4 to 32"
+                f"{where}: {place} names {shown(name)}, which is not a plain {source[1]}: "
+                f"{difference}"
             )
     return [
         f"{place} names {n}: timm's own network of that name agrees" for place, n in names.items()
@@ -286,30 +360,32 @@ def compare_with_timm(
 
 def _difference(
     name: str,
+    changed: Mapping[str, Any],
     family: Family,
     state: Mapping[str, Tensor],
     architecture: Any,
     tokens: Mapping[str, Tensor],
 ) -> str:
-    """How timm's network of a name differs from the recognized one; "": it does not."""
-    tensors, size = {**state, **tokens}, family.image_size(architecture)
-    options = {"num_classes": 0, **({"img_size": size[0]} if family.tokens else {})}
+    """Return how timm's network of a name differs from the recognized one, or ""."""
+    size = family.image_size(architecture)
+    options = {"num_classes": 0, **({"img_size": size[0]} if family.tokens else {}), **changed}
     rules = {**family.dropped, **LEFT_AT_INIT}
     try:
-        with torch.device("meta"):  # a name may be that of a network of gigabytes
-            its = _create(name, **options).state_dict()
-        needed = {key for key in its if not first_rule(key, rules)}
-        if others := sorted((needed - tensors.keys()) | (tensors.keys() - its.keys())):
+        with torch.device("meta"):  # the name may be that of a network of gigabytes
+            whole = _create(name, **options).state_dict()
+        tensors = family.in_timm(architecture, {**state, **tokens}, whole.keys())
+        needed = {key for key in whole if not first_rule(key, rules)}
+        if others := sorted((needed - tensors.keys()) | (tensors.keys() - whole.keys())):
             return f"timm's has other tensors ({others[0]})"
-        # Small ConvNeXts have linear layers as convolutions.
-        tensors = {key: value.reshape(its[key].shape) for key, value in tensors.items()}
+        # timm's small ConvNeXts compute linear layers as convolutions.
+        tensors = {key: value.reshape(whole[key].shape) for key, value in tensors.items()}
         net = _create(name, **options)
         net.load_state_dict(tensors, strict=False)
     except (RuntimeError, TypeError, AssertionError, ValueError):
         return "timm's has tensors of other shapes"
     image = fixed_image(size)
     with torch.no_grad():
-        modules: Mapping[str, str] = family.in_timm
+        modules: Mapping[str, str] = family.features
         if family.source_features is not None:
             modules, expected = family.source_features(architecture, state, tokens, image)
         else:
@@ -325,12 +401,12 @@ def _difference(
             return f"timm's has maps of other sizes at {feature}"
         scale = max(1.0, float(value.abs().max()))
         largest = max(largest, float((other - value).abs().max()) / scale)
-    # timm may fuse operations, which rounds otherwise.
-    return f"its features differ from timm's by up to {largest:.2g}" if largest > 1e-3 else ""
+    # Operations that timm fuses round differently; GELU by tanh differs by 5e-4 and more.
+    return f"its features differ from timm's by up to {largest:.2g}" if largest > TOLERANCE else ""
 
 
 def _outputs(net: nn.Module, modules: Mapping[str, str], image: Tensor) -> dict[str, Tensor]:
-    """Outputs of modules by the names of their features."""
+    """Return the outputs of modules by the names of their features."""
     outputs: dict[str, Tensor] = {}
 
     def keep(feature: str) -> Callable[..., None]:
@@ -342,14 +418,15 @@ def _outputs(net: nn.Module, modules: Mapping[str, str], image: Tensor) -> dict[
     return outputs
 
 
-def _in_timm(name: str) -> bool:
+def in_timm(name: str) -> bool:
+    """Return whether the installed timm has a network of this name, with or without a tag."""
     import timm
 
     return bool(timm.is_model(name))
 
 
 def _create(name: str, **options: Any) -> Any:
-    """timm's network with random weights: nothing is ever downloaded."""
+    """Create timm's network with random weights, without a download."""
     import timm
 
     return timm.create_model(name, pretrained=False, **options)

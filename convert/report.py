@@ -1,4 +1,4 @@
-"""What a conversion found, did and checked, for people, ending in the next command."""
+"""Human-readable report of a conversion, ending with the next command to run."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class ConversionReport:
-    """What one conversion found, did and checked."""
+    """Results of one conversion: source, architecture, tensors, verification and output."""
 
     source_path: Path
-    epoch: int | None  # as written in the file: epochs finished
+    epoch: int | None  # epochs finished, as recorded in the file
     head: str
     contract: InputContract
     mapped: int
@@ -34,15 +34,15 @@ class ConversionReport:
     features: dict[str, FeatureCheck]
     notes: list[str]
     warnings: list[str]
-    encoders: tuple[str, ...]  # every choice of --encoder that the source has
+    encoders: tuple[str, ...]  # all choices of --encoder for the source
     to: str  # "detectron2" or "torchvision"
     output_path: Path
     output_sha256: str
-    reference: str  # the network that the features are compared with
-    assumed: str = ""  # what neither the file nor the features tell
+    reference: str  # network that the features are compared with
+    assumed: str = ""  # properties that neither file nor features determine
 
     def text(self) -> str:
-        """The report for people, ending in the next command."""
+        """Format the report, ending with the next command to run."""
         c = self.contract
         epoch = "" if self.epoch is None else f", epoch {self.epoch}"
         difference = max(check.max_abs_diff for check in self.features.values())
@@ -51,7 +51,7 @@ class ConversionReport:
         rows = [
             ("source", f"{self.source_path}: {c.source} checkpoint{epoch}, {self.head}"),
             ("sha256", c.source_sha256),
-            ("encoder", c.encoder + (f" (--encoder takes {others} instead)" if others else "")),
+            ("encoder", c.encoder + (f" (--encoder selects {others})" if others else "")),
             ("architecture", str(c.architecture)),
             (
                 "tensors",
@@ -74,34 +74,34 @@ class ConversionReport:
         return lines(rows)
 
     def next_command(self) -> str:
-        """Fine-tune a detector from these weights, or classify with them."""
+        """Return the command that fine-tunes a detector, or classifies, with these weights."""
         make = classify_command if self.to == "torchvision" else fine_tune_command
         return make(self.contract, self.output_path)
 
 
 def lines(rows: Iterable[tuple[str, str]]) -> str:
-    """A report of named lines."""
+    """Format rows of a report as aligned lines."""
     return "\n".join(f"{name:14}{text}" for name, text in rows)
 
 
 def agreement(features: dict[str, FeatureCheck]) -> str:
-    """How features agree, for people."""
+    """Describe the agreement of features."""
     bitwise = all(check.bitwise for check in features.values())
     return "bitwise equal" if bitwise else "equal within rounding"
 
 
 def command() -> str:
-    """The converter's own command."""
+    """Return the command line of the converter."""
     return program("convert", _script("convert/convert_to_d2.py"))
 
 
 def _script(path: str) -> str:
-    """The command that runs a file of this project from the current folder."""
+    """Return the command that runs a file of this project from the current folder."""
     return f"python {path if Path.cwd() == ROOT else shlex.quote(str(ROOT / path))}"
 
 
 def fine_tune_command(contract: InputContract, path: Path) -> str:
-    """The whole command that fine-tunes a detector from a converted file."""
+    """Return the complete command that fine-tunes a detector from a converted file."""
     config, its_keys, data = contract.architecture.example_task()
     keys = contract.d2_keys()
     differ = (key for key, value in its_keys.items() if keys[key] != value)
@@ -114,7 +114,7 @@ def fine_tune_command(contract: InputContract, path: Path) -> str:
 
 
 def classify_command(contract: InputContract, path: Path) -> str:
-    """The command that classifies with torchvision's names, or converts them where it cannot."""
+    """Return the command that trains a linear classifier, or converts if that is not supported."""
     file = shlex.quote(str(path))
     try:
         spec: Spec | None = encoder_spec(contract.architecture)

@@ -1,7 +1,7 @@
-"""Take a network's tensors out of a file: whole, of float32, none shared.
+"""Extraction of a network's tensors from a file, complete and in float32.
 
-Every value of the file is a part of the backbone, dropped by a rule with a name, or, where it can
-be no part of the backbone and of no second network, ignored and listed; anything else is an error.
+Every value of the file is mapped to the backbone, dropped by a named rule, or, if it cannot belong
+to the backbone or a second network, ignored and listed; anything else is an error.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from convert.families.base import first_rule
+from convert.families.base import OtherNetworkError, first_rule
 from convert.find import Choice, rule_of
 from convert.projects import DROPPED
 from convert.read import Entry, is_array, names, to_tensor, unwrapped
@@ -20,18 +20,18 @@ from moco.common.errors import DataError
 if TYPE_CHECKING:
     from torch import Tensor
 
-IGNORED = "ignored"  # what is beside a backbone and belongs to no network
+IGNORED = "ignored"  # rule of values outside a backbone that belong to no network
 _MAX_IGNORED = 12  # names in a note
 _MAX_SHARED_BYTES = 64 << 20
-# Heads at a network's prefix that are linear where the backbone is a classifier's.
+# Heads under a network's prefix, which are linear if the backbone is a classifier's.
 _FLAT_HEADS = ("classifier", "head")
 
 
 @dataclasses.dataclass
 class Parts:
-    """Where every value of a file went."""
+    """Assignment of every value of a file: to the backbone, or to a drop rule."""
 
-    backbone: dict[str, Entry] = dataclasses.field(default_factory=dict)  # the family's names
+    backbone: dict[str, Entry] = dataclasses.field(default_factory=dict)  # by the family's names
     dropped: Counter[str] = dataclasses.field(default_factory=Counter)
     tokens: dict[str, Entry] = dataclasses.field(default_factory=dict)
     notes: list[str] = dataclasses.field(default_factory=list)
@@ -42,11 +42,14 @@ def take(choice: Choice, entries: Sequence[Entry], where: str, explicit: bool) -
     """Find the backbone's tensors, and a rule for everything else in the file.
 
     Args:
-        explicit: the user named this network, so what else there is cannot be meant.
+        choice: Network to convert.
+        entries: All values of the file.
+        where: Name of the file, for messages.
+        explicit: The user named this network, so further convolutions are not ambiguous.
 
     Raises:
-        DataError: keys of the backbone that its names do not have; or convolutions beside it that
-            could be a second network.
+        DataError: If keys of the backbone are unknown to its naming scheme, or convolutions
+            outside it could be a second network.
     """
     network, project = choice.network, choice.project
     family, parts = network.family, Parts()
@@ -54,12 +57,12 @@ def take(choice: Choice, entries: Sequence[Entry], where: str, explicit: bool) -
     unknown: list[Any] = []
     ignored: list[Any] = []
     second: list[Any] = []
-    beside: dict[tuple[Any, ...], list[Entry]] = {}
+    outside: dict[tuple[Any, ...], list[Entry]] = {}
     for entry in entries:
         depth = _shared(entry.keys, network.keys)
         is_inside = depth == len(network.keys) == len(entry.keys) - 1
         if not is_inside or (not depth and not is_array(entry.value)):
-            beside.setdefault(entry.keys[: depth + 1], []).append(entry)
+            outside.setdefault(entry.keys[: depth + 1], []).append(entry)
             continue
         key, short = entry.keys[-1], unwrapped(entry.keys[-1])
         owner = _owner(choice, entry.name)
@@ -68,7 +71,7 @@ def take(choice: Choice, entries: Sequence[Entry], where: str, explicit: bool) -
         rule = first_rule(new or name, inside)
         if rule and new:
             name, new = new, None
-        rule = rule or rule_of(short, project)
+        rule = rule or rule_of(short, project) or first_rule(short, network.scheme.beside)
         if new in parts.backbone:
             raise DataError(f"{where}: two tensors for {new}; the second is {names([key])}")
         if new:
@@ -76,7 +79,7 @@ def take(choice: Choice, entries: Sequence[Entry], where: str, explicit: bool) -
         elif owner not in (None, choice.name):
             parts.dropped[f"{owner} encoder"] += 1
         elif rule in _FLAT_HEADS and is_array(entry.value) and entry.value.ndim > 2:
-            unknown.append(key)  # of a segmentation network, whose backbone is dilated
+            unknown.append(key)  # head of a segmentation network, whose backbone is dilated
         elif rule in DROPPED and _is_large_convolution(entry):
             second.append(key)
             parts.dropped[IGNORED] += 1
@@ -92,46 +95,46 @@ def take(choice: Choice, entries: Sequence[Entry], where: str, explicit: bool) -
     if unknown:
         foreign = (unwrapped(key).removeprefix(network.prefix) for key in unknown)
         reasons = dict.fromkeys(first_rule(name, family.obstacles) for name in foreign)
-        why = "".join(f"; {reason} has no place here" for reason in reasons if reason)
-        raise DataError(
-            f"{where}: {len(unknown)} keys that neither the map nor a drop rule knows: "
+        why = "".join(f"; {reason} is not supported" for reason in reasons if reason)
+        raise OtherNetworkError(
+            f"{where}: {len(unknown)} keys that are neither mapped nor dropped by a rule: "
             f"{names(unknown, limit=50)}{why}; not the network of a {project.name} checkpoint"
         )
-    for path, group in beside.items():
-        rule = _rule_beside(choice, path, group)
+    for path, group in outside.items():
+        rule = _rule_of_group(choice, path, group)
         if rule is None:
             (second if any(map(_is_large_convolution, group)) else ignored).append(path[-1])
         parts.dropped[rule or IGNORED] += 1
     check_shared([entry.value for entry in parts.backbone.values()], where)
     if second and not explicit:
         raise DataError(
-            f"{where}: {names(second)}: convolutions beside the backbone of this {project.name} "
+            f"{where}: {names(second)}: convolutions outside the backbone of this {project.name} "
             "checkpoint, of another network, or of a segmentation or detection network, whose "
-            "backbone may be dilated; it is ambiguous what is meant; give --encoder with one of "
+            "backbone may be dilated; it is ambiguous which to convert; give --encoder with one of "
             f"{', '.join(choice.found.networks)}"
         )
     if ignored + second:
         text = names([*ignored, *second], limit=_MAX_IGNORED)
-        parts.notes.append(f"{IGNORED}, because the backbone has no place for it: {text}")
+        parts.notes.append(f"{IGNORED}, because the backbone does not use it: {text}")
     if second:
         parts.warnings.append(
-            f"{names(second)} are convolutions, too: if they are a segmentation or detection "
-            "network's, its backbone may be dilated, and this one is not"
+            f"{names(second)} are convolutions: if they belong to a segmentation or detection "
+            "network, its backbone may be dilated, but this one is not"
         )
     return parts
 
 
 def _shared(keys: Sequence[Any], path: Sequence[str]) -> int:
-    """Return how many keys two paths have in common at their start."""
+    """Return the number of leading keys that two paths have in common."""
     both = zip(keys, path, strict=False)
     return next((i for i, (a, b) in enumerate(both) if a != b), min(len(keys), len(path)))
 
 
 def _owner(choice: Choice, name: str) -> str | None:
-    """Return the network whose tensor this is: that with the longest start before the name.
+    """Return the network that a tensor belongs to: the one with the longest matching prefix.
 
-    Without a prefix every key would be a network's own, so there it has to be one that the
-    scheme knows, unless the network is the chosen one.
+    An empty prefix matches every key, so there the naming scheme has to know the key, unless the
+    network is the chosen one.
     """
     networks, second_names = choice.found.networks, choice.found.second_names
     starts = {network.start: role for role, network in networks.items()}
@@ -149,8 +152,8 @@ def _owner(choice: Choice, name: str) -> str | None:
     return role if networks[role].scheme.rename(name.removeprefix(start)) else None
 
 
-def _rule_beside(choice: Choice, path: tuple[Any, ...], group: Sequence[Entry]) -> str | None:
-    """Return the rule for what is at a path of keys beside the backbone; None: there is none."""
+def _rule_of_group(choice: Choice, path: tuple[Any, ...], group: Sequence[Entry]) -> str | None:
+    """Return the rule for the values at a path of keys outside the backbone, or None."""
     for name, network in choice.found.networks.items():
         if network.keys[: len(path)] == path and name != choice.name:
             return f"{name} encoder"
@@ -164,8 +167,8 @@ def _rule_beside(choice: Choice, path: tuple[Any, ...], group: Sequence[Entry]) 
         return rule
     arrays = [entry.keys for entry in group if is_array(entry.value)]
     if choice.project.is_ours or not arrays:
-        return "training record"  # the project's own format is versioned
-    # The state dict of a torch optimizer, or several.
+        return "training record"  # this project's own format is versioned
+    # The group may be the state dict of one or several torch optimizers.
     every = [e.keys[: e.keys.index("param_groups")] for e in group if "param_groups" in e.keys]
     if all(any(keys[: len(one)] == one for one in every) for keys in arrays):
         return "optimizer"
@@ -173,7 +176,7 @@ def _rule_beside(choice: Choice, path: tuple[Any, ...], group: Sequence[Entry]) 
 
 
 def _is_large_convolution(entry: Entry) -> bool:
-    """Whether an entry is a convolution's weight, larger than 1x1."""
+    """Return whether an entry is the weight of a convolution larger than 1x1."""
     named = str(entry.keys[-1]).rpartition(".")[2] == "weight" and entry.name
     return bool(
         named and is_array(entry.value) and entry.value.ndim == 4 and max(entry.value.shape[2:]) > 1
@@ -183,10 +186,13 @@ def _is_large_convolution(entry: Entry) -> bool:
 def join(
     entries: dict[str, Entry], where: str, notes: list[str]
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors of a backbone and their keys in the file, by the family's names.
+    """Return the tensors of a backbone and their keys in the file, by the family's names.
 
-    Parts ("attn.qkv.weight#0", see `convert.families.base.Scheme`) are concatenated; a note says
-    which. Raises DataError: not dense tensors, or parts that do not fit together.
+    Parts ("attn.qkv.weight#0", see `convert.families.base.Scheme`) are concatenated, which is added
+    to the notes.
+
+    Raises:
+        DataError: If values are not dense tensors, or parts do not fit together.
     """
     import torch
 
@@ -202,11 +208,13 @@ def join(
         if "" not in parts:
             joined.append(whole)
             if len({(t.dtype, t.dim() and t.shape[1:]) for t in tensors}) > 1:
-                raise DataError(f"{where}: {keys[whole]} cannot be concatenated: other shapes")
+                raise DataError(
+                    f"{where}: {keys[whole]} cannot be concatenated: shapes or types differ"
+                )
             tensors = [torch.cat(tensors)]
         state[whole] = tensors[0]
     if joined:
-        first = min(joined)  # safetensors are read in any order
+        first = min(joined)  # safetensors have no defined order
         notes.append(
             f"{first} is {keys[first]}, concatenated"
             + (f"; so are {len(joined) - 1} more" if joined[1:] else "")
@@ -215,10 +223,7 @@ def join(
 
 
 def check_shared(values: Iterable[Any], where: str) -> None:
-    """Raise DataError for a file that names one storage for all of its tensors.
-
-    Each becomes one of its own.
-    """
+    """Raise DataError if tensors share storages so that copies of them may exhaust memory."""
     import torch
 
     claimed = 0
@@ -226,7 +231,7 @@ def check_shared(values: Iterable[Any], where: str) -> None:
     for value in values:
         if isinstance(value, torch.Tensor):
             if value.layout is not torch.strided:
-                continue  # refused by name below
+                continue  # `to_tensor` refuses it by name
             claimed += value.nbytes
             held[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
         elif is_array(value):
@@ -234,13 +239,13 @@ def check_shared(values: Iterable[Any], where: str) -> None:
             held[id(value)] = value.nbytes
     if claimed > 2 * sum(held.values()) + _MAX_SHARED_BYTES:
         raise DataError(
-            f"{where}: tensors of {claimed} bytes that share {sum(held.values())}; damaged or made "
-            "to mislead"
+            f"{where}: tensors of {claimed} bytes that share {sum(held.values())} bytes; the file "
+            "is damaged or malicious"
         )
 
 
 def fill_statistics(backbone: dict[str, Tensor], notes: list[str]) -> int:
-    """Give every BN without statistics those it starts with (in place); their number."""
+    """Add initial statistics to every BN without them, in place, and return their number."""
     import torch
 
     missing = {}
@@ -252,7 +257,7 @@ def fill_statistics(backbone: dict[str, Tensor], notes: list[str]) -> int:
     backbone.update(missing)
     notes.append(
         f"BN statistics start at 0 and 1 ({len(missing)} tensors): in this file they are folded "
-        "into scale and bias, which is right for FrozenBN only"
+        "into scale and bias, which is correct for FrozenBN only"
     )
     return len(missing)
 
@@ -260,7 +265,7 @@ def fill_statistics(backbone: dict[str, Tensor], notes: list[str]) -> int:
 def to_float32(
     backbone: dict[str, Tensor], named: Callable[[str], str], warnings: list[str]
 ) -> None:
-    """Bring other floating-point types to what the engines train (in place)."""
+    """Convert other floating-point types to float32, in place, with a warning."""
     import torch
 
     for dtype, how in (

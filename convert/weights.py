@@ -3,7 +3,7 @@
     python -m convert.weights list
     python -m convert.weights fetch moco_v2_r50_800ep supervised_torchvision_r50
 
-A run fetches what it is given; to fetch it before is for machines that later have no network.
+Runs download their weights themselves; fetching them first is for machines without a network.
 """
 
 import argparse
@@ -22,31 +22,33 @@ from moco.common.errors import UserError, run_cli
 from moco.common.pretrained import Web, find_remote, inits, locate
 
 EPILOG = f"""\
-Wherever weights are given (MODEL.WEIGHTS, --init, --checkpoint, INPUT of convert) they are one of
-  my/checkpoint.pth.tar                   your own file; a path that exists comes before a name
-  moco_v2_r50_800ep                       a name of the list
+Weights (MODEL.WEIGHTS, --init, --checkpoint, input of convert and inspect) are one of
+  my/checkpoint.pth.tar                   your own file or folder, which comes before a name
+  moco_v2_r50_800ep                       a name from the list
   https://host/r50.pth#sha256=0676ba61    an address with the file's hash, or #md5=...
-  hf://user/repo/file.safetensors[@rev]   a file of the Hugging Face Hub
+  hf://user/repo[/file.safetensors][@rev] the network of a repository of the Hugging Face Hub
   timm://resnet50.tv_in1k                 a model of timm, from the Hub
   detectron2://ImageNetPretrained/...     a backbone of Detectron2's model zoo
 
-{CACHE}=DIR is where they are kept. With {OFFLINE}=1 nothing is downloaded.
+{CACHE}=DIR sets the cache folder. With {OFFLINE}=1 nothing is downloaded.
 """
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Build the argument parser of the command line."""
     parser = argparse.ArgumentParser(
         prog=program("weights", "python -m convert.weights"),
-        description="List pre-trained weights that have a name, or fetch some.",
+        description="List named pre-trained weights, or download some.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    commands.add_parser("list", help="names, where they are from, input contract, cached or not")
-    fetch = commands.add_parser("fetch", help="download to the cache and print the files")
-    fetch.add_argument("names", nargs="+", metavar="NAME", help="a name of the list, or an address")
+    commands.add_parser(
+        "list", help="list names, sources, input contracts, and whether they are cached"
+    )
+    fetch = commands.add_parser("fetch", help="download weights to the cache and print the paths")
+    fetch.add_argument("names", nargs="+", metavar="NAME", help="name from the list, or address")
     return parser
 
 
@@ -58,18 +60,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     for name in args.names:
         if find_remote(name) is None:
-            raise UserError(f"{name}: nothing to fetch; choices are {', '.join(fetchable())}")
+            raise UserError(
+                f"{name}: not a name or address of weights; choices are {', '.join(fetchable())}"
+            )
     for name in args.names:
         print(f"{name}: {locate(name).path}", flush=True)
 
 
 def fetchable() -> list[str]:
-    """The names of weights that are published."""
+    """Return the names of published weights."""
     return [name for name, init in inits().items() if init["weights"] not in (None, RANDOM)]
 
 
 def listing() -> str:
-    """A table of every name, and where the cache is."""
+    """Format a table of all names, followed by the path of the cache."""
     from tabulate import tabulate
 
     rows = []

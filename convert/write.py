@@ -1,11 +1,11 @@
-"""The formats that a conversion can write, and reading them back.
+"""Output formats of a conversion: writing and reading back.
 
-| names of tensors | .pth | .pkl | .safetensors |
+| tensor names | .pth | .pkl | .safetensors |
 |---|---|---|---|
 | Detectron2's, with the contract | yes | yes: numpy arrays | yes: the contract in the metadata |
 | torchvision's, a plain state dict | yes | no | yes |
 
-Plain Detectron2 loads its `.pth` and `.pkl`; this project loads all three.
+Plain Detectron2 loads the `.pth` and `.pkl`; this project loads all three.
 """
 
 from __future__ import annotations
@@ -34,9 +34,15 @@ AUTHOR = "moco-transfer"
 
 
 def write(path: Path, converted: Converted, to: str) -> None:
-    """Write tensors to a new file in the format of its ending, with `to`'s names.
+    """Write tensors to a new file in the format of its extension.
 
-    Raises UserError: torchvision has no such network, or the file cannot be written.
+    Args:
+        path: Output file.
+        converted: Tensors and their contract.
+        to: Naming scheme, "detectron2" or "torchvision".
+
+    Raises:
+        UserError: If torchvision has no such network, or the file cannot be written.
     """
     model, contract = converted.model, converted.contract
     if to == "torchvision":
@@ -49,27 +55,33 @@ def write(path: Path, converted: Converted, to: str) -> None:
         else:
             _write_safetensors(path, state, {})
         return
-    # The same four keys as the official converter's .pkl, and the contract; Detectron2's
-    # DetectionCheckpointer matches names by their endings because of "matching_heuristics".
-    beside: dict[str, Any] = {
+    # The keys of the official converter's .pkl and the contract. "matching_heuristics" lets
+    # Detectron2's DetectionCheckpointer match names by suffix.
+    metadata: dict[str, Any] = {
         "__author__": AUTHOR,
         "matching_heuristics": True,
         "contract": contract.to_dict(),
     }
     if path.suffix == ".pth":
-        atomic_torch_save(path, {"model": model, **beside})
+        atomic_torch_save(path, {"model": model, **metadata})
     elif path.suffix == ".safetensors":
-        texts = {"__author__": AUTHOR, "contract": json.dumps(beside["contract"])}
+        texts = {"__author__": AUTHOR, "contract": json.dumps(metadata["contract"])}
         _write_safetensors(path, model, texts)
     else:
-        content = {"model": {k: v.numpy() for k, v in model.items()}, **beside}
+        content = {"model": {k: v.numpy() for k, v in model.items()}, **metadata}
         atomic_write(path, lambda file: pickle.dump(content, file, protocol=4))
 
 
 def read_back(path: Path, contract: InputContract, to: str) -> Converted:
-    """What `write` wrote, in Detectron2's names; torchvision's files have no contract of their own.
+    """Read the output of `write`, in Detectron2's names.
 
-    Raises DataError: unreadable or unsound.
+    Args:
+        path: File to read.
+        contract: Contract of files in torchvision's names, which do not hold one.
+        to: Naming scheme, "detectron2" or "torchvision".
+
+    Raises:
+        DataError: If it is unreadable or unsound.
     """
     from convert import prove
 
@@ -84,7 +96,7 @@ def read_back(path: Path, contract: InputContract, to: str) -> Converted:
 
 
 def lost_options(contract: InputContract) -> list[str]:
-    """Options of the converter that say again what a plain state dict does not say."""
+    """Return the converter's options that restore what a plain state dict does not record."""
     pixels, options = contract.pixels, []
     if pixels.channel_order != "RGB":
         options.append(f"--channel-order {pixels.channel_order}")
@@ -103,16 +115,16 @@ def _write_safetensors(path: Path, tensors: dict[str, Tensor], metadata: dict[st
     storages: set[int] = set()
     own = {}
     for key, value in tensors.items():
-        # The package refuses tensors that share memory.
+        # safetensors refuses tensors that share memory.
         address = value.untyped_storage().data_ptr()
         own[key] = value.clone() if address in storages else value
         storages.add(address)
     try:
-        # "format" is what the loaders of other packages ask for.
+        # Loaders of other packages require "format".
         save_file(own, path, {"format": "pt", **metadata})
         with open(path, "rb") as file:
             os.fsync(file.fileno())
-    except Exception as error:  # the package has no documented kinds
+    except Exception as error:  # safetensors does not document its exceptions
         written = path.stat().st_size if path.exists() else 0
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise cannot_write(path, OSError(reason[:200]), written) from error

@@ -1,4 +1,4 @@
-"""Backbone families, one file each; importing this room registers them."""
+"""Backbone families and their tables of names; importing this room registers all of them."""
 
 import importlib
 import pkgutil

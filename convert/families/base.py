@@ -1,8 +1,8 @@
-"""What the converter has to know of a backbone family, and the registry of families.
+"""Interface of a backbone family, and the registry of families.
 
-A family is registered as a function of its name that returns a `Family`. Sources name their
-tensors in several ways; inside the converter a tensor has the family's own name, in a converted
-file Detectron2's.
+A family is registered as a function of its name that returns a `Family`. Sources name tensors in
+several ways; the converter uses the family's own names internally and Detectron2's names in
+converted files.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import functools
 import itertools
 import pkgutil
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from fnmatch import translate
 from typing import TYPE_CHECKING, Any
 
 from fvcore.common.registry import Registry
 
 from moco.common.errors import DataError, UserError, shown
+from moco.common.keys import Key
 from moco.common.registry import lookup
 from moco.modeling import soundness
 from moco.modeling.soundness import Triple
@@ -28,31 +29,38 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 FAMILIES = Registry("backbone families")
-# The family of input contracts that name none.
+# Family of input contracts that name none.
 DEFAULT_FAMILY = "resnet"
 
-# What a plain state dict is called as a source, by whose names its tensors have.
+# Source names of plain state dicts, by their naming scheme.
 PLAIN = "state dict"
 PLAIN_DETECTRON2 = "Detectron2's names"
-# The scheme that most projects have.
+HUGGING_FACE = "huggingface/transformers"
+# Name of the naming scheme that most projects use.
 USUAL = "usual"
 
 _NUMBER = re.compile(r"(\d+)", re.ASCII)
-# "01" would be read as block 1 and could not be read back.
+# "01" would be read as block 1, which the inverse mapping writes as "1".
 _INDEX = re.compile(r"0|[1-9]\d{0,3}", re.ASCII)
-_MAX_PIECES = 2 * 6 + 1  # no table has a name of more numbers; a file may, to take hours
-# Rule -> patterns of Detectron2's names that no source fills. The counter only matters to a
-# BatchNorm with momentum None, which neither engine uses.
+_MAX_PIECES = 2 * 6 + 1  # no table has a name with more numbers; bounds time on hostile files
+# Rule -> patterns of Detectron2's names that no source fills. Only a BatchNorm with momentum None
+# uses the counter, and neither engine has one.
 LEFT_AT_INIT = {"batch counter": "*.num_batches_tracked"}
+
+
+class OtherNetworkError(DataError):
+    """Network in a file that no family has, or with tensors that its family does not have."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Architecture(abc.ABC):
-    """One network of a family; its fields are saved in the input contract.
+    """Architecture of one network of a family, saved in the input contract.
 
-    Whole numbers are 1..65536, also 0 where that is what a field starts with; other numbers are
-    between 0 and 1. Raises UserError when a value is out of its range. As a text: for people, e.g.
-    "ResNet-50".
+    Integers are 1..65536, or 0 if that is a field's default; floats are between 0 and 1. `str`
+    gives a readable name, e.g. "ResNet-50".
+
+    Raises:
+        UserError: If a value is out of its range.
     """
 
     def __post_init__(self) -> None:
@@ -60,7 +68,7 @@ class Architecture(abc.ABC):
             value, least = getattr(self, field.name), int(field.default != 0)
             whole = type(value) is int and least <= value <= 2**16
             is_valid, expected = {
-                "int": (whole, f"a whole number, {least}..65536"),
+                "int": (whole, f"an integer, {least}..65536"),
                 "bool": (type(value) is bool, "true or false"),
                 "float": (type(value) is float and 0 < value < 1, "a number between 0 and 1"),
                 "str": (isinstance(value, str), "a text"),
@@ -70,64 +78,83 @@ class Architecture(abc.ABC):
 
     @abc.abstractmethod
     def d2_keys(self) -> dict[str, Any]:
-        """Detectron2's keys that describe it."""
+        """Return Detectron2's configuration keys that describe it."""
 
     @abc.abstractmethod
     def details(self) -> str:
-        """For people: what else a user of its weights has to know."""
+        """Describe properties that change the features but are not in the name."""
 
     @abc.abstractmethod
     def task_key(self) -> tuple[str, str]:
-        """The key whose value a task file is made for, and what the network of a value is called,
-        e.g. "ResNet-{}"."""
+        """Return the key that a task file is specific to, and a format of its value.
+
+        The format names the network for messages, e.g. "ResNet-{}".
+        """
 
     @abc.abstractmethod
     def example_task(self) -> tuple[str, dict[str, Any], str]:
-        """A task file that fine-tunes a detector, the keys of `d2_keys` that it sets, and
-        arguments for its data."""
+        """Return an example task that fine-tunes a detector.
+
+        Returns:
+            The path of its file, the keys of `d2_keys` that it sets, and its data arguments.
+        """
 
     def lost_options(self) -> list[str]:
-        """Options of the converter that say again what a plain state dict does not."""
+        """Return the converter's options that restore what a plain state dict does not record."""
         return []
 
     def in_torchvision(self) -> str:
-        """Why torchvision has no such network; "": it has."""
-        return f"torchvision has other names for the tensors of a {self}"
+        """Return why torchvision has no such network, or "" if it has one."""
+        return f"torchvision names the tensors of a {self} differently"
 
 
 class Names:
-    """A table of names that is read both ways.
+    """Bidirectional table of tensor names.
 
     Args:
-        pairs: another's name, and the family's own. A "*" in both is one and the same number, as of
-            a block; a "?" in the other's is any number. Own names that end in "#0", "#1", … are
-            parts of one tensor. Of several names for one tensor messages have the first.
+        pairs: Pairs of an external name and the family's own. A "*" in both stands for the same
+            number, e.g. of a block; a "?" in the external name for any number. Own names ending in
+            "#0", "#1", … are parts of one tensor. If a tensor has several external names, messages
+            use the first.
     """
 
     def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
         self._own: dict[str, str] = {}
-        self._theirs: dict[str, list[str]] = {}
-        for theirs, own in pairs:
-            self._own[theirs] = own
-            self._theirs.setdefault(own, []).append(theirs)
+        self._external: dict[str, list[str]] = {}
+        for external, own in pairs:
+            self._own[external] = own
+            self._external.setdefault(own, []).append(external)
 
     def own(self, name: str) -> str | None:
-        """Return the family's name of a tensor, or None for what the table does not have."""
+        """Return the family's name of a tensor, or None if it is not in the table."""
         return _look_up(name, self._own.get)
 
-    def theirs(self, name: str) -> str | None:
-        """Return the other's name of a tensor; of one in parts theirs, with " + " between them."""
+    def external(self, name: str) -> str | None:
+        """Return the external name of a tensor, or those of its parts joined by " + "."""
         return _look_up(name, self._parts)
 
     def _parts(self, own: str) -> str | None:
-        parts = [self._theirs[own][0]] if own in self._theirs else []
-        while found := self._theirs.get(f"{own}#{len(parts)}"):
+        if own in self._external:
+            return self._external[own][0]
+        parts: list[str] = []
+        while found := self._external.get(f"{own}#{len(parts)}"):
             parts.append(found[0])
         return " + ".join(parts) or None
 
 
+def with_bias(names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the pairs of weights and biases for pairs of modules.
+
+    "attn.qkv#0" names a part of a module.
+    """
+    for external, own in names.items():
+        module, mark, part = own.partition("#")
+        for tensor in ("weight", "bias"):
+            yield f"{external}.{tensor}", f"{module}.{tensor}{mark}{part}"
+
+
 def _look_up(name: str, find: Callable[[str], str | None]) -> str | None:
-    """Find a name, or it with one number as "*" and perhaps another as "?"."""
+    """Look up a name as it is, then with one number as "*" and possibly another as "?"."""
     if "*" in name or "?" in name or len(pieces := _NUMBER.split(name)) > _MAX_PIECES:
         return None
     if found := find(name):
@@ -142,21 +169,27 @@ def _look_up(name: str, find: Callable[[str], str | None]) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class Scheme:
-    """One way in which files name a family's tensors.
+    """Naming scheme of a family's tensors in files.
 
     Attributes:
-        first: two tensors that show that the network is in a file.
-        rename: a name in the file -> the family's own; None: no part of the backbone. Names that
-            end in "#0", "#1", … are parts of one tensor, in that order along its first dimension.
-        original: the inverse of `rename`, for messages.
-        own: how names of the backbone's parts begin. If `rename` does not know such a name, the
-            network is another one.
-        plain: what a plain state dict with these names is called; "": it is not recognized.
-        without: a tensor beside `first` that only another network has, in a plain state dict.
-        says: what its code says of its networks, in the words of a family's `recognize`.
-        dropped: rules beside those of the family.
-        is_owners: whether the names are those of the reference implementation's own class.
-        mean, std: of RGB pixels 0..255, where the names are of one network alone.
+        first: Two tensors whose presence identifies the network in a file.
+        rename: Map from a name in the file to the family's own, or None if it is not part of the
+            backbone. Names that end in "#0", "#1", … are parts of one tensor, concatenated in that
+            order along the first dimension.
+        original: Inverse of `rename`, for messages.
+        own: Pattern of the backbone's names. A name that matches but is unknown to `rename` belongs
+            to another network.
+        plain: Source name of a plain state dict in this scheme, or "" if none is accepted.
+        without: Tensor that only another network has next to `first`, in a plain state dict.
+        metadata: Facts of the scheme's code that no tensor holds, as a family's `recognize` takes
+            them.
+        dropped: Drop rules in addition to the family's.
+        beside: Drop rules for what its files have next to the network, e.g. a text tower.
+        in_own_shape: Map from (the family's name, a file's tensor) to the tensor in the family's
+            shape, if the scheme uses another one.
+        is_owners: True if the names are those of the reference implementation's own class.
+        mean, std: Normalization of RGB pixels 0..255, if the scheme belongs to a single network.
+        named_pixels: Word in a file's or a recorded name -> mean and std of such a network.
     """
 
     first: tuple[str, str]
@@ -165,24 +198,29 @@ class Scheme:
     original: Callable[[str], str] = str
     plain: str = ""
     without: str = "\0"
-    says: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     dropped: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    beside: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    in_own_shape: Callable[[str, Tensor], Tensor] = lambda name, value: value
     is_owners: bool = False
     mean: Triple | None = None
     std: Triple | None = None
+    named_pixels: Mapping[str, tuple[Triple, Triple]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """An option of the converter for what a family's tensors cannot tell.
+    """Option of the converter for a property that a family's tensors do not determine.
 
     Attributes:
-        name: of what it says, e.g. "stride_in_1x1"; the option is --stride-in-1x1.
-        choices: text on the command line -> value; None: a whole number, or a text.
-        is_text: whether it is a text.
-        help: for the command line.
-        convention: needed for weights whose convention nobody noted; may change converted ones.
-        fixed: a field of the architecture that may not change in converted ones.
+        name: Name of the property, e.g. "stride_in_1x1" for the option --stride-in-1x1.
+        choices: Map from arguments of the command line to values, or None for an integer or string.
+        is_text: True if the value is a string.
+        in_timm: Its argument in timm's networks that otherwise have the value of their name, or "".
+        help: Help text of the command line.
+        convention: True if it is required when neither file nor project records the convention; it
+            may also change converted weights.
+        fixed: True if it is a field of the architecture that converted weights cannot change.
     """
 
     name: str
@@ -191,25 +229,29 @@ class Option:
     convention: bool = False
     fixed: bool = False
     is_text: bool = False
+    in_timm: str = ""
 
     @property
     def flag(self) -> str:
+        """The option on the command line."""
         return f"--{self.name.replace('_', '-')}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Hints:
-    """What is known of a network beside its tensors, and what a family has to say about it.
+    """Information about a network apart from its tensors, and messages of its recognition.
 
     Attributes:
-        where: the file's name, for messages.
-        named: what the family's names are called in the file.
-        notes, warnings: for people; a family appends to them.
-        arch: as the file records it; None: it does not.
-        says: what the file, else its project, says, in the family's words.
-        asked: what the family's options say.
-        dropped: rule -> number of entries of the file; tokens: as `Family.tokens`, by their names.
-        assumed_pixels: the project whose usual pixels are assumed; "": they are known.
+        where: Name of the file, for messages.
+        named: Map from the family's names to those in the file.
+        notes, warnings: Messages for the report, to which a family appends.
+        arch: Name of the architecture that the file records, or None.
+        metadata: Facts recorded by the file or, failing that, known of its project, as `recognize`
+            takes them.
+        requested: Values of the family's options.
+        dropped: Drop rule -> number of entries of the file.
+        tokens: Tensors of the rules in `Family.tokens`, by name.
+        assumed_pixels: Project whose normalization is assumed, or "" if it is known.
     """
 
     where: str = "the file"
@@ -217,26 +259,29 @@ class Hints:
     notes: list[str] = dataclasses.field(default_factory=list)
     warnings: list[str] = dataclasses.field(default_factory=list)
     arch: Any = None
-    says: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    asked: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    requested: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     dropped: Mapping[str, int] = dataclasses.field(default_factory=dict)
     tokens: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
     assumed_pixels: str = ""
 
     def name(self, key: str) -> str:
-        """What a tensor of the family is called in the file, for messages: escaped and cut."""
+        """Return a tensor's name in the file for messages, escaped and truncated."""
         return shown(self.named(key), 200)
 
     def shape(
         self, state: Mapping[str, Tensor], key: str, count: int, otherwise: str
     ) -> tuple[int, ...]:
-        """The shape of a tensor that a family must have, of `count` dimensions.
+        """Return the shape of a required tensor.
 
         Args:
-            otherwise: what a file without the tensor is, for messages.
+            state: Tensors by the family's names.
+            key: Name of the tensor.
+            count: Expected number of dimensions.
+            otherwise: What a file without the tensor is, for the message.
 
         Raises:
-            DataError: it is missing, empty, or has another number of dimensions.
+            DataError: If it is missing, empty, or has another number of dimensions.
         """
         if key not in state:
             raise DataError(f"{self.where}: {self.name(key)} is missing; {otherwise}")
@@ -251,12 +296,12 @@ class Hints:
 
 @dataclasses.dataclass(frozen=True)
 class Adapted:
-    """A backbone after changes that its user requested.
+    """Backbone after requested changes.
 
     Attributes:
-        architecture, state: the backbone's.
-        changes: what was changed and by which rule, for people.
-        proof: architecture and state of the network that its features are compared with.
+        architecture, state: Architecture and tensors of the backbone.
+        changes: Descriptions of the changes.
+        proof: Architecture and tensors of the network that its features are compared with.
     """
 
     architecture: Any
@@ -267,14 +312,14 @@ class Adapted:
 
 @dataclasses.dataclass(frozen=True)
 class Pyramid:
-    """A family's network under an FPN, as both engines register it.
+    """Network of a family under an FPN, as both engines register it.
 
     Attributes:
-        network: () -> its class; an instance has `strides` and `stage_channels` of its features
-            "res2" to "res5", which are of strides 4 to 32, and their `size_divisibility`.
-        arguments: (the family's keys, MODEL.BACKBONE.FREEZE_AT) -> those of the class. Raises
-            UserError for values out of their range.
-        num_parts: how many parts of it FREEZE_AT can hold fixed.
+        network: Function that returns its class. Instances have `strides` and `stage_channels` of
+            the features "res2" to "res5", of strides 4 to 32, and a `size_divisibility`.
+        arguments: Map from (the family's keys, MODEL.BACKBONE.FREEZE_AT) to arguments of the class.
+            Raises UserError for values out of their range.
+        num_parts: Number of parts that FREEZE_AT can freeze.
     """
 
     network: Callable[[], type[Any]]
@@ -284,49 +329,58 @@ class Pyramid:
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """A backbone family.
+    """Backbone family.
 
     Attributes:
-        networks: which it has, for messages.
-        architecture: its class of `Architecture`.
-        schemes: how its tensors are named, by the name that convert/projects.py uses.
-        named_by: the option that names a network of this family, whose files alone tell nothing;
-            `named_scheme`: its value -> how that network's tensors are named.
-        dropped: rule -> patterns of names inside a network that are no part of the backbone.
-        heads: a head's tensor -> what a report calls the head; "": there is none.
-        to_detectron2, from_detectron2: the family's names and Detectron2's; None for unknown ones.
-        recognize: (tensors by the family's names, hints) -> architecture, from the shapes. Raises
-            DataError: not this family, or not what the file says; UserError: options that do not
-            fit.
-        build: the backbone as Detectron2 has it, with all features; random weights. It returns the
-            features of an image by name, and its `strides` are theirs.
-        reference: the reference implementation, which shares no code with `build`'s and has the
-            family's names; `owner`: whose it is, for people.
-        features: its modules whose outputs are the features -> Detectron2's names of those.
-        keys: of a detector's configuration, with their defaults; all begin with `section`.
-        not_protocol: those of them that belong to the weights, or change no result.
-        pyramid: its network under an FPN; None: the engines have detectors of their own for it.
-        options: of the converter, for this family alone.
-        lookalikes: other networks that people take for this family: what one is, and two of its
-            keys after one prefix.
-        obstacles: what only other networks have, for people -> patterns of its names.
-        check_trained: as `moco.modeling.soundness.check_trained`.
-        in_own_shape: (the family's name, a file's tensor) -> the same numbers in the family's
-            shape, where sources have them in several.
-        image_size: height and width, px, of the image that proves a conversion.
-        tokens: rules of `dropped` whose tensors take part in the source's features.
-        effect: (architecture, state, the tensors of `tokens`) -> by how much features change
-            without them, for people.
-        assumes: what no tensor tells and the reference implementation has, for people.
-        untold: which option a file without a name of its network needs, for people; "": none.
-        pixels: which others than ImageNet's are usual, for people; "": none.
-        words: of which a name of such a network has one; plain_names: those of a plain one, which
-            has no other.
-        in_timm: modules of timm's networks of this family -> Detectron2's names of the features.
-        source_features: (architecture, state, the tensors of `tokens`, an image) -> `in_timm`, and
-            the features, where these depend on the tokens.
-        adapt: (architecture, state, values of the family's options, file's name) -> the backbone
-            after the changes that these request. Raises UserError where they do not fit.
+        name: Name in the registry and in input contracts.
+        networks: Description of its networks, for messages.
+        architecture: Its subclass of `Architecture`.
+        schemes: Naming schemes of its tensors, by the name that convert/projects.py uses.
+        named_by: Option that names a network of this family if the tensors do not identify it.
+        named_scheme: Map from a value of that option to the network's naming scheme.
+        dropped: Drop rule -> patterns of names inside a network that are not part of the backbone.
+        heads: A head's tensor -> its description in a report; "" describes a missing head.
+        to_detectron2, from_detectron2: Maps between the family's names and Detectron2's; None for
+            unknown names.
+        recognize: Map from (tensors by the family's names, hints) to the architecture, from the
+            shapes. Raises DataError if the tensors are not of this family or contradict the file,
+            UserError if options do not fit.
+        build: Build the backbone as in Detectron2, with random weights. It returns all features of
+            an image by name, and has their `strides`.
+        reference: Build the reference implementation, which has the family's names and shares no
+            code with `build`.
+        owner: Project of the reference implementation, for messages.
+        features: Modules of `reference`, and of timm's networks, whose outputs are the features ->
+            Detectron2's names.
+        keys: Keys of a detector's configuration; all start with MODEL. and the family's name.
+        pyramid: Network under an FPN, or None if the engines have detectors of their own for it.
+        options: Options of the converter for this family alone.
+        lookalikes: Other networks that are often mistaken for this family: a description, and two
+            keys under a common prefix.
+        obstacles: Description of a part that only other networks have -> patterns of its names.
+        check_trained: Check like `moco.modeling.soundness.check_trained`.
+        complete: Map from (tensors by the family's names, hints) to all of the backbone, for files
+            that have some of them in another form, or not at all.
+        image_size: Height and width, in px, of the image that verifies a conversion.
+        tokens: Rules of `dropped` whose tensors contribute to the source's features. A backbone may
+            have them (`complete`), and a detector may leave them out.
+        effect: Map from (architecture, state, tensors of `tokens`) to a description of how much the
+            features change without them.
+        assumes: Properties of the reference implementation that no tensor determines, as text.
+        required_option: Option that a file needs if it does not name its network, as text, or "".
+        pixels: Common normalization other than ImageNet's, as text, or "".
+        words: Words, one of which is in every name of such a network.
+        plain_names: Words of which names of plain networks consist.
+        model_types: Types of its networks in transformers' configuration.
+        configured: Map from an architecture to what transformers' configuration has to say of it,
+            where it says anything.
+        source_features: Map from (architecture, state, tensors of `tokens`, image) to modules of
+            timm's networks with the names of their features, and the features, if these depend on
+            the tokens. By default both come from `features` and `reference`.
+        in_timm: Map from (architecture, tensors, names in timm's network) to tensors of timm's
+            network.
+        adapt: Map from (architecture, state, values of options, file name) to the backbone after
+            the requested changes. Raises UserError if they do not fit.
     """
 
     name: str
@@ -342,8 +396,7 @@ class Family:
     reference: Callable[[Any], nn.Module]
     owner: str
     features: Mapping[str, str]
-    keys: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    not_protocol: tuple[str, ...] = ()
+    keys: tuple[Key, ...] = ()
     pyramid: Pyramid | None = None
     named_by: str = ""
     named_scheme: Callable[[str], Scheme] | None = None
@@ -351,36 +404,35 @@ class Family:
     lookalikes: tuple[tuple[str, str, str], ...] = ()
     obstacles: Mapping[str, str] = dataclasses.field(default_factory=dict)
     check_trained: Callable[..., list[str]] = soundness.check_trained
-    in_own_shape: Callable[[str, Tensor], Tensor] = lambda name, value: value
+    complete: Callable[[dict[str, Tensor], Hints], dict[str, Tensor]] = lambda state, hints: state
     image_size: Callable[[Any], tuple[int, int]] = lambda architecture: soundness.IMAGE_SIZE_PX
     tokens: tuple[str, ...] = ()
     effect: Callable[[Any, Mapping[str, Tensor], Mapping[str, Tensor]], str] | None = None
     assumes: str = ""
-    untold: str = ""
+    required_option: str = ""
     pixels: str = ""
     words: tuple[str, ...] = ()
     plain_names: frozenset[str] = frozenset()
-    in_timm: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    model_types: tuple[str, ...] = ()
+    configured: Callable[[Any], Mapping[str, Any]] = lambda architecture: {}
     source_features: Callable[..., tuple[dict[str, str], dict[str, Tensor]]] | None = None
+    in_timm: Callable[[Any, dict[str, Tensor], Collection[str]], dict[str, Tensor]] = (
+        lambda architecture, tensors, names: tensors
+    )
     adapt: Callable[[Any, dict[str, Tensor], Mapping[str, Any], str], Adapted] = (
-        lambda architecture, state, asked, where: Adapted(
+        lambda architecture, state, requested, where: Adapted(
             architecture, state, (), (architecture, state)
         )
     )
 
-    @property
-    def section(self) -> str:
-        """Return how its keys begin."""
-        return f"MODEL.{self.name.upper()}."
-
-    def schemes_of(self, asked: Mapping[str, Any]) -> Mapping[str, Scheme]:
-        """Return how its tensors are named under values of the options."""
-        if self.named_scheme and self.named_by in asked:
-            return {self.named_by: self.named_scheme(asked[self.named_by])}
+    def schemes_of(self, requested: Mapping[str, Any]) -> Mapping[str, Scheme]:
+        """Return the naming schemes under values of the options."""
+        if self.named_scheme and self.named_by in requested:
+            return {self.named_by: self.named_scheme(requested[self.named_by])}
         return self.schemes
 
     def check_options(self, names: Collection[str], where: str) -> None:
-        """Raise UserError for options of another family; `names`: those that were given."""
+        """Raise UserError if one of the options `names` belongs to another family."""
         own = {option.name: option.flag for option in self.options}
         for name in names:
             if name not in own:
@@ -389,11 +441,14 @@ class Family:
                     f"options are {', '.join(own.values()) or 'none'}"
                 )
 
-    def with_options(self, architecture: Any, asked: Mapping[str, Any], where: str) -> Any:
-        """A converted architecture under values of the options; raises UserError for one that
-        converted weights cannot change."""
-        for option in (option for option in self.options if option.name in asked):
-            value, converted = asked[option.name], getattr(architecture, option.name, None)
+    def with_options(self, architecture: Any, requested: Mapping[str, Any], where: str) -> Any:
+        """Return the architecture of converted weights with values of the options.
+
+        Raises:
+            UserError: If converted weights cannot change an option.
+        """
+        for option in (option for option in self.options if option.name in requested):
+            value, converted = requested[option.name], getattr(architecture, option.name, None)
             if option.convention:
                 architecture = dataclasses.replace(architecture, **{option.name: value})
             elif option.fixed and value != converted:
@@ -403,23 +458,26 @@ class Family:
         return architecture
 
     def __reduce__(self) -> tuple[Callable[[str], Family], tuple[str]]:
-        """Another process that is handed a contract looks its family up."""
+        """Pickle the name alone, so that another process looks the family up."""
         return family_named, (self.name,)
 
 
 def family_named(name: str) -> Family:
-    """A registered family; raises UserError."""
+    """Return a registered family; raises UserError for an unknown name."""
     family: Family = lookup(FAMILIES, name, "family")()
     return family
 
 
 def families() -> list[Family]:
-    """Every registered family."""
+    """Return all registered families."""
     return [make() for _, make in FAMILIES]
 
 
 def later(name: str) -> Callable[..., Any]:
-    """Return what calls "module:function" and imports the module then, as it may import torch."""
+    """Return a function that imports "module:function" when it is called.
+
+    The module may import torch, which takes seconds.
+    """
     return lambda *args: pkgutil.resolve_name(name)(*args)
 
 
@@ -431,37 +489,37 @@ def check_layer_norms(
     pattern: str,
     **_: Any,
 ) -> list[str]:
-    """Raise DataError where every LayerNorm is as initialization left it, at scale 1 and shift 0.
+    """Raise DataError if every LayerNorm still has its initial scale 1 and shift 0.
 
-    `pattern`: of the names of their scales. Returns no warnings.
+    `pattern` matches the names of their scales; some networks have none. Return no warnings.
     """
     norms = [key.removesuffix(".weight") for key in state if re.search(pattern, key)]
-    if all(
+    if norms and all(
         bool((state[f"{norm}.weight"] == 1).all())
         and f"{norm}.bias" in state
         and not bool(state[f"{norm}.bias"].any())
         for norm in norms
     ):
         raise DataError(
-            f"{where}: all {len(norms)} layer norms have the scale and shift of initialization: "
+            f"{where}: all {len(norms)} layer norms have their initial scale and shift: "
             "this network was never trained"
         )
     return []
 
 
 def stochastic_depth(p: float) -> nn.Module:
-    """Leave a residual branch of an image out of training with probability `p`, 0 to 1."""
+    """Return a layer that drops a residual branch per image in training with probability `p`."""
     import torch
 
-    # Imported here, for it takes longer than torch; and computes while it is, so not on meta, where
-    # shapes alone are asked for.
+    # Imported here because it takes longer than torch, and on the CPU because the import computes
+    # tensors, which fails on the meta device.
     with torch.device("cpu"):
         from torchvision.ops import StochasticDepth
     return StochasticDepth(p, "row")
 
 
 def first_rule(key: str, rules: Mapping[str, str]) -> str | None:
-    """Name of the first of `rules` (name -> patterns between spaces) that a key falls under."""
+    """Return the first of `rules` (name -> patterns separated by spaces) that matches a key."""
     return next((rule for rule, patterns in rules.items() if _matcher(patterns)(key)), None)
 
 

@@ -1,6 +1,6 @@
-"""ResNets and ResNeXts: their architecture, the names of their tensors, and their recognition.
+"""ResNets and ResNeXts: architecture, names of tensors and recognition.
 
-The family's own names are torchvision's. What the tables do not know is never guessed.
+The family's own names are torchvision's. A name that is not in the tables is never guessed.
 
 Names: torchvision/models/resnet.py and detectron2/modeling/backbone/resnet.py; the same mapping as
 the official facebookresearch/moco@7397dfe detection/convert-pretrain-to-detectron2.py.
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from convert.families.base import (
     FAMILIES,
+    HUGGING_FACE,
     PLAIN,
     PLAIN_DETECTRON2,
     USUAL,
@@ -24,6 +25,7 @@ from convert.families.base import (
     Hints,
     Names,
     Option,
+    OtherNetworkError,
     Scheme,
     later,
 )
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # Blocks in res2..res5. 10 is this project's small network (one basic block per stage); the others
-# are Table 1 of "Deep Residual Learning for Image Recognition" (arXiv:1512.03385).
+# are from Table 1 of "Deep Residual Learning for Image Recognition" (arXiv:1512.03385).
 NUM_BLOCKS: dict[int, tuple[int, int, int, int]] = {
     10: (1, 1, 1, 1),
     18: (2, 2, 2, 2),
@@ -52,21 +54,25 @@ STEMS: dict[str, tuple[int, int, int]] = {
 
 
 def is_bottleneck(depth: int) -> bool:
-    """Whether a ResNet of this depth is made of bottlenecks (50 and deeper) or basic blocks."""
+    """Return whether a ResNet of this depth has bottlenecks (50 and deeper), not basic blocks."""
     return depth >= 50
 
 
 @dataclasses.dataclass(frozen=True)
 class ResNetArchitecture(Architecture):
-    """A ResNet, as Detectron2's MODEL.RESNETS describes it; raises UserError out of its range."""
+    """Architecture of a ResNet, with the fields of Detectron2's MODEL.RESNETS.
 
-    stride_in_1x1: bool  # False: a bottleneck's stride is in its 3x3 (torchvision)
+    Raises:
+        UserError: If a value is out of its range.
+    """
+
+    stride_in_1x1: bool  # False: the stride is in the 3x3 conv (torchvision)
     depth: int  # 10, 18, 34, 50, 101 or 152
     stem: str  # "imagenet" 7x7/2 + max-pool, "cifar" 3x3/1, "stride2" 3x3/2
     stem_out_channels: int
     res2_out_channels: int
     num_groups: int
-    width_per_group: int  # channels per group of res2's 3x3; 64 where there are no bottlenecks
+    width_per_group: int  # channels per group of res2's 3x3 conv; 64 for basic blocks
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,26 +97,32 @@ class ResNetArchitecture(Architecture):
         return text
 
     def d2_keys(self) -> dict[str, Any]:
+        """Return the keys MODEL.RESNETS.* of the fields."""
         return {f"MODEL.RESNETS.{k.upper()}": v for k, v in dataclasses.asdict(self).items()}
 
     def details(self) -> str:
+        """Describe where the stride is."""
         return f"stride in the {'1x1' if self.stride_in_1x1 else '3x3'}"
 
     def lost_options(self) -> list[str]:
+        """Return --stem for the stem of stride 2, which has the shape of the CIFAR stem."""
         return ["--stem stride2"] if self.stem == "stride2" else []
 
     def task_key(self) -> tuple[str, str]:
+        """Return MODEL.RESNETS.DEPTH, which distinguishes the tasks."""
         return "MODEL.RESNETS.DEPTH", "ResNet-{}"
 
     def in_torchvision(self) -> str:
+        """Return why torchvision's ResNet differs if the stride is in the 1x1 conv."""
         if not self.stride_in_1x1:
             return ""
         return (
-            f"the stride of this {self} is in the 1x1, and torchvision has no such network: its "
-            "own would load these tensors and compute something else"
+            f"the stride of this {self} is in the 1x1 conv, and torchvision has no such network: "
+            "its own would load these tensors but compute other features"
         )
 
     def example_task(self) -> tuple[str, dict[str, Any], str]:
+        """Return the VOC task of ResNet-50, or of ResNet-18 for basic blocks."""
         folder, depth = "configs/voc/faster_rcnn", "MODEL.RESNETS.DEPTH"
         if is_bottleneck(self.depth):
             return f"{folder}_R_50_C4_24k.yaml", {depth: 50}, ""
@@ -119,8 +131,8 @@ class ResNetArchitecture(Architecture):
         return f"{folder}_R_18_C4_small.yaml", {depth: 18, **channels}, data
 
 
-# Modules of a block: torchvision's -> Detectron2's. The same with a stage's and a block's number
-# before them are the tables below; "*" is the block's.
+# Modules of a block: torchvision's -> Detectron2's. The tables below prefix them with the numbers
+# of stage and block; "*" is the block's.
 BLOCK_MODULES = {
     "conv1": "conv1",
     "bn1": "conv1.norm",
@@ -131,8 +143,8 @@ BLOCK_MODULES = {
     "downsample.0": "shortcut",
     "downsample.1": "shortcut.norm",
 }
-# What CIFAR ResNets call them, kuangliu/pytorch-cifar@49b7aa9 models/resnet.py, and lightly's own
-# (lightly/models/resnet.py).
+# Names in CIFAR ResNets, kuangliu/pytorch-cifar@49b7aa9 models/resnet.py, and in lightly's
+# own (lightly/models/resnet.py).
 SHORTCUT_BLOCK_MODULES = {name.replace("downsample", "shortcut"): name for name in BLOCK_MODULES}
 STAGES = {"layer1": "res2", "layer2": "res3", "layer3": "res4", "layer4": "res5"}
 CONV_TENSORS = ("weight",)
@@ -142,29 +154,29 @@ NORM_TENSORS = ("weight", "bias", "running_mean", "running_var")
 def modules(
     stem: tuple[str, str], stages: Iterable[str], block: Mapping[str, str]
 ) -> list[tuple[str, str]]:
-    """Return pairs of another's module and torchvision's.
+    """Return pairs of an external module name and torchvision's.
 
     Args:
-        stem: the other's conv1 and bn1.
-        stages: how names in its four stages begin, "*" the block.
-        block: its modules of a block -> torchvision's.
+        stem: External names of conv1 and bn1.
+        stages: Prefixes of the four stages, with "*" for the block.
+        block: External names of a block's modules -> torchvision's.
     """
     return [
         *zip(stem, ("conv1", "bn1"), strict=True),
         *(
-            (f"{theirs}.{module}", f"{own}.*.{of_torchvision}")
-            for theirs, own in zip(stages, STAGES, strict=True)
+            (f"{external}.{module}", f"{own}.*.{of_torchvision}")
+            for external, own in zip(stages, STAGES, strict=True)
             for module, of_torchvision in block.items()
         ),
     ]
 
 
 def tensors(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Yield pairs of tensors from `modules`: of a convolution one, of a batch norm four."""
-    for theirs, own in pairs:
+    """Yield pairs of tensors of `modules`: one per convolution, four per batch norm."""
+    for external, own in pairs:
         is_norm = own.rpartition(".")[2].startswith("bn") or own.endswith("downsample.1")
         for tensor in NORM_TENSORS if is_norm else CONV_TENSORS:
-            yield f"{theirs}.{tensor}", f"{own}.{tensor}"
+            yield f"{external}.{tensor}", f"{own}.{tensor}"
 
 
 _SAME = {name: name for name in BLOCK_MODULES}
@@ -188,9 +200,9 @@ DETECTRON2 = Names(
 
 
 def _numbered(first: int, block: Mapping[str, str]) -> Scheme:
-    """The children of a ResNet as an nn.Sequential; what comes after the last stage is a head.
+    """Return the scheme of a ResNet's children in an nn.Sequential, followed by a head.
 
-    first: number of the first stage.
+    `first` is the index of the first stage.
     """
     stages = [f"{first + i}.*" for i in range(4)]
     names = Names(tensors(modules(("0", "1"), stages, block)))
@@ -199,7 +211,7 @@ def _numbered(first: int, block: Mapping[str, str]) -> Scheme:
         ("0.weight", f"{first}.0.conv1.weight"),
         names.own,
         own,
-        lambda name: names.theirs(name) or name,
+        lambda name: names.external(name) or name,
         PLAIN,
     )
 
@@ -223,6 +235,21 @@ _SIMCLR_V2 = Names(
         )
     )
 )
+# transformers 5.23 models/resnet/modeling_resnet.py.
+_HUGGING_FACE = Names(
+    tensors(
+        modules(
+            ("embedder.embedder.convolution", "embedder.embedder.normalization"),
+            [f"encoder.stages.{i}.layers.*" for i in range(4)],
+            {
+                **{f"layer.{i}.convolution": f"conv{i + 1}" for i in range(3)},
+                **{f"layer.{i}.normalization": f"bn{i + 1}" for i in range(3)},
+                "shortcut.convolution": "downsample.0",
+                "shortcut.normalization": "downsample.1",
+            },
+        )
+    )
+)
 # Caffe2's names, bottlenecks only: detectron2/checkpoint/c2_model_loading.py,
 # convert_basic_c2_names. Detectron2's files keep the statistics; Detectron's fold them into scale
 # and bias (facebookresearch/Detectron tools/pickle_caffe_blobs.py, remove_spatial_bn_layers).
@@ -235,19 +262,22 @@ _CAFFE2_BRANCHES = {
 
 
 def _caffe2(norm_tensors: Mapping[str, str]) -> Scheme:
-    """Caffe2's names, with the tensors of its batch norms; every name beside is a detector's."""
+    """Return the scheme of Caffe2's names with these tensors of its batch norms.
+
+    Every other name belongs to a detector.
+    """
     pairs = [("conv1_w", "conv1.weight")]
     pairs += [(f"res_conv1_bn_{old}", f"bn1.{new}") for old, new in norm_tensors.items()]
     for i, stage in enumerate(STAGES, start=2):
         for branch, (conv, norm) in _CAFFE2_BRANCHES.items():
-            theirs, own = f"res{i}_*_{branch}", f"{stage}.*"
-            pairs += [(f"{theirs}_w", f"{own}.{conv}.weight")]
-            pairs += [(f"{theirs}_bn_{a}", f"{own}.{norm}.{b}") for a, b in norm_tensors.items()]
+            external, own = f"res{i}_*_{branch}", f"{stage}.*"
+            pairs += [(f"{external}_w", f"{own}.{conv}.weight")]
+            pairs += [(f"{external}_bn_{a}", f"{own}.{norm}.{b}") for a, b in norm_tensors.items()]
     first = ("conv1_w", f"res2_0_branch2a_bn_{next(iter(norm_tensors))}")
     return Scheme(first, Names(pairs).own, re.compile(""))
 
 
-# Tensors beside a backbone that a detector has no place for. An MLP head is fc.0.*, fc.2.*
+# Tensors next to a backbone that a detector does not use. An MLP head is fc.0.*, fc.2.*
 # (moco/builder.py).
 DROPPED = {
     "head": "fc.*",
@@ -271,22 +301,22 @@ OPTIONS = (
     Option(
         "stride_in_1x1",
         {"yes": True, "no": False},
-        "whether a bottleneck's stride is in its first 1x1 (MSRA) or in its 3x3 "
+        "yes: stride in the first 1x1 conv of a bottleneck (MSRA); no: in the 3x3 conv "
         "(torchvision) (default: the source's)",
         convention=True,
     ),
     Option(
         "stem",
         {stem: stem for stem in STEMS},
-        "stem of the network where tensors cannot tell: a 3x3 stem is taken for cifar "
-        "(stride 1) unless the checkpoint or this option says stride2",
+        "stem of the network if the tensors do not determine it: a 3x3 stem is assumed to be "
+        "cifar (stride 1) unless the checkpoint or this option has stride2",
         fixed=True,
     ),
 )
 
 _DEEP_STEM = (
-    "a ResNet whose stem is three 3x3 convolutions (ResNet-C, -D, -S or -T), while a detector's is "
-    "one convolution"
+    "a ResNet whose stem is three 3x3 convolutions (ResNet-C, -D, -S or -T), while the backbones "
+    "here have one convolution"
 )
 _REGNET = "a RegNet"
 LOOKALIKES = (
@@ -299,27 +329,22 @@ LOOKALIKES = (
     (_DEEP_STEM, "stem.0.weight", "layer1.0.conv1.weight"),  # mmpretrain's ResNetV1d
     (_REGNET, "stem.0.weight", "trunk_output.block1.block1-0.f.a.0.weight"),  # torchvision
     (_REGNET, "stem.conv.weight", "s1.b1.conv1.conv.weight"),  # timm
-    (
-        "a ResNet or RegNet in transformers' names; timm and torchvision have ResNets",
-        "embedder.embedder.convolution.weight",
-        "encoder.stages.0.layers.0.layer.0.convolution.weight",
-    ),
 )
 
 
 def to_detectron2(key: str) -> str | None:
-    """Return Detectron2's name of a torchvision tensor, or None for what no table has."""
-    return DETECTRON2.theirs(key)
+    """Return Detectron2's name of a torchvision tensor, or None if it is not in the table."""
+    return DETECTRON2.external(key)
 
 
 def from_detectron2(key: str) -> str | None:
-    """Return torchvision's name of a Detectron2 tensor, or None; the inverse of `to_detectron2`."""
+    """Return torchvision's name of a Detectron2 tensor, or None; inverse of `to_detectron2`."""
     return DETECTRON2.own(key)
 
 
 _OWN = re.compile(r"(conv|bn|layer)\d|(downsample|shortcut|stem)\b|res(\d|_conv)|net\.\d", re.ASCII)
-# "4.0.conv1.weight" is layer1 of torchvision's ResNet and layer3 of lightly's own: the scheme whose
-# first stage has the lowest number comes first, because it has the higher numbers, too.
+# "4.0.conv1.weight" is layer1 of torchvision's ResNet but layer3 of lightly's own, so the scheme
+# whose first stage has the lowest index comes first: it also has the higher ones.
 SCHEMES = {
     USUAL: Scheme(
         ("conv1.weight", "layer1.0.conv1.weight"),
@@ -332,17 +357,31 @@ SCHEMES = {
     "detectron2": Scheme(
         ("stem.conv1.weight", "res2.0.conv1.weight"),
         from_detectron2,
-        re.compile(""),  # files for detectors: every name beside the backbone may be a part of one
+        re.compile(""),  # files for detectors: any other name may be part of one
         lambda name: to_detectron2(name) or name,
         PLAIN_DETECTRON2,
     ),
-    # lightly's own ResNet, whose ReLU is no module and which has no max-pool.
+    # lightly's own ResNet, whose ReLU is not a module and which has no max-pool.
     "lightly": _numbered(2, SHORTCUT_BLOCK_MODULES),
     # Without the max-pool: 2 is ReLU (facebookresearch/moco, branch colab-notebook).
     "unpooled": _numbered(3, _SAME),
     # nn.Sequential(*list(torchvision_resnet.children())[:-1]): 2 and 3 are ReLU and max-pool.
     "numbered": _numbered(4, _SAME),
     "simclr v2": Scheme(("net.0.0.weight", "net.1.blocks.0.net.0.weight"), _SIMCLR_V2.own, _OWN),
+    "transformers": Scheme(
+        (
+            "embedder.embedder.convolution.weight",
+            "encoder.stages.0.layers.0.layer.0.convolution.weight",
+        ),
+        _HUGGING_FACE.own,
+        re.compile(r"(embedder|encoder)\b"),
+        lambda name: _HUGGING_FACE.external(name) or name,
+        HUGGING_FACE,
+        metadata={
+            "of_transformers": True,
+            "no_3x3_stem": "transformers' ResNets have a 7x7 stem, its RegNets are not supported",
+        },
+    ),
     "caffe2": _caffe2(
         {
             "gamma": "weight",
@@ -356,7 +395,7 @@ SCHEMES = {
 
 
 def recognize(state: Mapping[str, Tensor], hints: Hints) -> ResNetArchitecture:
-    """Recognize a ResNet by its shapes, see `convert.families.base.Family`."""
+    """Recognize a ResNet by its shapes; see `Family.recognize`."""
 
     def shape(key: str) -> tuple[int, ...]:
         return hints.shape(state, key, 4, "not a ResNet, or not the whole of it")
@@ -376,14 +415,14 @@ def recognize(state: Mapping[str, Tensor], hints: Hints) -> ResNetArchitecture:
     depths = [d for d, n in NUM_BLOCKS.items() if n == blocks and is_bottleneck(d) == bottleneck]
     if not depths:
         kind = "bottleneck" if bottleneck else "basic"
-        raise DataError(
+        raise OtherNetworkError(
             f"{where}: {list(blocks)} {kind} blocks, not one of ResNet-{sorted(NUM_BLOCKS)}"
         )
     stem_channels, image_channels, kernel_size, _ = shape("conv1.weight")
     first = hints.name("conv1.weight")
     if image_channels != 3:
         raise DataError(f"{where}: {first} takes {image_channels} channels, expected 3 (RGB)")
-    # Detectron2's default: basic blocks have no groups.
+    # Basic blocks have no groups; these are Detectron2's defaults.
     groups, width = 1, 64
     if bottleneck:
         width = shape("layer1.0.conv2.weight")[1]
@@ -396,24 +435,47 @@ def recognize(state: Mapping[str, Tensor], hints: Hints) -> ResNetArchitecture:
         "width_per_group": width,
     }
     check_arch(hints.arch, channels, where, hints.notes, hints.warnings)
-    width_said = hints.says.get("width")
-    if width_said is not None and 64 * width_said != stem_channels:
+    recorded_width = hints.metadata.get("width")
+    if recorded_width is not None and 64 * recorded_width != stem_channels:
         raise DataError(
-            f"{where}: says width {width_said!r}, but {first} has {stem_channels} channels "
-            "instead of 64 x width"
+            f"{where}: records width {recorded_width!r}, but {first} has {stem_channels} channels, "
+            "expected 64 x width"
         )
     stem = _stem(kernel_size, hints)
-    if kernel_size == 3 and "no_3x3_stem" in hints.says:
-        raise DataError(f"{where}: a CIFAR network; {hints.says['no_3x3_stem']}")
+    if kernel_size == 3 and "no_3x3_stem" in hints.metadata:
+        raise DataError(f"{where}: a CIFAR network; {hints.metadata['no_3x3_stem']}")
     if kernel_size == 3 and hints.assumed_pixels:
         hints.warnings.append(
-            f"a network with a 3x3 stem is seldom trained on {hints.assumed_pixels}'s usual "
-            "pixels, which are assumed: else give --mean, --std"
+            f"assuming the pixel normalization of {hints.assumed_pixels}, which networks with a "
+            "3x3 stem rarely use; set --mean and --std if it differs"
         )
-    stride_in_1x1 = {"stride_in_1x1": False, **hints.says, **hints.asked}["stride_in_1x1"]
+    known = {"stride_in_1x1": _stride_of_transformers(hints) and bottleneck, **hints.metadata}
+    stride_in_1x1 = {**known, **hints.requested}["stride_in_1x1"]
     if stride_in_1x1 and not bottleneck:
-        raise UserError(f"--stride-in-1x1 yes: {where} is a ResNet of basic blocks, without 1x1")
+        raise UserError(
+            f"--stride-in-1x1 yes: {where} is a ResNet of basic blocks, which have no 1x1 conv"
+        )
     return ResNetArchitecture(stride_in_1x1=stride_in_1x1, stem=stem, **channels)
+
+
+def _stride_of_transformers(hints: Hints) -> bool:
+    """Return whether transformers' configuration has the stride of bottlenecks in the 1x1 conv."""
+    found = hints.metadata
+    if "of_transformers" not in found:
+        return False
+    if "model_type" not in found:
+        hints.notes.append(
+            "no config.json next to the file: assuming the stride in the 3x3 conv, the default of "
+            "transformers"
+        )
+    expected = {"model_type": "resnet", "hidden_act": "relu", "downsample_in_first_stage": False}
+    for name, value in expected.items():
+        if found.get(name, value) != value:
+            raise DataError(
+                f"{hints.where}: config.json next to it has {name} {shown(found[name])}, but the "
+                f"networks here have {value}"
+            )
+    return bool(found.get("downsample_in_bottleneck"))
 
 
 def _stem(kernel_size: int, hints: Hints) -> str:
@@ -422,25 +484,25 @@ def _stem(kernel_size: int, hints: Hints) -> str:
     size = f"conv1.weight is {kernel_size}x{kernel_size}"
     if not possible:
         raise DataError(f"{where}: {size}, expected 7x7 or 3x3")
-    said, asked = hints.says.get("stem"), hints.asked.get("stem")
-    if said is not None:
-        if said not in possible:
-            raise DataError(f"{where}: says stem {said!r}, but {size}")
-        possible = [said]
-    if asked is not None and asked not in possible:
-        raise UserError(f"--stem {asked}: {where} can only have {' or '.join(possible)}")
-    if asked is None and len(possible) > 1:
+    recorded, requested = hints.metadata.get("stem"), hints.requested.get("stem")
+    if recorded is not None:
+        if recorded not in possible:
+            raise DataError(f"{where}: records stem {recorded!r}, but {size}")
+        possible = [recorded]
+    if requested is not None and requested not in possible:
+        raise UserError(f"--stem {requested}: {where} can only have {' or '.join(possible)}")
+    if requested is None and len(possible) > 1:
         hints.warnings.append(
-            f"the stem is 3x3 and its stride is not in the file: assumed {possible[0]!r} (stride "
-            f"1); if it is 3x3 with stride 2, convert again with --stem {possible[1]}"
+            f"the file does not record the stride of its 3x3 stem: assuming {possible[0]!r} "
+            f"(stride 1); if it has stride 2, convert again with --stem {possible[1]}"
         )
-    return asked or possible[0]
+    return requested or possible[0]
 
 
 @FAMILIES.register()
 @functools.cache
 def resnet() -> Family:
-    """ResNet-10, 18, 34, 50, 101, 152 of any width, and ResNeXts."""
+    """Return the family of ResNet-10, 18, 34, 50, 101 and 152 of any width, and ResNeXts."""
     return Family(
         name="resnet",
         networks="ResNets and ResNeXts (10, 18, 34, 50, 101, 152 layers, of any width)",
@@ -460,5 +522,11 @@ def resnet() -> Family:
         assumes="ReLU, max-pooling and strides as torchvision has them",
         words=("resn", "resnext"),
         plain_names=frozenset(("resnet", "resnext", "wide", "res", "rn", "r", "w", "x", "d")),
-        in_timm={"maxpool": "stem", **STAGES},
+        model_types=("resnet",),
+        configured=lambda architecture: {
+            "depths": list(NUM_BLOCKS[architecture.depth]),
+            "hidden_act": "relu",
+            "downsample_in_first_stage": False,
+            "downsample_in_bottleneck": architecture.stride_in_1x1,
+        },
     )

@@ -1,8 +1,7 @@
-"""Any network of timm that has feature maps of strides 4 to 32, by timm's name of it.
+"""Networks of timm with feature maps of strides 4 to 32, by timm's model name.
 
-No tensor tells which network a file holds, so its name is given. The family's own names are those
-of timm's `features_only` model, below `net.`; timm's usual ones, which files have, belong to the
-whole classifier.
+The tensors do not identify the network, so its name is an option. The family's own names are those
+of timm's `features_only` model, prefixed with `net.`; files have the names of the whole classifier.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import dataclasses
 import functools
 import pkgutil
 import re
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +26,9 @@ from convert.families.base import (
     check_layer_norms,
     later,
 )
-from convert.families.convnext import FEATURES
-from moco.common.errors import UserError, shown
+from convert.families.stages import FEATURES
+from moco.common.errors import UserError, first_few, shown
+from moco.common.keys import Key, below
 from moco.modeling import soundness
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
 OPTION = Option(
     "timm_model",
     None,
-    "take the file for this network of timm, which may be any with maps of strides 4 to 32, e.g. "
-    "regnety_004 or regnety_004.tag; its mean and std are timm's of that tag",
+    "read the file as this network of timm, any with feature maps of strides 4 to 32, e.g. "
+    "regnety_004 or regnety_004.tag; mean and std are those of timm's tag",
     is_text=True,
 )
 _NAME = re.compile(r"[a-z0-9_]{1,100}", re.ASCII)
@@ -45,30 +46,39 @@ _NAME = re.compile(r"[a-z0-9_]{1,100}", re.ASCII)
 
 @dataclasses.dataclass(frozen=True)
 class TimmArchitecture(Architecture):
-    """A network of timm by its name without a tag, e.g. "regnety_004"; raises UserError."""
+    """Architecture given by timm's model name without a tag, e.g. "regnety_004".
+
+    Raises:
+        UserError: If it cannot be a model name.
+    """
 
     name: str
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            raise UserError(f"name: got {shown(self.name)}, expected timm's name of a network")
+            raise UserError(f"name: got {shown(self.name)}, expected a model name of timm")
 
     def __str__(self) -> str:
         return f"timm {self.name}"
 
     def d2_keys(self) -> dict[str, Any]:
+        """Return the key MODEL.TIMM.NAME."""
         return {"MODEL.TIMM.NAME": self.name}
 
     def details(self) -> str:
-        return "the network as the installed timm has it"
+        """Describe that the installed timm defines the network."""
+        return "the network as the installed timm defines it"
 
     def lost_options(self) -> list[str]:
+        """Return --timm-model."""
         return [f"--timm-model {self.name}"]
 
     def task_key(self) -> tuple[str, str]:
+        """Return MODEL.TIMM.NAME."""
         return "MODEL.TIMM.NAME", "timm {}"
 
     def example_task(self) -> tuple[str, dict[str, Any], str]:
+        """Return the VOC task of regnety_002."""
         keys = {"MODEL.TIMM.NAME": "regnety_002"}
         return "configs/voc/faster_rcnn_timm_small.yaml", keys, "DATASETS.VOC_DIR path/to/voc "
 
@@ -76,7 +86,7 @@ class TimmArchitecture(Architecture):
 def check_trained(
     state: Mapping[str, Tensor], where: str, named: Callable[[str], str] = str, **options: Any
 ) -> list[str]:
-    """Check networks with batch norm as a ResNet, others as a transformer."""
+    """Check networks with batch norm like ResNets, others like transformers."""
     if any(key.endswith(".running_var") for key in state):
         return soundness.check_trained(state, where, named, **options)
     vectors = {key: value for key, value in state.items() if value.dim() == 1}
@@ -84,13 +94,13 @@ def check_trained(
 
 
 def scheme_of(model: str) -> Scheme:
-    """Return how files name the tensors of one network of timm, and its pixels.
+    """Return the naming scheme and normalization of one network of timm.
 
     Args:
-        model: timm's name, with or without the tag that the pixels belong to.
+        model: timm's model name, with or without the tag that selects the normalization.
 
     Raises:
-        UserError: timm has no such network, or none with a pyramid.
+        UserError: If timm has no such network, or it has no feature pyramid.
     """
     from timm.models import get_pretrained_cfg
 
@@ -100,45 +110,96 @@ def scheme_of(model: str) -> Scheme:
     own, usual = own_names(name), usual_names(name)
     original = {new: key for key, new in own.items()}
     weights = [key for key in own if key.endswith(".weight")]
-    heads = usual.keys() - own.keys()
-    its: Any = get_pretrained_cfg(model) or get_pretrained_cfg(name)
+    heads = {*(usual.keys() - own.keys())}
+    try:
+        its: Any = get_pretrained_cfg(model) or get_pretrained_cfg(name)
+    except RuntimeError as error:
+        tag = model.partition(".")[2]
+        raise UserError(f"timm {name}: the installed timm has no tag {shown(tag)} of it") from error
+    # timm's defaults of some networks have no head, but fine-tuned ones do.
+    names = (its.classifier,) if isinstance(its.classifier, str) else its.classifier or ()
+    heads |= {f"{name}.*" for name in names}
     (mean, std) = (tuple(round(255 * x, 6) for x in values) for values in (its.mean, its.std))
     return Scheme(
         (weights[0], weights[-1]),
         own.get,
-        re.compile(""),  # every other name is another network's
+        re.compile(""),  # any other name belongs to another network
         lambda key: original.get(key, key),
         "timm",
         is_owners=True,
-        dropped={"timm's head": " ".join(heads), **LEFT_AT_INIT},
-        says={"pixels of": f"{name}.{its.tag}" if its.tag else name},
+        dropped={**({"timm's head": " ".join(heads)} if heads else {}), **LEFT_AT_INIT},
+        metadata={"pixels of": f"{name}.{its.tag}" if its.tag else name},
         mean=mean,
         std=std,
     )
 
 
+SECONDS_OF_SEARCH = 10.0  # building all of timm takes minutes
+# Tensors of a network, and their part in a file.
+_MIN_TENSORS, _MIN_PART = 40, 0.2
+
+
+def names_that_fit(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """Return the end of a message: timm's networks that have these tensors, except for a head.
+
+    A network is built only if its first convolution is in the file. It is "" without any.
+
+    Args:
+        shapes: Shapes of the tensors in a file by name, as `convert.read.Entry` has them.
+    """
+    import timm
+    from timm.models import get_pretrained_cfg
+
+    from convert.modeling.timm_features import fits
+
+    end, fitting = time.monotonic() + SECONDS_OF_SEARCH, list[str]()
+    inside = functools.cache(lambda start: _inside(shapes, start))
+    for name in timm.list_models():
+        first = getattr(get_pretrained_cfg(name), "first_conv", None)
+        first = f"{first if isinstance(first, str) else first[0]}.weight" if first else "\0"
+        starts = [key.removesuffix(first) for key in shapes if key.endswith(first)]
+        for its in (inside(start) for start in starts if not start or start[-1] in "./"):
+            # Those with a class token have maps of one stride.
+            is_possible = its and "cls_token" not in its and time.monotonic() < end
+            if is_possible and fits(name, its):
+                fitting.append(name)
+    if not fitting:
+        return ""
+    return (
+        f"; its tensors are those of timm's {first_few(fitting)}; give {OPTION.flag} with the name "
+        "of its network"
+    )
+
+
+def _inside(shapes: Mapping[str, tuple[int, ...]], start: str) -> dict[str, tuple[int, ...]]:
+    """Return the tensors of the network that starts at a prefix; empty if it has only a few."""
+    its = {k.removeprefix(start): shape for k, shape in shapes.items() if k.startswith(start)}
+    return its if len(its) >= max(_MIN_TENSORS, _MIN_PART * len(shapes)) else {}
+
+
 def recognize(state: Mapping[str, Tensor], hints: Hints) -> TimmArchitecture:
-    """Return the network that the option names, see `convert.families.base.Family`."""
-    if "pixels of" in hints.says:
-        hints.notes.append(f"pixels are those of timm's {hints.says['pixels of']}")
-    return TimmArchitecture(hints.asked[OPTION.name].partition(".")[0])
+    """Return the network that the option names; see `Family.recognize`."""
+    if "pixels of" in hints.metadata:
+        hints.notes.append(f"mean and std are those of timm's {hints.metadata['pixels of']}")
+    return TimmArchitecture(hints.requested[OPTION.name].partition(".")[0])
 
 
-# Of a detector's configuration.
-TASK_KEYS: dict[str, Any] = {
-    # Any network of timm with maps of strides 4 to 32, by its name without a tag. Weights by
-    # timm://... set it; for a file it has to be set.
-    "MODEL.TIMM.NAME": "",
-    "MODEL.TIMM.DROP_PATH": 0.0,  # timm's drop_path_rate, 0 to below 1
-}
+# Keys of a detector's configuration.
+TASK_KEYS = (
+    Key(
+        "MODEL.TIMM.NAME",
+        "",
+        "Model name of timm without a tag; any network with feature maps of strides 4 to 32. Set "
+        "by weights from timm://...; required for a file.",
+    ),
+    Key("MODEL.TIMM.DROP_PATH", 0.0, "timm's drop_path_rate.", below(0, 1)),
+)
 
 
 def _arguments(keys: Any, freeze_at: int) -> dict[str, Any]:
     """Return the arguments of `convert.modeling.timm_features.TimmFeatures` in a detector."""
     if not keys.NAME:
-        raise UserError("MODEL.TIMM.NAME: set it to timm's name of the network, e.g. regnety_004")
-    if not 0 <= keys.DROP_PATH < 1:
-        raise UserError(f"MODEL.TIMM.DROP_PATH: got {keys.DROP_PATH}, expected 0 to below 1")
+        raise UserError("MODEL.TIMM.NAME: expected timm's model name, e.g. regnety_004")
     from convert.modeling.timm_features import probe  # imports torch and timm
 
     try:
@@ -151,7 +212,7 @@ def _arguments(keys: Any, freeze_at: int) -> dict[str, Any]:
 @FAMILIES.register()
 @functools.cache
 def timm() -> Family:
-    """timm's networks, by their names."""
+    """Return the family of timm's networks."""
     features = later("convert.modeling.timm_features:TimmFeatures")
     loaded_by_timm = later("convert.modeling.timm_features:LoadedByTimm")
     return Family(
@@ -160,16 +221,16 @@ def timm() -> Family:
         architecture=TimmArchitecture,
         schemes={},
         dropped={},
-        heads={"": "not looked at"},
+        heads={"": "head not inspected"},
         to_detectron2=str,
         from_detectron2=str,
         recognize=recognize,
         build=lambda architecture: features(architecture.name),
         reference=lambda architecture: loaded_by_timm(architecture.name),
         owner="timm's own network",
-        assumes="the network as the installed timm has it, which is on both sides of the proof",
+        assumes="the network as the installed timm defines it, for both sides of the comparison",
         keys=TASK_KEYS,
-        # Which tensors are before which map differs from network to network.
+        # The tensors that precede a feature map differ between networks, so none can be frozen.
         pyramid=Pyramid(
             lambda: pkgutil.resolve_name("convert.modeling.timm_features:TimmFeatures"),
             _arguments,

@@ -1,9 +1,8 @@
-"""Plain vision transformers, as Detectron2's `ViT` (detectron2/modeling/backbone/vit.py).
+"""Plain vision transformers, as in Detectron2's `ViT` (detectron2/modeling/backbone/vit.py).
 
-That class has neither class token, registers nor final norm; they are dropped by rules. What only
-other transformers have (rotary or relative positions, gated MLPs) is in no table of names, so a
-file with it is refused by the tensor's name. Inside the converter tensors have timm's names
-(timm/models/vision_transformer.py 1.0), which are also those of Detectron2's class.
+That class has no class token, registers or final norm; they are dropped by rules. Parts that only
+other transformers have (rotary or relative positions, gated MLPs) are in no table, so a file with
+them is refused by the tensor's name. Names in files are in vit_names.py.
 """
 
 from __future__ import annotations
@@ -12,33 +11,38 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from convert.families.base import (
     FAMILIES,
-    PLAIN,
-    USUAL,
     Adapted,
     Architecture,
     Family,
     Hints,
-    Names,
     Option,
-    Scheme,
+    OtherNetworkError,
     check_layer_norms,
-    first_rule,
     later,
 )
+from convert.families.vit_names import PERIODS, SCHEMES, known
 from moco.common.errors import DataError, UserError, shown
+from moco.common.keys import Key, one_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 FEATURE = "last_feat"  # Detectron2's name
-# How patches are resized, the default first; see convert/families/vit.py.
+# Activations of MLPs by transformers' names. The two others approximate the first, `gelu`.
+GELU = "gelu"
+ACTIVATIONS = {"gelu": GELU, "quick_gelu": "quick_gelu", "gelu_pytorch_tanh": "gelu_tanh"}
+PATCHES, POSITIONS = "patch_embed.proj.weight", "pos_embed"
+TOKENS = ("cls_token", "reg_token")
+THETA = 100  # base of the periods of DINOv3's rotary positions
+GRID = 14  # of the images that a network with rotary positions is verified with
+# Rules for resizing patches, the default first; see `resize_patches`.
 PATCH_RULES = ("pseudo-inverse", "bicubic")
-# Fields of the architecture -> their keys below MODEL.VIT. The other fields are about the source.
+# Fields of the architecture -> keys under MODEL.VIT. The other fields describe the source.
 KEYS = {
     "embed_dim": "EMBED_DIM",
     "depth": "DEPTH",
@@ -50,21 +54,42 @@ KEYS = {
     "layer_scale": "LAYER_SCALE",
     "class_position": "CLASS_POSITION",
     "layer_norm_eps": "LAYER_NORM_EPS",
+    "swiglu": "SWIGLU",
+    "rotary": "ROTARY",
+    "tokens": "TOKENS",
+    "activation": "ACTIVATION",
+    "pre_norm": "PRE_NORM",
+    "patch_bias": "PATCH_BIAS",
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class ViTArchitecture(Architecture):
-    """A plain vision transformer; raises UserError out of its range.
+    """Architecture of a plain vision transformer.
 
     Attributes:
-        mlp_dim: hidden width of the MLPs.
-        image_size: px, for which the position embedding was trained.
-        qkv_bias: whether queries, keys and values have a bias.
-        layer_scale: whether blocks have LayerScale.
-        class_position: whether the position embedding has a first slot, for the class token.
-        class_token, registers, final_norm: what the source has, and the backbone here has not;
-            registers are counted.
+        embed_dim: Width.
+        depth: Number of blocks.
+        num_heads: Number of attention heads.
+        mlp_dim: Hidden width of the MLPs.
+        patch_size: Side of a patch, in px.
+        image_size: Side of the images that the position embedding was trained for, in px.
+        qkv_bias: True if queries, keys and values have a bias.
+        layer_scale: True if blocks have LayerScale.
+        class_position: True if the position embedding starts with a slot for the class token.
+        layer_norm_eps: Epsilon of LayerNorm.
+        swiglu: True if the MLPs are gated, with SiLU (arXiv 2002.05202); `mlp_dim` is the width
+            after the gate.
+        rotary: True if positions are rotary, as DINOv3's, instead of added ones.
+        tokens: Number of tokens before the patches: the class token, then registers.
+        activation: Activation of the MLPs, a value of `ACTIVATIONS`.
+        pre_norm: True if there is a norm before the first block, as in CLIP.
+        patch_bias: True if the patch embedding has a bias.
+        class_token, registers, final_norm: Parts of the source that the backbone here lacks;
+            `registers` is their number.
+
+    Raises:
+        UserError: If a value is out of its range.
     """
 
     embed_dim: int
@@ -80,221 +105,113 @@ class ViTArchitecture(Architecture):
     class_token: bool = False
     registers: int = 0
     final_norm: bool = False
+    swiglu: bool = False
+    rotary: bool = False
+    tokens: int = 0
+    activation: str = GELU
+    pre_norm: bool = False
+    patch_bias: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.activation not in (choices := list(ACTIVATIONS.values())):
+            raise UserError(
+                f"activation: got {shown(self.activation)}, expected one of {', '.join(choices)}"
+            )
         for name, whole in (("num_heads", "embed_dim"), ("patch_size", "image_size")):
             if getattr(self, whole) % getattr(self, name):
                 raise UserError(
                     f"{name}: got {getattr(self, name)}, which does not divide {whole} "
                     f"{getattr(self, whole)}"
                 )
+        if self.rotary and self.embed_dim // self.num_heads % 4:
+            raise UserError(
+                f"num_heads: got {self.num_heads}, but rotary positions need heads of a multiple "
+                f"of 4 channels, and the width is {self.embed_dim}"
+            )
 
     def __str__(self) -> str:
         text = f"ViT of {self.depth} blocks, width {self.embed_dim}, {self.num_heads} heads"
-        return text + (", LayerScale" if self.layer_scale else "")
+        text += ", LayerScale" if self.layer_scale else ""
+        text += ", SwiGLU" if self.swiglu else ""
+        return text + (", rotary positions" if self.rotary else "")
 
     def d2_keys(self) -> dict[str, Any]:
+        """Return the keys MODEL.VIT.* in `KEYS`."""
         its = dataclasses.asdict(self)
         return {f"MODEL.VIT.{key}": its[name] for name, key in KEYS.items()}
 
     def details(self) -> str:
+        """Describe patches, positions, epsilon and the dropped parts of the source."""
         slot = "with" if self.class_position else "without"
+        positions = f"positions of {self.image_size} px images {slot} a class slot"
         lacks = [
             *(["class token"] if self.class_token else []),
             *([f"{self.registers} registers"] if self.registers else []),
             *(["final norm"] if self.final_norm else []),
         ]
+        special = [
+            *([f"activation {self.activation}"] if self.activation != GELU else []),
+            *(["a norm before the blocks"] if self.pre_norm else []),
+            *(["no bias of patches"] if not self.patch_bias else []),
+        ]
         return (
-            f"patches of {self.patch_size} px, positions of {self.image_size} px images {slot} a "
-            f"class slot, LayerNorm eps {self.layer_norm_eps:g}"
+            f"patches of {self.patch_size} px, {'' if self.rotary else f'{positions}, '}"
+            f"LayerNorm eps {self.layer_norm_eps:g}"
+            + (f", class token and {self.tokens - 1} registers" if self.tokens else "")
+            + "".join(f", {what}" for what in special)
             + (f", without the source's {', '.join(lacks)}" if lacks else "")
         )
 
     def lost_options(self) -> list[str]:
-        return [f"--num-heads {self.num_heads}"]
+        """Return --num-heads and --activation, which no tensor determines."""
+        return [f"--num-heads {self.num_heads}", f"--activation {self.activation}"]
 
     def task_key(self) -> tuple[str, str]:
+        """Return MODEL.VIT.EMBED_DIM, which distinguishes the sizes."""
         return "MODEL.VIT.EMBED_DIM", "ViT of width {}"
 
     def example_task(self) -> tuple[str, dict[str, Any], str]:
+        """Return the VOC task of ViT-Ti."""
         keys = {"EMBED_DIM": 192, "DEPTH": 12, "NUM_HEADS": 3, "MLP_DIM": 768}
         keys = {f"MODEL.VIT.{name}": value for name, value in keys.items()}
         data = "DATASETS.VOC_DIR path/to/voc "
         return "configs/voc/faster_rcnn_ViT_Ti_small.yaml", keys, data
 
 
-HUGGING_FACE = "huggingface/transformers"
-TORCHVISION = "pytorch/vision ViT"
-
 CLASS_TOKEN, REGISTERS, FINAL_NORM = "class token", "registers", "final norm"
-# Detectron2's `ViT` has no place for these.
+ATTENTION_POOL = "attention pool"
+# Detectron2's `ViT` does not have these.
 DROPPED = {
     CLASS_TOKEN: "cls_token",
-    REGISTERS: "register_tokens reg_token",
+    REGISTERS: "reg_token",
     FINAL_NORM: "norm.weight norm.bias fc_norm.weight fc_norm.bias",
     "mask token": "mask_token masked_embed",
     "pooler": "pooler.*",
+    # Of SigLIP, in timm's and transformers' names.
+    ATTENTION_POOL: "attn_pool.latent attn_pool.q.* attn_pool.kv.* attn_pool.proj.* "
+    "attn_pool.norm.* attn_pool.mlp.* head.probe head.attention.* head.layernorm.* head.mlp.*",
     "head": "head.* head_dist.* heads.*",
 }
-# Beginnings of names inside a transformer; one that the tables and DROPPED lack is another's.
-_OWN = re.compile(
-    r"(patch_embed|blocks|pos_embed|norm_pre|rel_pos_bias|rope|rope_embed|storage_tokens|"
-    r"dist_token|attn_pool)\b"
-)
-
-
-def _with_bias(names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield pairs of tensors from those of modules; "attn.qkv#0" is a part of its tensors."""
-    for theirs, own in names.items():
-        module, mark, part = own.partition("#")
-        for tensor in ("weight", "bias"):
-            yield f"{theirs}.{tensor}", f"{module}.{tensor}{mark}{part}"
-
-
-_BLOCK = {name: name for name in ("norm1", "norm2", "attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")}
-
-
-def _in_block(start: str, pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    return [(f"{start}{theirs}", f"blocks.*.{own}") for theirs, own in pairs]
-
-
-def _timms(start: str) -> Names:
-    """Return timm's names, where those of a block begin so."""
-    own = [*_with_bias(_BLOCK), *((f"ls{i}.gamma", f"ls{i}.gamma") for i in (1, 2))]
-    # DeiT III's LayerScale: facebookresearch/deit models_v2.py, Layer_scale_init_Block.
-    deit = [(f"gamma_{i}", f"ls{i}.gamma") for i in (1, 2)]
-    top = [("pos_embed", "pos_embed"), *_with_bias({"patch_embed.proj": "patch_embed.proj"})]
-    return Names([*top, *_in_block(start, [*own, *deit])])
-
-
-TIMM = _timms("blocks.*.")
-# facebookresearch/dinov2 dinov2/models/vision_transformer.py, BlockChunk: chunk, then the number of
-# the block in the whole network.
-CHUNKED = _timms("blocks.?.*.")
-
-
-def known(name: str) -> str | None:
-    """Return the name itself where a backbone has it, or None."""
-    return name if TIMM.own(name) == name else None
-
-
-def _table(
-    top: Mapping[str, str],
-    block: str,
-    modules: Mapping[str, str],
-    others: Mapping[str, str],
-    **scheme: Any,
-) -> Scheme:
-    """Return a scheme of other names than timm's.
-
-    Args:
-        top: tensor outside the blocks -> timm's; and of these modules.
-        block: how names in a block begin, "*" its number.
-        modules: module of a block -> timm's.
-        others: tensor of a block -> timm's.
-        scheme: further fields of `Scheme`.
-    """
-    tensors = {theirs: own for theirs, own in top.items() if own in _TENSORS}
-    pairs = [*tensors.items(), *_with_bias({k: v for k, v in top.items() if k not in tensors})]
-    pairs += _in_block(block, [*_with_bias(modules), *others.items()])
-    names = Names(pairs)
-    begin = {theirs.split(".")[0] for theirs, _ in pairs}
-    words = re.compile(rf"({'|'.join(sorted(begin))})\b")
-    first, norm = (names.theirs(n) or "" for n in (_FIRST, "blocks.0.norm1.weight"))
-    return Scheme(
-        (first, norm), names.own, words, lambda name: names.theirs(name) or name, **scheme
-    )
-
-
-def _hugging_face(block: str, before: str, after: str, mlp: str, eps: float) -> Scheme:
-    """transformers' ViT, ViTMAE, ViTMSN and I-JEPA, or DINOv2 with and without registers.
-
-    Files have the names of version 4 (models/vit/modeling_vit.py, models/dinov2/
-    modeling_dinov2.py); networks have those of version 5 since then, which `torch.save` writes.
-
-    Args:
-        before, after: norms of a block; `mlp`: its two layers, a space between.
-        eps: of the norms, the default of models/*/configuration_*.py.
-    """
-    first, second = mlp.split()
-    modules = {before: "norm1", after: "norm2", first: "mlp.fc1", second: "mlp.fc2"}
-    modules |= {"attention.output.dense": "attn.proj", "attention.o_proj": "attn.proj"}
-    for part, word in enumerate(("query", "key", "value")):
-        modules[f"attention.attention.{word}"] = f"attn.qkv#{part}"
-        modules[f"attention.{word[0]}_proj"] = f"attn.qkv#{part}"
-    return _table(
-        {
-            "embeddings.cls_token": "cls_token",
-            "embeddings.register_tokens": "register_tokens",
-            "embeddings.mask_token": "mask_token",
-            "embeddings.position_embeddings": "pos_embed",
-            "embeddings.patch_embeddings.projection": "patch_embed.proj",
-            "layernorm": "norm",
-        },
-        block,
-        modules,
-        {f"layer_scale{i}.lambda1": f"ls{i}.gamma" for i in (1, 2)},
-        plain=HUGGING_FACE,
-        says={"usual_eps": eps},
-    )
-
-
-_FIRST = "patch_embed.proj.weight"
-_TENSORS = ("cls_token", "register_tokens", "mask_token", "pos_embed")  # the others are modules
-_VIT_NORMS = ("layernorm_before", "layernorm_after")
-_OLD_MLP, _MLP = "intermediate.dense output.dense", "mlp.fc1 mlp.fc2"
-SCHEMES = {
-    USUAL: Scheme((_FIRST, "blocks.0.norm1.weight"), TIMM.own, _OWN, plain=PLAIN, is_owners=True),
-    "chunked": Scheme((_FIRST, "blocks.0.0.norm1.weight"), CHUNKED.own, _OWN, plain=PLAIN),
-    "transformers": _hugging_face("encoder.layer.*.", *_VIT_NORMS, _OLD_MLP, 1e-12),
-    "transformers 5": _hugging_face("layers.*.", *_VIT_NORMS, _MLP, 1e-12),
-    "transformers DINOv2": _hugging_face("encoder.layer.*.", "norm1", "norm2", _MLP, 1e-6),
-    # torchvision/models/vision_transformer.py, whose builders have these heads.
-    TORCHVISION: _table(
-        {
-            "class_token": "cls_token",
-            "encoder.pos_embedding": "pos_embed",
-            "conv_proj": "patch_embed.proj",
-            "encoder.ln": "norm",
-        },
-        "encoder.layers.encoder_layer_*.",
-        {
-            "ln_1": "norm1",
-            "self_attention.out_proj": "attn.proj",
-            "ln_2": "norm2",
-            "mlp.0": "mlp.fc1",
-            "mlp.3": "mlp.fc2",
-            # Of its first version, as in published files.
-            "mlp.linear_1": "mlp.fc1",
-            "mlp.linear_2": "mlp.fc2",
-        },
-        {
-            "self_attention.in_proj_weight": "attn.qkv.weight",
-            "self_attention.in_proj_bias": "attn.qkv.bias",
-        },
-        plain=TORCHVISION,
-        says={"num_heads": {768: 12, 1024: 16, 1280: 16}},
-    ),
-}
-
-
-LAYER_NORM_EPS = 1e-6  # of every project but transformers; it is in no file
+LAYER_NORM_EPS = 1e-6  # of every project except transformers; no file records it
 
 HEADS = {
     "head.weight": "linear head",
     "heads.head.weight": "linear head",
     "head.0.weight": "MLP head",
+    "proj": "linear projection",
+    "attn_pool.latent": ATTENTION_POOL,
+    "head.probe": ATTENTION_POOL,
     "": "no head",
 }
 
-# Of names as timm has them, e.g. "vit_small_patch16_224" (timm/models/vision_transformer.py,
-# deit.py). MoCo v3's vit_small has 12, and no "_patch" in its name.
+# Model names of timm, e.g. "vit_small_patch16_224" (timm/models/vision_transformer.py, deit.py).
+# MoCo v3's vit_small has 12 heads, and no "_patch" in its name.
 _TIMM_ARCH = re.compile(r"(?:vit|deit|deit3)_(tiny|small|base|large|huge)_patch\d+_\d+", re.ASCII)
 _TIMM_HEADS = {"tiny": 3, "small": 6, "base": 12, "large": 16, "huge": 16}
 
-# Words of the names that plain ones have in timm and in the projects of convert/projects.py.
 _USUAL_HEADS = "ViT-B 12, ViT-L 16; ViT-S 6, but MoCo v3's 12"
+# Words in names of plain networks, in timm and in the projects of convert/projects.py.
 _SIZES = ("tiny", "small", "base", "large", "huge", "giant", "s", "b", "l", "h", "g")
 _PROJECTS = ("deit", "mae", "moco", "msn", "ibot", "dino", "dinov")
 _PLAIN_NAMES = frozenset(("vit", "patch", "reg", "p", "dec", "d", *_PROJECTS, *_SIZES))
@@ -303,27 +220,36 @@ OPTIONS = (
     Option(
         "num_heads",
         None,
-        "attention heads of a vision transformer, which no tensor tells: ViT-B has 12, ViT-L 16; "
-        "ViT-S 6, but MoCo v3's 12 (default: the source's)",
+        "number of attention heads of a vision transformer, which no tensor determines: ViT-B has "
+        "12, ViT-L 16; ViT-S 6, but MoCo v3's 12 (default: the source's)",
         fixed=True,
+    ),
+    Option(
+        "activation",
+        {name: name for name in ACTIVATIONS.values()},
+        "activation of a vision transformer's MLPs, which no tensor determines: OpenAI's CLIP, "
+        "MetaCLIP and DFN have quick_gelu, LAION's CLIPs gelu, SigLIP gelu_tanh (default: the "
+        "source's)",
+        fixed=True,
+        in_timm="act_layer",
     ),
     Option(
         "patch_size",
         None,
-        "resize the patches of a vision transformer to N px, e.g. 14 to the 16 that detectors need "
+        "resize the patches of a vision transformer to N px, e.g. from 14 to 16 for a detector "
         "(default: the source's)",
     ),
     Option(
         "patch_rule",
         {rule: rule for rule in PATCH_RULES},
-        "how --patch-size resizes: pseudo-inverse as FlexiViT (arXiv 2212.08013), bicubic as an "
-        f"image (default: {PATCH_RULES[0]})",
+        "how --patch-size resizes: pseudo-inverse as in FlexiViT (arXiv 2212.08013), or bicubic "
+        f"interpolation (default: {PATCH_RULES[0]})",
     ),
     Option(
         "image_size",
         None,
-        "interpolate the positions of a vision transformer for images of N px "
-        "(default: those of the source's patches)",
+        "interpolate the position embedding of a vision transformer for images of N px "
+        "(default: as many patches as the source has)",
     ),
     Option(
         "fold_layer_scale",
@@ -332,43 +258,41 @@ OPTIONS = (
         "the same features, but other parameters to fine-tune (default: no)",
     ),
 )
-# What only another transformer has -> whose it is.
+# Description of a part that only other transformers have -> patterns of its names.
 OBSTACLES = {
-    "relative positions, as BEiT's": "*relative_position_bias_table *relative_position_index "
-    "rel_pos_bias.* *.relative_position_bias.*",
+    "a table of relative positions, as BEiT's and data2vec's,": "*relative_position_bias_table "
+    "*relative_position_index rel_pos_bias.* *.relative_position_bias.*",
     "queries and values whose keys have no bias, as BEiT's": "*.q_bias *.v_bias",
-    "a rotary position embedding, as DINOv3's": "rope.* rope_embed.*",
-    "a key bias that is masked, as DINOv3's": "*.bias_mask",
-    "a gated MLP": "*.w12.* *.w3.* *.weights_in.* *.weights_out.*",
+    "a rotary position embedding other than DINOv3's": "rope.* rope_embed.*",
+    "a gated MLP with parts that DINOv2's and DINOv3's lack": "*.fc1_g.* *.fc1_x.* *.mlp.norm.*",
     "a LayerScale as BEiT's and data2vec's": "*.lambda_1 *.lambda_2",
+    "an MViTv2, which Detectron2 itself has (modeling/backbone/mvit.py),": "*.attn.pool_[qkv].* "
+    "*.attn.norm_[qkv].*",
     "a distillation token": "dist_token *.distillation_token",
+    "a Perception Encoder, whose positions are rotary as well,": "attn_pool.probe "
+    "attn_pool.layernorm.*",
 }
-_TRANSFORMER = "a vision transformer in names that are not known here"
 LOOKALIKES = (
     (
         "MoCo v3's transformer with a stem of convolutions, which no detector here has",
         "patch_embed.proj.0.weight",
         "blocks.0.norm1.weight",
     ),
-    (_TRANSFORMER, "patch_embed.projection.weight", "layers.0.ln1.weight"),  # mmpretrain
-    (
-        "a DINOv3 in transformers' names, whose positions are rotary, so that there is no "
-        "embeddings.position_embeddings",
-        "embeddings.patch_embeddings.weight",
-        "layer.0.norm1.weight",
+    (  # mmpretrain
+        "a vision transformer in names that are not known here",
+        "patch_embed.projection.weight",
+        "layers.0.ln1.weight",
     ),
     (
-        "a Swin, which is no plain vision transformer",
+        "an MViTv2, which Detectron2 itself has (modeling/backbone/mvit.py)",
         "patch_embed.proj.weight",
-        "layers.0.blocks.0.norm1.weight",
+        "stages.0.blocks.0.attn.pool_q.weight",
     ),
-    ("CLIP's vision transformer", "class_embedding", "transformer.resblocks.0.ln_1.weight"),
-    (_TRANSFORMER, "embeddings.class_embedding", "encoder.layers.0.layer_norm1.weight"),  # HF CLIP
 )
 
 
 def recognize(state: Mapping[str, Tensor], hints: Hints) -> ViTArchitecture:
-    """Recognize a vision transformer by its shapes, see `convert.families.base.Family`."""
+    """Recognize a vision transformer by its shapes; see `Family.recognize`."""
     where, kind = hints.where, "not a plain vision transformer"
     width, channels, patch, patch_width = hints.shape(state, "patch_embed.proj.weight", 4, kind)
     if (channels, patch) != (3, patch_width):
@@ -380,108 +304,253 @@ def recognize(state: Mapping[str, Tensor], hints: Hints) -> ViTArchitecture:
     if blocks != set(range(len(blocks))):
         missing = min(set(range(max(blocks))) - blocks)
         raise DataError(f"{where}: {hints.name(f'blocks.{missing}.')} is missing")
-    if "pos_embed" not in state:
-        raise DataError(
-            f"{where}: {hints.name('pos_embed')} is missing; positions that are relative "
-            "(BEiT) or rotary (DINOv3) have no place in a detector here"
-        )
-    _, positions, _ = hints.shape(state, "pos_embed", 3, kind)
-    grid = math.isqrt(positions)
-    class_position = grid * grid != positions
-    if class_position and grid * grid != positions - 1:
-        raise DataError(
-            f"{where}: {hints.name('pos_embed')} has {positions} positions, expected a "
-            "square, or one more for the class token"
-        )
-    said = hints.says
-    for name, size in (("patch_size", patch), ("image_size", grid * patch), ("hidden_size", width)):
-        if said.get(name, size) not in (size, [size, size]):
+    metadata = hints.metadata
+    rotary = "rotary" in metadata
+    grid, class_position = (GRID, False) if rotary else _grid(state, hints)
+    hidden, mlp_dim = (
+        hints.shape(state, f"blocks.0.mlp.{name}.weight", 2, kind)[i]
+        for i, name in enumerate(("fc1", "fc2"))
+    )
+    swiglu = hidden == 2 * mlp_dim
+    expected: dict[str, Sequence[Any]] = {"patch_size": [patch], "hidden_size": [width]}
+    if rotary:
+        expected |= {"hidden_act": ["silu" if swiglu else GELU], "rope_theta": [THETA]}
+    else:
+        # An image may be larger than its whole patches, e.g. 384 px of patches of 14 px.
+        expected["image_size"] = range(grid * patch, (grid + 1) * patch)
+    for name, fitting in expected.items():
+        got = metadata.get(name, fitting[0])
+        if got not in [*fitting, *([value, value] for value in fitting)]:
             raise DataError(
-                f"{where}: config.json beside it says {name} {shown(said[name])}, but its tensors "
-                f"{size}"
+                f"{where}: {metadata.get('recorded_in', 'config.json')} next to it has {name} "
+                f"{shown(got)}, but its network has {fitting[0]}"
             )
-    if said.get("hidden_act", "gelu") != "gelu":
+    pre_norm = "norm_pre.weight" in state
+    if pre_norm and (ATTENTION_POOL in hints.dropped or FINAL_NORM not in hints.dropped):
         raise DataError(
-            f"{where}: config.json beside it says hidden_act {shown(said['hidden_act'])}, and the "
-            "networks here have gelu"
+            f"{where}: {hints.name('norm_pre.weight')} but not the final norm alone at the end, so "
+            "it may be a Perception Encoder, whose positions are rotary as well; CLIP's whole "
+            "tower is supported"
         )
-    if "usual_eps" in said and "layer_norm_eps" not in said:
+    if "usual_eps" in metadata and "layer_norm_eps" not in metadata:
         hints.notes.append(
-            f"no config.json is beside the file: LayerNorm eps {said['usual_eps']:g} is assumed, "
-            "as transformers has it where a configuration does not say"
+            f"no config.json next to the file has it: assuming LayerNorm eps "
+            f"{metadata['usual_eps']:g}, the default of transformers"
         )
-    registers = [v for key, v in hints.tokens.items() if first_rule(key, DROPPED) == REGISTERS]
+    if "pixels" in metadata and hints.assumed_pixels:
+        hints.notes.append(f"assuming {metadata['pixels']}")
+    registers = None if "reg_token" in state else hints.tokens.get("reg_token")
     return ViTArchitecture(
         embed_dim=width,
         depth=len(blocks),
         num_heads=_num_heads(width, hints),
-        mlp_dim=hints.shape(state, "blocks.0.mlp.fc1.weight", 2, kind)[0],
+        mlp_dim=mlp_dim if swiglu else hidden,
         patch_size=patch,
         image_size=grid * patch,
         qkv_bias="blocks.0.attn.qkv.bias" in state,
         layer_scale="blocks.0.ls1.gamma" in state,
         class_position=class_position,
-        layer_norm_eps=said.get("layer_norm_eps", said.get("usual_eps", LAYER_NORM_EPS)),
+        layer_norm_eps=metadata.get("layer_norm_eps", metadata.get("usual_eps", LAYER_NORM_EPS)),
         class_token=CLASS_TOKEN in hints.dropped,
-        registers=sum(tokens.numel() for tokens in registers) // width,
+        registers=0 if registers is None else registers.numel() // width,
         final_norm=FINAL_NORM in hints.dropped,
+        activation=_activation(hints, is_known=rotary or swiglu),
+        pre_norm=pre_norm,
+        patch_bias="patch_embed.proj.bias" in state,
+        swiglu=swiglu,
+        rotary=rotary,
+        tokens=sum(state[name].numel() for name in TOKENS if name in state) // width,
     )
 
 
+def _activation(hints: Hints, *, is_known: bool) -> str:
+    """Return the activation from the option, config.json, or what the names are known for."""
+    metadata, where = hints.metadata, hints.where
+    if is_known:
+        if "activation" in hints.requested:
+            raise UserError(f"--activation: that of {where} is known by the kind of its network")
+        return GELU
+    if "activation" in hints.requested:
+        requested: str = hints.requested["activation"]
+        return requested
+    recorded = metadata.get("hidden_act")
+    if recorded is None and "model_type" in metadata:
+        recorded = metadata.get("usual_activation")
+    if recorded is not None:
+        if not isinstance(recorded, str) or recorded not in ACTIVATIONS:
+            raise DataError(
+                f"{where}: config.json next to it has hidden_act {shown(recorded)}, but the "
+                f"networks here have {', '.join(ACTIVATIONS)}"
+            )
+        return ACTIVATIONS[recorded]
+    known: str = metadata.get("activation", GELU)
+    if (trained := metadata.get("trained_with", known)) != known:
+        hints.warnings.append(
+            f"timm's network of this name has {known}, but its weights were trained with "
+            f"{trained}; --activation {trained} gives the features of their training"
+        )
+    if not known:
+        raise UserError(
+            f"{where}: its names are those of networks with several activations, which no tensor "
+            "determines; give --activation as its training had it (OpenAI, MetaCLIP, DFN "
+            "quick_gelu; LAION gelu; SigLIP gelu_tanh, in some of timm's gelu), or its config.json"
+        )
+    return known
+
+
+def _grid(state: Mapping[str, Tensor], hints: Hints) -> tuple[int, bool]:
+    """Return the side of the position embedding, and whether it has a slot for the class token."""
+    if POSITIONS not in state:
+        raise OtherNetworkError(
+            f"{hints.where}: {hints.name(POSITIONS)} is missing; relative (BEiT) or rotary "
+            "positions other than DINOv3's are not supported"
+        )
+    positions = hints.shape(state, POSITIONS, 3, "not a plain vision transformer")[1]
+    grid = math.isqrt(positions)
+    class_position = grid * grid != positions
+    if class_position and grid * grid != positions - 1:
+        raise DataError(
+            f"{hints.where}: {hints.name(POSITIONS)} has {positions} positions, expected a "
+            "square, or one more for the class token"
+        )
+    return grid, class_position
+
+
+def complete(state: dict[str, Tensor], hints: Hints) -> dict[str, Tensor]:
+    """Return the tensors of the backbone; see `Family.complete`.
+
+    A network with a class token and registers keeps them. DINOv3's biases are multiplied by their
+    masks, joined, and left out if all are zero, as in most of its networks. Its periods are the
+    file's or, without any, those of its code.
+
+    Raises:
+        DataError: If masks or biases do not fit, or a mask has NaN.
+    """
+    tokens = {name: hints.tokens[name] for name in TOKENS if name in hints.tokens}
+    state = {**state, **(tokens if len(tokens) == len(TOKENS) else {})}
+    if "rotary" not in hints.metadata:
+        return state
+    if not len(tokens) == len(TOKENS):
+        raise DataError(
+            f"{hints.where}: rotary positions without a class token; of such networks only "
+            "DINOv3's are supported"
+        )
+    _mask_biases(state, hints)
+    _join_biases(state, hints)
+    biases = [key for key in state if key.endswith("attn.qkv.bias")]
+    if biases and not any(bool(state[key].any()) for key in biases):
+        state = {key: value for key, value in state.items() if key not in biases}
+        hints.notes.append("the biases of queries, keys and values are left out: all are zero")
+    if PERIODS not in state:
+        width = hints.shape(state, PATCHES, 4, "not a vision transformer")[0]
+        state[PERIODS] = periods(width // _num_heads(width, hints))
+        hints.notes.append(
+            f"the periods of rotary positions are not in the file: computed in float32 from base "
+            f"{THETA}; Meta's files have them rounded to bfloat16"
+        )
+    return state
+
+
+def periods(head_dim: int) -> Tensor:
+    """Return the periods of DINOv3's rotary positions, (head_dim / 4,), in float32.
+
+    They are 100 ** (2 i / (head_dim / 2)), see dinov3/layers/rope_position_encoding.py.
+    """
+    import torch
+
+    count = head_dim // 4
+    return THETA ** (torch.arange(count, dtype=torch.float32) / count)
+
+
+def _mask_biases(state: dict[str, Tensor], hints: Hints) -> None:
+    """Multiply biases by their masks, whose part for keys is 0 in DINOv3 (in place)."""
+    for key in [key for key in state if key.endswith(".bias_mask")]:
+        mask, bias = state.pop(key), state.get(key.removesuffix("_mask"))
+        if bias is None or bias.shape != mask.shape or not bool(mask.isfinite().all()):
+            raise DataError(
+                f"{hints.where}: {hints.name(key)} is no mask of "
+                f"{hints.name(key.removesuffix('_mask'))}: it has NaN, as before the network's "
+                "initialization, or another shape"
+            )
+        state[key.removesuffix("_mask")] = bias * mask
+
+
+def _join_biases(state: dict[str, Tensor], hints: Hints) -> None:
+    """Join biases of queries, keys and values; a part that no block has is 0 (in place)."""
+    parts = [part for part in "qkv" if f"blocks.0.attn.{part}_bias" in state]
+    for block in sorted({key.rpartition(".attn.")[0] for key in state if ".attn." in key}):
+        names = {part: f"{block}.attn.{part}_bias" for part in parts}
+        if missing := [name for name in names.values() if name not in state]:
+            raise DataError(f"{hints.where}: {hints.name(missing[0])} is missing")
+        found = {part: state.pop(name) for part, name in names.items()}
+        if found:
+            import torch
+
+            zero = torch.zeros_like(next(iter(found.values())))
+            state[f"{block}.attn.qkv.bias"] = torch.cat([found.get(p, zero) for p in "qkv"])
+
+
 def _num_heads(width: int, hints: Hints) -> int:
-    """Return what the option says, else the project, else the file's name of the network."""
+    """Return the number of heads from the option, the metadata, or the name of the network."""
     where = hints.where
-    if "num_heads" in hints.asked:
-        heads: int = hints.asked["num_heads"]
+    if "num_heads" in hints.requested:
+        heads: int = hints.requested["num_heads"]
         if heads < 1 or width % heads:
             raise UserError(f"--num-heads {heads}: does not divide the width {width} of {where}")
         return heads
-    known = hints.says.get("num_heads", {}).get(width) or hints.says.get("timm")
+    known = hints.metadata.get("num_heads", {}).get(width) or hints.metadata.get("timm")
     if known and width % known == 0:
         return int(known)
     match = _TIMM_ARCH.fullmatch(hints.arch) if isinstance(hints.arch, str) else None
     if match and width % _TIMM_HEADS[match[1]] == 0:
         return _TIMM_HEADS[match[1]]
     raise UserError(
-        f"{where}: a vision transformer of width {width}, whose number of attention heads is in no "
-        f"tensor; give --num-heads as its training had it ({_USUAL_HEADS})"
+        f"{where}: a vision transformer of width {width}, whose number of attention heads no "
+        f"tensor determines; give --num-heads as its training had it ({_USUAL_HEADS})"
     )
 
 
-PATCHES, POSITIONS = "patch_embed.proj.weight", "pos_embed"
-# Larger images are for the detector, which interpolates positions itself.
+# A detector interpolates positions itself, so larger images are not needed here.
 MAX_PATCH_PX, MAX_IMAGE_PX = 64, 1024
 
 
 def adapt(
-    architecture: ViTArchitecture, state: dict[str, Tensor], asked: Mapping[str, Any], where: str
+    architecture: ViTArchitecture,
+    state: dict[str, Tensor],
+    requested: Mapping[str, Any],
+    where: str,
 ) -> Adapted:
-    """Resize patches and positions, then fold LayerScale, as far as the options request it.
+    """Resize patches and positions, then fold LayerScale, if the options request it.
 
-    Patches of another size keep the grid, so the image size grows with them unless it is given,
-    too. Raises UserError: sizes that do not fit, or no LayerScale; DataError: damaged tensors.
+    A new patch size keeps the grid, so the image size scales with it unless it is requested, too.
+
+    Raises:
+        UserError: If sizes do not fit, or there is no LayerScale to fold.
+        DataError: If tensors are damaged.
     """
     a, changes = architecture, []
-    patch = _size("patch_size", asked, a.patch_size, MAX_PATCH_PX)
-    rule = asked.get("patch_rule", PATCH_RULES[0])
-    image = _size("image_size", asked, a.image_size // a.patch_size * patch, MAX_IMAGE_PX)
+    patch = _size("patch_size", requested, a.patch_size, MAX_PATCH_PX)
+    rule = requested.get("patch_rule", PATCH_RULES[0])
+    image = _size("image_size", requested, a.image_size // a.patch_size * patch, MAX_IMAGE_PX)
     if image % patch:
-        raise UserError(f"--image-size {image}: is not a multiple of the patch size {patch}")
+        raise UserError(f"--image-size {image}: expected a multiple of the patch size {patch}")
     if patch != a.patch_size:
         if rule not in RULES:
             raise UserError(f"--patch-rule: got {rule!r}, expected one of {', '.join(RULES)}")
         state = {**state, PATCHES: RULES[rule](_float32(state, PATCHES, where), patch)}
         changes.append(f"patches {a.patch_size} to {patch} px by {rule}")
-    elif "patch_rule" in asked:
-        raise UserError(f"--patch-rule: {where} keeps its patches; give --patch-size, too")
+    elif "patch_rule" in requested:
+        raise UserError(f"--patch-rule: {where} keeps its patch size; give --patch-size as well")
     old, new = a.image_size // a.patch_size, image // patch
+    if new != old and a.rotary:
+        raise UserError(f"--image-size: {where} has rotary positions, which are for any size")
     if new != old:
         positions = resize_positions(_float32(state, POSITIONS, where), new, a.class_position)
         state = {**state, POSITIONS: positions}
         changes.append(f"positions {old}x{old} to {new}x{new} by bicubic interpolation")
     a = dataclasses.replace(a, patch_size=patch, image_size=image)
     proof = (a, state)
-    if asked.get("fold_layer_scale"):
+    if requested.get("fold_layer_scale"):
         if not a.layer_scale:
             raise UserError(f"--fold-layer-scale: {where} has no LayerScale")
         a, state = dataclasses.replace(a, layer_scale=False), fold_layer_scale(state)
@@ -489,9 +558,9 @@ def adapt(
     return Adapted(a, state, tuple(changes), proof)
 
 
-def _size(name: str, asked: Mapping[str, Any], otherwise: int, largest: int) -> int:
-    size: int = asked.get(name, otherwise)
-    if name in asked and not 1 <= size <= largest:
+def _size(name: str, requested: Mapping[str, Any], otherwise: int, largest: int) -> int:
+    size: int = requested.get(name, otherwise)
+    if name in requested and not 1 <= size <= largest:
         raise UserError(f"--{name.replace('_', '-')} {size}: expected 1..{largest} px")
     return size
 
@@ -503,35 +572,35 @@ def _float32(state: Mapping[str, Tensor], key: str, where: str) -> Tensor:
 
 
 def resize_patches(kernel: Tensor, size: int) -> Tensor:
-    """The kernel whose response to a resized patch is nearest to the old one's to the patch.
+    """Resize the patch kernel by PI-resize: (C, 3, p, p) -> (C, 3, size, size).
 
-    PI-resize (FlexiViT, arXiv 2212.08013, Eq. 4): with the bilinear resize x -> B x it is
-    (B^T)^+ w; where patches grow, the responses are equal. B is the Kronecker product of a matrix
-    with itself, so its pseudo-inverse is that of theirs.
-
-    kernel: (C, 3, p, p) -> (C, 3, size, size).
+    FlexiViT, arXiv 2212.08013, Eq. 4: with the bilinear resize x -> B x the kernel is (B^T)^+ w,
+    whose response to a resized patch is closest to the old response; if patches grow, both are
+    equal. B is the Kronecker product of a matrix with itself, so its pseudo-inverse is the
+    product of that matrix's pseudo-inverse with itself.
     """
     import torch
     import torch.nn.functional as F
 
     basis = torch.eye(kernel.shape[-1], dtype=torch.float64)[None]
-    # (p, size): row i is the i-th unit vector, resized.
+    # (p, size): row i is the resized i-th unit vector.
     resized = F.interpolate(basis, size=size, mode="linear", align_corners=False)[0]
     inverse = torch.linalg.pinv(resized)  # (size, p)
     return (inverse @ kernel.double() @ inverse.T).to(kernel.dtype)
 
 
 def interpolate_patches(kernel: Tensor, size: int) -> Tensor:
-    """Resize the kernel as an image, bicubic: (C, 3, p, p) -> (C, 3, size, size)."""
+    """Resize the patch kernel bicubically: (C, 3, p, p) -> (C, 3, size, size)."""
     import torch.nn.functional as F
 
     return F.interpolate(kernel, size=(size, size), mode="bicubic", align_corners=False)
 
 
 def resize_positions(positions: Tensor, grid: int, class_position: bool) -> Tensor:
-    """Positions for another square grid, as detectron2/modeling/backbone/utils.py, get_abs_pos.
+    """Interpolate positions for another square grid.
 
-    The class token's slot stays as it is. (1, n, C) -> (1, grid * grid + class_position, C).
+    As detectron2/modeling/backbone/utils.py, get_abs_pos; the class token's slot is kept.
+    (1, n, C) -> (1, grid * grid + class_position, C).
     """
     import torch
     import torch.nn.functional as F
@@ -543,13 +612,43 @@ def resize_positions(positions: Tensor, grid: int, class_position: bool) -> Tens
     return torch.cat([first, grids.flatten(2).transpose(1, 2)], dim=1).contiguous()
 
 
+def in_timm(
+    architecture: ViTArchitecture, tensors: dict[str, Tensor], names: Collection[str]
+) -> dict[str, Tensor]:
+    """Return tensors by the names of timm's network; see `Family.in_timm`.
+
+    timm has rotary positions in its `Eva` (timm/models/eva.py), without a tensor for the periods.
+    """
+    if not architecture.rotary:
+        return tensors
+    renamed: dict[str, Tensor] = {}
+    for name, value in tensors.items():
+        block = name.removesuffix(".attn.qkv.bias") if name.endswith(".attn.qkv.bias") else ""
+        if name == PERIODS:
+            continue
+        if block:
+            parts = value.chunk(3)
+            renamed |= {f"{block}.attn.q_bias": parts[0], f"{block}.attn.v_bias": parts[2]}
+        elif architecture.swiglu and ".mlp.fc1." in name:
+            gate, other = value.chunk(2)
+            renamed |= {name.replace("fc1", "fc1_g"): gate, name.replace("fc1", "fc1_x"): other}
+        else:
+            own = re.sub(r"\.ls(\d)\.gamma$", r".gamma_\1", name)
+            renamed[own] = value
+    for name in names - renamed.keys():
+        if name.endswith((".q_bias", ".v_bias")):  # left out because they are zero
+            renamed[name] = tensors[PATCHES].new_zeros(architecture.embed_dim)
+    return renamed
+
+
 def fold_layer_scale(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same function without LayerScale: gamma * (W x + b) = (gamma W) x + gamma b.
+    """Fold LayerScale into the layers before it: gamma * (W x + b) = (gamma W) x + gamma b.
 
     Deviation: what is fine-tuned has other parameters than the source, so the optimizer's steps
     and weight decay act on another network.
 
-    Raises DataError: tensors whose shapes do not fit.
+    Raises:
+        DataError: If shapes of tensors do not fit.
     """
     folded = {key: value for key, value in state.items() if not key.endswith(".gamma")}
     for scale, module in (("ls1", "attn.proj"), ("ls2", "mlp.fc2")):
@@ -557,10 +656,12 @@ def fold_layer_scale(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             name, gamma = f"{key.removesuffix(f'{scale}.gamma')}{module}", state[key]
             for tensor in (f"{name}.weight", f"{name}.bias"):
                 if tensor not in state:
-                    continue  # the check of the whole network names it
+                    continue  # the check of the whole network reports it
                 old = state[tensor]
                 if old.shape[:1] != gamma.shape:
-                    raise DataError(f"{key}: {list(gamma.shape)} does not fit {list(old.shape)}")
+                    raise DataError(
+                        f"{key}: got shape {list(gamma.shape)}, expected {list(old.shape[:1])}"
+                    )
                 folded[tensor] = (gamma[:, None] if old.dim() == 2 else gamma) * old
     return folded
 
@@ -568,45 +669,140 @@ def fold_layer_scale(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 RULES = dict(zip(PATCH_RULES, (resize_patches, interpolate_patches), strict=True))
 
 
-_NOT_PROTOCOL = (
-    "NUM_HEADS",
-    "QKV_BIAS",
-    "LAYER_SCALE",
-    "CLASS_POSITION",
-    "PRETRAIN_IMAGE_SIZE",
-    "LAYER_NORM_EPS",
-    "CHECKPOINT_BLOCKS",
+# Keys of a detector's configuration; ViT-B by default.
+TASK_KEYS = (
+    Key(
+        "MODEL.VIT.PATCH_SIZE",
+        16,
+        "Side of a patch, px: a power of two from 4. Set by the weights' contract.",
+    ),
+    Key("MODEL.VIT.EMBED_DIM", 768, "Width. Set by the weights' contract."),
+    Key("MODEL.VIT.DEPTH", 12, "Number of blocks. Set by the weights' contract."),
+    Key(
+        "MODEL.VIT.NUM_HEADS",
+        12,
+        "Number of attention heads. Set by the weights' contract.",
+        weights=True,
+    ),
+    Key("MODEL.VIT.MLP_DIM", 3072, "Hidden width of the MLPs. Set by the weights' contract."),
+    Key(
+        "MODEL.VIT.QKV_BIAS",
+        True,
+        "Use a bias in queries, keys and values. Set by the weights' contract.",
+        weights=True,
+    ),
+    Key(
+        "MODEL.VIT.LAYER_SCALE",
+        False,
+        "Use LayerScale. Set by the weights' contract.",
+        weights=True,
+    ),
+    Key(
+        "MODEL.VIT.CLASS_POSITION",
+        True,
+        "The position embedding starts with a slot for a class token (which is not used). Set "
+        "by the weights' contract.",
+        weights=True,
+    ),
+    Key(
+        "MODEL.VIT.PRETRAIN_IMAGE_SIZE",
+        224,
+        "Side of the images that the position embedding is for, px. Set by the weights' contract.",
+        weights=True,
+    ),
+    Key(
+        "MODEL.VIT.LAYER_NORM_EPS",
+        1e-6,
+        "Epsilon of LayerNorm. Set by the weights' contract.",
+        weights=True,
+    ),
+    Key(
+        "MODEL.VIT.ACTIVATION",
+        GELU,
+        "Activation of the MLPs. Set by the weights' contract.",
+        one_of(*ACTIVATIONS.values()),
+        weights=True,
+    ),
+    Key(
+        "MODEL.VIT.PRE_NORM",
+        False,
+        "Use a norm before the first block, as CLIP. Set by the weights' contract.",
+        weights=True,
+    ),
+    Key(
+        "MODEL.VIT.PATCH_BIAS",
+        True,
+        "Use a bias in the patch embedding. Set by the weights' contract.",
+        weights=True,
+    ),
+    Key(
+        "MODEL.VIT.SWIGLU",
+        False,
+        "Gate the MLPs with SiLU; MLP_DIM is the width after it. Set by the weights' contract.",
+        weights=True,
+    ),
+    Key(
+        "MODEL.VIT.ROTARY",
+        False,
+        "Use the rotary positions of DINOv3 (arXiv 2508.10104), with coordinates of the whole map "
+        "in windows, too, instead of added ones. Set by the weights' contract.",
+        weights=True,
+    ),
+    Key(
+        "MODEL.VIT.TOKENS",
+        0,
+        "Number of tokens in the weights: the class token, then registers. Set by the weights' "
+        "contract.",
+        weights=True,
+    ),
+    Key(
+        "MODEL.VIT.KEEP_TOKENS",
+        False,
+        "Keep these tokens before the patches in every block. Each window has copies, which count "
+        "as one token together and are averaged. False: leave the tokens out, as ViTDet.",
+    ),
+    Key(
+        "MODEL.VIT.ROPE_RESCALE",
+        0.0,
+        "Multiply the coordinates of rotary positions by a random number in each block while "
+        "training, log-uniform in [1/N, N]; DINOv3's pre-training has 2. 0: never.",
+    ),
+    Key(
+        "MODEL.VIT.WINDOW_SIZE",
+        14,
+        "Side of the attention windows, in patches; 0: global attention in every block.",
+    ),
+    Key(
+        "MODEL.VIT.GLOBAL_BLOCKS",
+        [],
+        "Indices of blocks with global attention, from 0; empty: the last of each quarter.",
+    ),
+    Key(
+        "MODEL.VIT.REL_POS",
+        True,
+        "Use decomposed relative positions in every attention (arXiv 2112.01526); they start at 0.",
+    ),
+    Key(
+        "MODEL.VIT.DROP_PATH",
+        0.0,
+        "Stochastic depth: drop probability of the last block, in [0, 1); increases linearly from "
+        "0 at the first block.",
+        tunable=True,
+    ),
+    Key(
+        "MODEL.VIT.CHECKPOINT_BLOCKS",
+        False,
+        "Recompute a block's activations in the backward pass: less memory, more time.",
+        speed=True,
+        weights=True,  # not in the contract, but reported if two methods differ in it
+    ),
 )
-# Of a detector's configuration.
-TASK_KEYS: dict[str, Any] = {
-    # A vision transformer, ViT-B by default. The first ten keys are set by the weights' contract.
-    "MODEL.VIT.PATCH_SIZE": 16,  # px; a power of two from 4
-    "MODEL.VIT.EMBED_DIM": 768,
-    "MODEL.VIT.DEPTH": 12,  # number of blocks
-    "MODEL.VIT.NUM_HEADS": 12,
-    "MODEL.VIT.MLP_DIM": 3072,  # hidden width of the MLPs
-    "MODEL.VIT.QKV_BIAS": True,
-    "MODEL.VIT.LAYER_SCALE": False,
-    # Whether the position embedding has a first slot, for a class token (which is not used).
-    "MODEL.VIT.CLASS_POSITION": True,
-    "MODEL.VIT.PRETRAIN_IMAGE_SIZE": 224,  # px, of the position embedding
-    "MODEL.VIT.LAYER_NORM_EPS": 1e-6,
-    # Side of the windows that attention is within, in patches; 0: it is global in every block.
-    "MODEL.VIT.WINDOW_SIZE": 14,
-    # Blocks with global attention all the same, from 0; empty: the ends of four equal parts.
-    "MODEL.VIT.GLOBAL_BLOCKS": [],
-    # Decomposed relative positions in every attention (arXiv 2112.01526), 0 at initialization.
-    "MODEL.VIT.REL_POS": True,
-    "MODEL.VIT.DROP_PATH": 0.0,  # of the last block, rising linearly from 0 at the first; 0..1
-    # Compute a block's activations again in the backward pass: less memory, more time.
-    "MODEL.VIT.CHECKPOINT_BLOCKS": False,
-}
 
 
 @FAMILIES.register()
 @functools.cache
 def vit() -> Family:
-    """Plain vision transformers of any size."""
+    """Return the family of plain vision transformers of any size."""
     return Family(
         name="vit",
         networks="plain vision transformers",
@@ -618,10 +814,9 @@ def vit() -> Family:
         from_detectron2=known,
         recognize=recognize,
         build=later("convert.modeling.vit:ViT"),
-        reference=later("convert.modeling.vit:reference"),
-        owner="timm's VisionTransformer",
+        reference=later("convert.modeling.vit_reference:reference"),
+        owner="timm's own class",
         keys=TASK_KEYS,
-        not_protocol=tuple(f"MODEL.VIT.{name}" for name in _NOT_PROTOCOL),
         features={"norm": FEATURE},
         options=OPTIONS,
         lookalikes=LOOKALIKES,
@@ -629,13 +824,26 @@ def vit() -> Family:
         check_trained=functools.partial(check_layer_norms, pattern=r"norm[12]\.weight$"),
         image_size=lambda architecture: (architecture.image_size, architecture.image_size),
         tokens=(CLASS_TOKEN, REGISTERS),
-        effect=later("convert.modeling.vit:effect_of_tokens"),
+        complete=complete,
+        in_timm=in_timm,
+        effect=later("convert.modeling.vit_reference:effect_of_tokens"),
         adapt=later("convert.families.vit:adapt"),
-        untold=f"--num-heads where no name says it ({_USUAL_HEADS})",
-        assumes="exact GELU, norms before the branches, no positions but those that are added",
-        pixels="vision transformers of timm often have 127.5 for both: then give --mean 127.5 "
+        required_option=f"--num-heads if the network has no name ({_USUAL_HEADS})",
+        assumes="pre-norm, additive positions only",
+        pixels="vision transformers of timm often have 127.5 for both: if so, give --mean 127.5 "
         "127.5 127.5 --std 127.5 127.5 127.5",
         words=("vit", "deit"),
         plain_names=_PLAIN_NAMES,
-        source_features=later("convert.modeling.vit:source_features"),
+        model_types=(
+            *("vit", "vit_mae", "vit_msn", "ijepa"),
+            *("dinov2", "dinov2_with_registers", "dinov3_vit"),
+            *("clip", "clip_vision_model", "siglip", "siglip_vision_model"),
+            *("siglip2", "siglip2_vision_model", "metaclip_2", "metaclip_2_vision_model"),
+        ),
+        configured=lambda architecture: {
+            "num_hidden_layers": architecture.depth,
+            "intermediate_size": architecture.mlp_dim,
+            "num_register_tokens": architecture.registers or max(architecture.tokens - 1, 0),
+        },
+        source_features=later("convert.modeling.vit_reference:source_features"),
     )

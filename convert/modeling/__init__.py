@@ -1,1 +1,1 @@
-"""The backbones that both engines train, with Detectron2's names, and their references."""
+"""Backbones that both engines train, with Detectron2's names, and reference implementations."""

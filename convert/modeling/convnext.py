@@ -1,7 +1,7 @@
-"""The ConvNeXt backbone with timm's names, and its reference.
+"""ConvNeXt backbone with timm's names, and its reference implementation.
 
-Both engines train this `ConvNeXt`, as Detectron2 has none. The reference is timm's own class, which
-shares nothing with it.
+Both engines train this `ConvNeXt`, because Detectron2 has none. The reference is timm's own class,
+which shares no code with it.
 
 Shapes: N images, C channels, H W pixels or cells.
 """
@@ -10,22 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from convert.families.base import stochastic_depth
-from convert.families.convnext import FEATURES, ConvNeXtArchitecture
-
-if TYPE_CHECKING:
-    pass
+from convert.families.convnext import ConvNeXtArchitecture
+from convert.families.stages import FEATURES
 
 
 class LayerNorm2d(nn.LayerNorm):
     """LayerNorm over the channels of a map, (N, C, H, W) -> same."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """Normalize over the channels: (N, C, H, W) -> same."""
         return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
@@ -38,13 +37,14 @@ class GRN(nn.Module):
         self.bias = nn.Parameter(torch.zeros(dim))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Add the scaled response: (N, H, W, C) -> same."""
         norm = x.norm(p=2, dim=(1, 2), keepdim=True)
         response = norm / (norm.mean(dim=-1, keepdim=True) + 1e-6)
         return x + (self.bias + self.weight * (x * response))
 
 
 class Block(nn.Module):
-    """A depthwise convolution and an MLP, and a shortcut around them: (N, C, H, W) -> same."""
+    """Depthwise convolution and MLP with a shortcut around both: (N, C, H, W) -> same."""
 
     def __init__(self, a: ConvNeXtArchitecture, dim: int, drop_path: float) -> None:
         super().__init__()
@@ -60,24 +60,28 @@ class Block(nn.Module):
         self.drop_path = stochastic_depth(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Apply the block: (N, C, H, W) -> same."""
         y = self.mlp(self.norm(self.conv_dw(x).permute(0, 2, 3, 1)))
         y = y if self.gamma is None else y * self.gamma
         return x + self.drop_path(y.permute(0, 3, 1, 2))
 
 
 class ConvNeXt(nn.Module):
-    """(N, 3, H, W) normalized pixels -> {"res2", .. "res5": (N, C, H / stride, W / stride)}.
+    """ConvNeXt backbone: (N, 3, H, W) normalized pixels -> {"res2", …, "res5": (N, C, h, w)}.
+
+    It is initialized as in the official detectors, where LayerScale starts at 1.
 
     Args:
-        drop_path: of the last block, 0..1; it grows from 0 with the blocks before, as in the
-            official object_detection/mmdet/models/backbones/convnext.py.
-        output_norms: whether every feature has a LayerNorm (`norm0` .. `norm3`), which no
-            classifier has: the official detectors learn them.
-        freeze_at: how many parts, of the stem and the four stages, are not trained.
+        architecture: Numbers of blocks and channels, and parts of the blocks.
+        drop_path: Stochastic depth rate of the last block, 0..1, increasing linearly from 0, as in
+            the official object_detection/mmdet/models/backbones/convnext.py.
+        output_norms: Add a LayerNorm to every feature (`norm0` .. `norm3`). Classifiers have none;
+            the official detectors learn them.
+        freeze_at: Number of parts, of the stem and the four stages, that are not trained.
 
-    Attributes: `strides` and `stage_channels` of the features, by name.
-
-    Initialized as the official detectors: LayerScale starts at 1 there.
+    Attributes:
+        strides: Strides of the features, by name.
+        stage_channels: Channels of the features, by name.
     """
 
     size_divisibility = 32
@@ -119,6 +123,7 @@ class ConvNeXt(nn.Module):
             part.requires_grad_(False)
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
+        """Compute the features of all stages."""
         features = {}
         x = self.stem(x)
         for i, (name, stage) in enumerate(zip(FEATURES, self.stages, strict=True)):

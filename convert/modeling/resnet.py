@@ -1,9 +1,9 @@
-"""The ResNet backbone in Detectron2's layout, without Detectron2, and its reference.
+"""ResNet backbone in Detectron2's layout, without Detectron2, and its reference implementation.
 
-Parameter names, the order of creation (so also the random stream of an init under a seed) and the
-arithmetic of `ResNet` follow detectron2/modeling/backbone/resnet.py; it shares nothing with
-torchvision's ResNet, so that agreement of the two on an image (convert/prove.py) is evidence and
-not a tautology. The embedded detection engine trains this very class.
+Parameter names, the order of creation (and with it the random stream of initialization under a
+seed) and the arithmetic of `ResNet` follow detectron2/modeling/backbone/resnet.py. It shares no
+code with torchvision's ResNet, so that their agreement on an image (convert/prove.py) is evidence
+and not a tautology. The embedded detection engine trains this class.
 
 Shapes: N images, C channels, H W pixels. `stride` of a feature map: input pixels per cell.
 """
@@ -35,7 +35,7 @@ FEATURES = ("stem", *STAGES)
 
 
 class ConvNorm(nn.Conv2d):
-    """A convolution without bias and its normalization, named `weight` and `norm.*`.
+    """Convolution without bias followed by a normalization, with tensors `weight` and `norm.*`.
 
     (N, C_in, H, W) -> (N, C_out, H', W').
     """
@@ -64,17 +64,18 @@ class ConvNorm(nn.Conv2d):
         self.norm = norm_layer(out_channels)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Apply the convolution and the normalization."""
         return cast(Tensor, self.norm(super().forward(x)))
 
 
 def c2_msra_fill(conv: ConvNorm) -> None:
-    """He initialization over the outgoing fan, as fvcore.nn.weight_init.c2_msra_fill."""
-    if not conv.weight.is_meta:  # where normal_ only imports torch's compiler, which takes long
+    """Apply He initialization with mode "fan_out", as fvcore.nn.weight_init.c2_msra_fill."""
+    if not conv.weight.is_meta:  # on meta, normal_ would import torch's compiler, which is slow
         nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
 
 
 class Stem(nn.Module):
-    """The layers before res2: (N, 3, H, W) -> (N, C, H / stride, W / stride).
+    """Layers before res2: (N, 3, H, W) -> (N, C, H / stride, W / stride).
 
     `imagenet` is Detectron2's BasicStem (7x7 stride 2, max-pool); `cifar` is 3x3 stride 1 and
     `stride2` 3x3 stride 2, both without a max-pool.
@@ -88,12 +89,13 @@ class Stem(nn.Module):
         c2_msra_fill(self.conv1)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Apply convolution, ReLU and, for `imagenet`, max-pooling."""
         x = F.relu_(self.conv1(x))
         return F.max_pool2d(x, kernel_size=3, stride=2, padding=1) if self.max_pool else x
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut; ResNet-10, 18 and 34."""
+    """Two 3x3 convolutions and a shortcut, in ResNet-10, 18 and 34."""
 
     def __init__(
         self,
@@ -104,7 +106,8 @@ class BasicBlock(nn.Module):
         norm_layer: NormLayer,
     ) -> None:
         super().__init__()
-        # Created first and initialized last, as in Detectron2: the random stream depends on it.
+        # Created first and initialized last as in Detectron2, because the random stream depends on
+        # it.
         self.shortcut = _shortcut(in_channels, out_channels, stride, norm_layer)
         self.conv1 = ConvNorm(in_channels, out_channels, 3, norm_layer, stride=stride)
         self.conv2 = ConvNorm(out_channels, out_channels, 3, norm_layer)
@@ -113,6 +116,7 @@ class BasicBlock(nn.Module):
                 c2_msra_fill(conv)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Apply the block: (N, C, H, W) -> (N, C', H', W')."""
         out = F.relu_(self.conv1(x))
         out = self.conv2(out)
         out += x if self.shortcut is None else self.shortcut(x)
@@ -120,10 +124,10 @@ class BasicBlock(nn.Module):
 
 
 class BottleneckBlock(nn.Module):
-    """1x1, 3x3, 1x1 and a shortcut; ResNet-50, 101 and 152.
+    """1x1, 3x3 and 1x1 convolutions and a shortcut, in ResNet-50, 101 and 152.
 
-    With stride > 1 the stride is in the first 1x1 (`stride_in_1x1`: MSRA's models, Detectron2's
-    default) or in the 3x3 (torchvision's, so every MoCo model).
+    A stride > 1 is in the first 1x1 conv (`stride_in_1x1`: MSRA's models, Detectron2's default) or
+    in the 3x3 conv (torchvision's models, so every MoCo model).
     """
 
     def __init__(
@@ -157,6 +161,7 @@ class BottleneckBlock(nn.Module):
                 c2_msra_fill(conv)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Apply the block: (N, C, H, W) -> (N, C', H', W')."""
         out = F.relu_(self.conv1(x))
         out = F.relu_(self.conv2(out))
         out = self.conv3(out)
@@ -167,7 +172,7 @@ class BottleneckBlock(nn.Module):
 def _shortcut(
     in_channels: int, out_channels: int, stride: int, norm_layer: NormLayer
 ) -> ConvNorm | None:
-    # Detectron2 projects only when the channels change, whatever the stride.
+    # Detectron2 adds a projection only if the channels change, whatever the stride.
     if in_channels == out_channels:
         return None
     return ConvNorm(in_channels, out_channels, 1, norm_layer, stride=stride)
@@ -185,7 +190,7 @@ def make_stage(
     dilation: int = 1,
     norm_layer: NormLayer = nn.BatchNorm2d,
 ) -> nn.Sequential:
-    """One stage of a ResNet of `depth`: "res2" .. "res5", (N, in_channels, H, W) -> (N, C, H', W').
+    """Build stage "res2" .. "res5" of a ResNet: (N, in_channels, H, W) -> (N, C, H', W').
 
     C doubles from stage to stage, starting at `res2_out_channels`. The stride is 1 in res2 and in
     a dilated stage, else 2, and is in the first block. Detectron2's C4 box head is the res5 of
@@ -222,19 +227,29 @@ def make_stage(
 
 
 class ResNet(nn.Module):
-    """A ResNet: (N, 3, H, W) normalized pixels -> {"stem", "res2", .. "res5": (N, C, h, w)}.
+    """ResNet backbone: (N, 3, H, W) normalized pixels -> {"stem", "res2", …: (N, C, h, w)}.
 
-    Args (named as the keys of Detectron2's MODEL.RESNETS; stem: this project's own key):
+    Arguments have the names of Detectron2's MODEL.RESNETS; `stem` is this project's own key. It is
+    initialized as in Detectron2 from the same random stream, so both are equal under a seed.
+
+    Args:
         depth: 10, 18, 34, 50, 101 or 152.
         stem: "imagenet", "cifar" or "stride2".
-        res5_dilation: 1, or 2 for a res5 of stride 1 and dilated 3x3 convolutions.
-        norm_layer: called with a number of channels.
-        out_features: what forward returns; stages after the last of them are not kept.
+        stem_out_channels: Channels of the stem.
+        res2_out_channels: Channels of res2, which double in each further stage.
+        num_groups: Groups of the 3x3 convolutions.
+        width_per_group: Channels per group in res2.
+        stride_in_1x1: Place strides in the first 1x1 convolutions.
+        res5_dilation: 1, or 2 for a res5 of stride 1 with dilated 3x3 convolutions.
+        norm_layer: Function from a number of channels to a normalization layer.
+        out_features: Features that `forward` returns; stages after the last one are not kept.
 
-    Attributes: `strides` and `stage_channels` of every feature kept, by name.
+    Attributes:
+        strides: Strides of all kept features, by name.
+        stage_channels: Channels of all kept features, by name.
 
-    Initialized as Detectron2 does, from the same random stream: under the same seed both are equal.
-    Raises ValueError for arguments out of these ranges.
+    Raises:
+        ValueError: If an argument is out of its range.
     """
 
     size_divisibility = 1  # images need no padding
@@ -270,8 +285,8 @@ class ResNet(nn.Module):
         in_channels, stride = stem_out_channels, self.stem.stride
         for index, name in enumerate(STAGES):
             dilation = res5_dilation if name == "res5" else 1
-            # Also the stages that are not kept are created, as Detectron2 does: they consume
-            # random numbers, and what is built after the backbone should start equal under a seed.
+            # Stages that are not kept are created as well, as in Detectron2, because they consume
+            # random numbers that initialize what is built after the backbone.
             stage = make_stage(
                 depth,
                 name,
@@ -293,10 +308,11 @@ class ResNet(nn.Module):
         self.stage_names = STAGES[:last]
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
+        """Compute the features in `out_features`."""
         outputs: dict[str, Tensor] = {}
         x = self.stem(x)
         if "stem" in self.out_features:
-            # Later stages do not write into their input, so no copy is needed.
+            # No copy is needed, because later stages do not modify their input.
             outputs["stem"] = x
         for name in self.stage_names:
             x = self.get_submodule(name)(x)
@@ -306,23 +322,27 @@ class ResNet(nn.Module):
 
 
 def build(architecture: ResNetArchitecture) -> ResNet:
-    """The backbone of an input contract, with all features."""
+    """Build the backbone of an input contract, with all features."""
     return ResNet(**dataclasses.asdict(architecture))
 
 
 def torchvision_resnet(architecture: ResNetArchitecture) -> tv.ResNet:
-    """torchvision's own ResNet without fc; raises DataError where it has no such network."""
+    """Build torchvision's own ResNet without fc.
+
+    Raises:
+        DataError: If torchvision has no such network.
+    """
     from torchvision.models import resnet as tv  # takes longer to import than torch
 
     bottleneck, blocks = is_bottleneck(architecture.depth), NUM_BLOCKS[architecture.depth]
     block: type[tv.Bottleneck | tv.BasicBlock] = tv.Bottleneck if bottleneck else tv.BasicBlock
     planes, rest = divmod(architecture.res2_out_channels, block.expansion)
-    # torchvision counts the width of a group for 64 planes.
+    # torchvision defines the width of a group for 64 planes.
     width, uneven = divmod(64 * architecture.width_per_group, planes) if bottleneck else (64, 0)
     if rest or uneven:
         raise DataError(
             f"cannot verify: no torchvision ResNet has {architecture.res2_out_channels} channels "
-            f"in res2 beside {architecture.num_groups} groups of {architecture.width_per_group}"
+            f"in res2 with {architecture.num_groups} groups of {architecture.width_per_group}"
         )
     net = tv.ResNet(block, list(blocks), groups=architecture.num_groups, width_per_group=width)
     net.fc = nn.Identity()
@@ -334,14 +354,14 @@ def torchvision_resnet(architecture: ResNetArchitecture) -> tv.ResNet:
         net.conv1 = nn.Conv2d(3, channels, 3, stride, 1, bias=False)
         net.maxpool = nn.Identity()
     if (channels, planes) != (64, 64):
-        # torchvision has no argument for the number of channels, only this builder of stages.
+        # torchvision has no argument for the number of channels, so rebuild the stages.
         net.bn1 = nn.BatchNorm2d(channels)
         net.inplanes = channels
         for i, count in enumerate(blocks):
             stage = net._make_layer(block, planes * 2**i, count, stride=1 if i == 0 else 2)
             setattr(net, f"layer{i + 1}", stage)
     if architecture.stride_in_1x1:
-        # As in He et al.'s first ResNets; torchvision has no argument for it.
+        # As in the original ResNets of He et al.; torchvision has no argument for it.
         for module in net.modules():
             if isinstance(module, tv.Bottleneck):
                 module.conv1.stride, module.conv2.stride = module.conv2.stride, (1, 1)

@@ -1,4 +1,4 @@
-"""timm's `features_only` networks as backbones of four stages, and what their tensors are called.
+"""Backbones of four stages from timm's `features_only` networks, and the names of their tensors.
 
 Shapes: N images, C channels, H W pixels.
 """
@@ -6,30 +6,37 @@ Shapes: N images, C channels, H W pixels.
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from convert.families.convnext import FEATURES
+from convert.families.stages import FEATURES
 from moco.common.errors import UserError, first_few
 
 STRIDES = (4, 8, 16, 32)
-_PROBE_PX = (128, 160)  # height and width, whole multiples of the largest stride
+# It warns of a head in the file, which is dropped by a rule.
+logging.getLogger("timm.models._builder").setLevel(logging.ERROR)
+_COUNTER = "num_batches_tracked"  # of batch norms; not in every file
+_MAX_HEAD = 12  # tensors of a head
+_PROBE_PX = (128, 160)  # height and width, multiples of the largest stride
 
 
 class TimmFeatures(nn.Module):
-    """(N, 3, H, W) normalized pixels -> {"res2", .. "res5": (N, C, H / stride, W / stride)}.
+    """timm backbone: (N, 3, H, W) normalized pixels -> {"res2", …, "res5": (N, C, h, w)}.
 
     Args:
-        name: timm's, without a tag.
-        drop_path: timm's `drop_path_rate`; 0: the network's own default.
+        name: timm's model name without a tag.
+        drop_path: timm's `drop_path_rate`; 0 uses the network's default.
 
-    Attributes: `strides` and `stage_channels` of the features, by name.
+    Attributes:
+        strides: Strides of the features, by name.
+        stage_channels: Channels of the features, by name.
 
     Raises:
-        UserError: timm has no such network, or that has no such maps.
+        UserError: If timm has no such network, or it has no feature maps of strides 4 to 32.
     """
 
     size_divisibility = 32
@@ -45,18 +52,19 @@ class TimmFeatures(nn.Module):
         self.stage_channels = dict(zip(FEATURES, channels, strict=True))
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
+        """Compute the features of strides 4 to 32."""
         return dict(zip(FEATURES, self.net(x), strict=True))
 
 
 @functools.cache
 def probe(name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """timm's indices of a network's last maps of strides 4 to 32, and their channels.
+    """Return timm's indices of a network's last maps of strides 4 to 32, and their channels.
 
-    An image without memory is shown to it, because what timm says of strides is not always so:
-    networks may have unpadded convolutions, one image size, or channels last.
+    It runs the network on an image on the meta device, because timm's strides are not always exact:
+    networks may have unpadded convolutions, a fixed image size, or channels last.
 
     Raises:
-        UserError: as `TimmFeatures`.
+        UserError: If timm has no such network, or it has no feature maps of strides 4 to 32.
     """
     with torch.device("meta"):
         net = _create(name)
@@ -71,15 +79,16 @@ def probe(name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
         except (AssertionError, RuntimeError, ValueError) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise UserError(
-                f"timm {name}: cannot see images of every size, as detectors do ({reason[:160]})"
+                f"timm {name}: does not accept images of every size, as detectors need "
+                f"({reason[:160]})"
             ) from error
     channels = []
     for stride in STRIDES:
         x, channel = maps[last[stride]], info.channels()[last[stride]]
         if list(x.shape) != [1, channel, *(px // stride for px in _PROBE_PX)]:
             raise UserError(
-                f"timm {name}: its map of stride {stride} has shape {list(x.shape[1:])} for an "
-                f"image of {_PROBE_PX[0]} x {_PROBE_PX[1]} px"
+                f"timm {name}: its map of stride {stride} has shape {list(x.shape[1:])} for "
+                f"an image of {_PROBE_PX[0]} x {_PROBE_PX[1]} px"
             )
         channels.append(channel)
     return tuple(info.out_indices[last[stride]] for stride in STRIDES), tuple(channels)
@@ -87,13 +96,13 @@ def probe(name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 @functools.cache
 def own_names(name: str) -> dict[str, str]:
-    """timm's usual names of a network's tensors -> those of `TimmFeatures`; without the head's.
+    """Return the map from timm's usual tensor names to those of `TimmFeatures`, without the head.
 
-    timm loads a state dict of numbers, each tensor filled with its own; where they are then, the
-    tensors are.
+    timm loads a state dict in which each tensor is filled with its index, which then identifies the
+    tensors of the `features_only` model.
 
     Raises:
-        UserError: timm changes the tensors of this network while it loads them.
+        UserError: If timm changes tensors of this network while it loads them.
     """
     indices, usual = probe(name)[0], usual_names(name)
     numbered = {
@@ -104,14 +113,14 @@ def own_names(name: str) -> dict[str, str]:
     for own, value in _create(name, indices, numbered).state_dict().items():
         number = int(value.flatten()[0])
         if not bool((value == number).all()) or value.shape != usual[keys[number]].shape:
-            raise UserError(f"timm {name}: its tensor {own} is not one of a whole network's")
+            raise UserError(f"timm {name}: its tensor {own} is not a tensor of the whole network")
         names[keys[number]] = f"net.{own}"
     return names
 
 
 @functools.cache
 def usual_names(name: str) -> dict[str, Tensor]:
-    """Tensors without memory of timm's whole network, by timm's usual names."""
+    """Return the tensors of timm's whole network on the meta device, by timm's usual names."""
     import timm  # here: it takes longer to import than torch
 
     with torch.device("meta"):
@@ -119,10 +128,23 @@ def usual_names(name: str) -> dict[str, Tensor]:
     return state
 
 
-class LoadedByTimm(nn.Module):
-    """The reference: timm's own loader fills timm's own `features_only` model.
+def fits(name: str, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Return whether a network has these tensors, except for its head, and a feature pyramid."""
+    whole = {key: tuple(value.shape) for key, value in usual_names(name).items()}
+    differ = {key for key in whole.keys() | shapes.keys() if whole.get(key) != shapes.get(key)}
+    differ = {key for key in differ if not key.endswith(_COUNTER)}
+    if len(differ) > _MAX_HEAD:
+        return False
+    try:
+        return not differ & own_names(name).keys()
+    except UserError:
+        return False
 
-    Its modules `res2` .. `res5` pass the maps on.
+
+class LoadedByTimm(nn.Module):
+    """Reference implementation: timm's `features_only` model, filled by timm's own loader.
+
+    Its modules `res2` .. `res5` are identities that the feature maps pass through.
     """
 
     def __init__(self, name: str) -> None:
@@ -132,12 +154,13 @@ class LoadedByTimm(nn.Module):
             self.add_module(feature, nn.Identity())
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *_: Any, **__: Any) -> Any:
-        """Take tensors by the names of `TimmFeatures`."""
+        """Load tensors by the names of `TimmFeatures`."""
         usual = {own: key for key, own in own_names(self.name).items()}
         tensors = {usual[own]: value for own, value in state_dict.items()}
         self.net = _create(self.name, probe(self.name)[0], tensors)
 
     def forward(self, x: Tensor) -> list[Tensor]:
+        """Compute the feature maps and pass them through the identities."""
         maps = zip(FEATURES, self.net(x), strict=True)
         return [self.get_submodule(feature)(value) for feature, value in maps]
 
@@ -148,9 +171,9 @@ def _create(
     state: Mapping[str, Tensor] | None = None,
     **options: Any,
 ) -> Any:
-    """timm's `features_only` model with all maps, or those of `indices`; with a state dict in it.
+    """Create timm's `features_only` model with all maps, or those of `indices`.
 
-    Without one its tensors are random: nothing is ever downloaded.
+    It is filled from `state`, or randomly without one; nothing is downloaded.
     """
     import timm
 
@@ -165,4 +188,4 @@ def _create(
         return timm.create_model(name, features_only=True, **options)
     except (TypeError, RuntimeError, AttributeError, AssertionError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"timm {name}: no network of feature maps ({reason[:160]})") from error
+        raise UserError(f"timm {name}: does not support feature maps ({reason[:160]})") from error

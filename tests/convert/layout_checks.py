@@ -1,26 +1,15 @@
-"""What is expected of what is recognized, whoever wrote the file."""
-
-import functools
+"""Checks of recognized networks that several tests share."""
 
 from torch import equal, nn
 
 from convert.families import resnet
-from convert.translate import Recognized
-from tests.oracles import layouts_fair, layouts_frameworks
-from tests.oracles.layouts_fair import Made
+from convert.recognize import Recognized
 
 IMAGENET = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
-MAKERS = {**layouts_fair.LAYOUTS, **layouts_frameworks.LAYOUTS}
-
-
-@functools.cache
-def made(name: str) -> Made:
-    """A generated file of a layout; not to be changed."""
-    return MAKERS[name]()
 
 
 def assert_is(found: Recognized, network: nn.Module, tensors: int) -> None:
-    """The backbone is this network's, bitwise, and has `tensors` tensors."""
+    """Assert that the backbone is bitwise this network's, of `tensors` tensors."""
     state = {k: v for k, v in network.state_dict().items() if resnet.to_detectron2(k)}
     assert len(state) == tensors
     assert found.state.keys() == state.keys()

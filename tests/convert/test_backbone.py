@@ -17,7 +17,7 @@ TV_STAGE = {"layer1": "res2", "layer2": "res3", "layer3": "res4", "layer4": "res
 
 
 def renamed(source: nn.Module) -> dict[str, Tensor]:
-    """torchvision's tensors under Detectron2's names, as the official converter has them."""
+    """Torchvision's tensors under Detectron2's names, as the official converter has them."""
     return {official_names(k): v for k, v in source.state_dict().items() if not k.startswith("fc.")}
 
 

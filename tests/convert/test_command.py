@@ -32,7 +32,7 @@ def test_report(save: Save, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         "ResNet-18, 8 stem channels",
         "100 mapped; dropped: 20 batch counter, 4 head, 124 key encoder, 2 queue,",
         "left at init: 20 batch counter",
-        "encoder       query (--encoder takes key instead)",
+        "encoder       query (--encoder selects key)",
         "RGB, scale 0..255, mean [123.675, 116.28, 103.53], std [58.395, 57.12, 57.375], stride in "
         "the 3x3",
         "stem /4, res2 /4, res3 /8, res4 /16, res5 /32: bitwise equal to those of torchvision's "
@@ -46,7 +46,7 @@ def test_report(save: Save, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize(("depth", "base"), [(10, 24), (18, 64), (34, 8), (50, 8)])
 def test_the_next_command_is_complete(depth: int, base: int, save: Save, tmp_path: Path) -> None:
-    """As printed, but for the data: a task takes these weights and has a folder to write to."""
+    """The printed command, with data filled in, loads these weights and sets an output folder."""
     from detection.train_net import main as train
     from tests.oracles.tiny_voc import COLORS, write_voc
 
@@ -108,9 +108,9 @@ def test_run_as_a_script_from_any_folder(save: Save, tmp_path: Path) -> None:
 def test_the_flags_are_these() -> None:
     flags = {flag for a in convert_to_d2.build_parser()._actions for flag in a.option_strings}
     expected = (
-        "-h --help --inspect --to --encoder --mean --std --scale --channel-order --stride-in-1x1 "
-        "--stem --num-heads --patch-size --patch-rule --image-size --fold-layer-scale "
-        "--timm-model --overwrite --debug"
+        "-h --help --to --encoder --mean --std --scale --channel-order --stride-in-1x1 "
+        "--stem --num-heads --activation --patch-size --patch-rule --image-size "
+        "--fold-layer-scale --timm-model --overwrite --debug"
     )
     assert flags == set(expected.split())
 

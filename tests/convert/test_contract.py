@@ -34,7 +34,7 @@ R50: dict[str, Any] = {
 
 
 def changed(values: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """A contract's fields with others in it or in its architecture."""
+    """Return a contract's fields with some replaced, also in its architecture."""
     own = {name: value for name, value in changes.items() if name in ARCHITECTURE}
     others = {name: value for name, value in changes.items() if name not in own}
     return {**values, "architecture": {**values["architecture"], **own}, **others}
@@ -92,10 +92,10 @@ def test_the_keys_are_detectron2s() -> None:
         ("stride_in_1x1", 0, "true or false"),
         ("depth", 20, "expected one of"),
         ("stem", "vgg", "expected one of"),
-        ("num_groups", 0, "whole number"),
-        ("width_per_group", 2**40, "whole number"),
-        ("stem_out_channels", 64.0, "whole number"),
-        ("source", "", "expected a text"),
+        ("num_groups", 0, "an integer"),
+        ("width_per_group", 2**40, "an integer"),
+        ("stem_out_channels", 64.0, "an integer"),
+        ("source", "", "expected one line of text"),
     ],
 )
 def test_values_out_of_range(field: str, value: Any, reason: str) -> None:

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.detectron2
 
 @pytest.fixture(scope="module")
 def checkpoint() -> dict[str, Any]:
-    """A full-size ResNet-50 in the official layout, every tensor random."""
+    """Return a full-size ResNet-50 in the official layout, every tensor random."""
     torch.manual_seed(0)
     state = resnet50(num_classes=128).state_dict()
     for key, value in state.items():

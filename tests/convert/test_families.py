@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from convert.contract import Given, InputContract
+from convert.contract import InputContract, Overrides
 from convert.convert_to_d2 import build_parser
 from convert.families.base import FAMILIES, PLAIN, USUAL, Family, Option, Scheme
-from convert.translate import recognize
+from convert.recognize import recognize
 from moco.common.errors import DataError, UserError
 
 
@@ -100,9 +100,9 @@ def test_a_family_from_outside(raw: dict[str, Any], source: str) -> None:
 def test_its_options_and_lookalikes() -> None:
     raw = {"weights": state("net.")}
     with pytest.raises(UserError, match=r"--stem: .*--toy-color"):
-        recognize(raw, "a.file", Given.of(stem="cifar"))
-    assert Given.of(toy_color="red").missing_convention(toy())[-1] != "--toy-color"
-    assert Given().missing_convention(toy())[-1] == "--toy-color"
+        recognize(raw, "a.file", Overrides.of(stem="cifar"))
+    assert Overrides.of(toy_color="red").missing_convention(toy())[-1] != "--toy-color"
+    assert Overrides().missing_convention(toy())[-1] == "--toy-color"
     args = build_parser().parse_args(["a", "b", "--toy-color", "red"])
     assert args.toy_color == "red"
     brick = {f"net.{name}.weight": torch.ones(2) for name in ("studs", "walls")}

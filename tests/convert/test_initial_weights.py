@@ -1,4 +1,4 @@
-"""Which files a training or an evaluation can start from, and what is refused."""
+"""Initial weights of training and evaluation: accepted files and refusals."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from torchvision.models import resnet18
 
 from convert.convert_to_d2 import convert_file
 from convert.initial_weights import read_initial_weights
-from moco.engine.config import IMAGENET_MEAN, IMAGENET_STD
+from moco.engine.keys import IMAGENET_MEAN, IMAGENET_STD
 from moco.modeling import archs
 from moco.modeling.archs import ViTArch, ViTSpec
 from moco.modeling.encoder import COUNTER, EncoderSpec, build_backbone, load_backbone
@@ -25,7 +25,7 @@ def state():
 
 
 def official(state):
-    """As main_moco.py saves it, MLP head included."""
+    """Return a checkpoint as main_moco.py saves it, with its MLP head."""
     names = {f"module.encoder_{e}.{k}": v for e in "qk" for k, v in state.items()}
     for e in "qk":
         for part in ("fc.0.weight", "fc.0.bias", "fc.2.weight", "fc.2.bias"):
@@ -35,7 +35,7 @@ def official(state):
 
 
 def example(state):
-    """As pytorch/examples and main_lincls.py save it."""
+    """Return a checkpoint as pytorch/examples and main_lincls.py save it."""
     head = {"fc.weight": torch.zeros(3, 64), "fc.bias": torch.zeros(3)}
     names = {f"module.{k}": v for k, v in {**state, **head}.items()}
     return {"epoch": 90, "arch": "resnet10", "state_dict": names, "best_acc1": 1.0}
@@ -46,7 +46,7 @@ def plain(state):
 
 
 def solo(state):
-    """A layout that only the converter knows: vturrisi/solo-learn's."""
+    """Return the layout of vturrisi/solo-learn, which only the converter knows."""
     names = {f"backbone.{k}": v for k, v in state.items()}
     names |= {"classifier.weight": torch.zeros(3, 64), "projector.0.weight": torch.zeros(3, 64)}
     return {"pytorch-lightning_version": "1.6", "epoch": 3, "state_dict": names}
@@ -97,7 +97,7 @@ def test_a_checkpoint_of_this_project(tmp_path):
     content = torch.load(path, weights_only=True)["state_dict"]
     query = {name.removeprefix("module.encoder_q."): value for name, value in content.items()}
     assert_holds(weights, query)
-    assert torch.equal(weights.beside["queue"], content["module.queue"])
+    assert torch.equal(weights.extra["queue"], content["module.queue"])
 
 
 def test_torchvisions_own_network_gives_the_same_features(tmp_path):

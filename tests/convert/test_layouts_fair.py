@@ -10,9 +10,10 @@ import pytest
 
 from convert.families import resnet
 from convert.read import read_file
-from convert.translate import recognize
+from convert.recognize import recognize
 from moco.common.errors import DataError
-from tests.convert.layout_checks import assert_has_pixels, made
+from tests.convert.layout_checks import assert_has_pixels
+from tests.oracles.layouts_projects import made
 
 # A ResNet-50 has 53 convolutions, and each a batch norm of four tensors and a counter.
 TENSORS = 53 * 5
@@ -24,7 +25,7 @@ def test_state_dict_in_usual_order_is_not_simclrs() -> None:
     found = recognize({"state_dict": state}, "a.file")
     assert found.contract.source == "state dict"
     assert_has_pixels(found)
-    assert "does not say how its pixels were normalized" in found.warnings[0]
+    assert "does not record its pixel normalization" in found.warnings[0]
 
 
 def test_weights_before_statistics_are_not_always_byols() -> None:

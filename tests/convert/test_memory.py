@@ -1,4 +1,4 @@
-"""Memory: a conversion takes at most three times its file, beside what importing torch takes."""
+"""Memory: a conversion takes at most three times its file, besides what importing torch takes."""
 
 import subprocess
 import sys
@@ -31,7 +31,7 @@ print(peak_bytes() - before)
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
 @pytest.mark.parametrize("suffix", [".pkl", ".safetensors"])
 def test_at_most_three_times_the_file(suffix: str, tmp_path: Path) -> None:
-    """Of 59 MB: a network of three quarters of the width. The formats that take most."""
+    """A network of 59 MB, in the formats that take the most memory, stays within the bound."""
     source, target = tmp_path / "weights.pth", tmp_path / f"out{suffix}"
     net = make_resnet(50, base=48)
     net.fc = torch.nn.Linear(net.fc.in_features, 1000)  # the head of a file that is released

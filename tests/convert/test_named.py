@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from convert.convert_to_d2 import convert_file
+from convert.prove import build_backbone, read_converted
 from convert.recorded import recorded_names
-from moco.common.errors import DataError
+from moco.common.errors import DataError, UserError
+from moco.modeling.soundness import fixed_image
 
 PLACES = {
     "arch": lambda name, state: {"state_dict": state, "arch": name, "version": 2, "epoch": 1},
@@ -20,12 +22,12 @@ PLACES = {
         "state_dict": state,
         "hyper_parameters": {"backbone": {"name": name}},
     },
-    "config.json beside it": lambda name, state: state,
+    "config.json next to it": lambda name, state: state,
 }
 
 
 def weights(name: str) -> dict[str, torch.Tensor]:
-    """timm's network of a name as if it was trained."""
+    """Timm's network of a name as if it was trained."""
     import timm
 
     torch.manual_seed(0)
@@ -37,10 +39,10 @@ def weights(name: str) -> dict[str, torch.Tensor]:
 
 
 def write(folder: Path, name: str, place: str) -> Path:
-    """A file that names its network in a place, or not at all."""
+    """Write a file that names its network in a place, or not at all."""
     file = folder / "some.file"
     torch.save(PLACES.get(place, lambda name, state: state)(name, weights(name)), file)
-    if place == "config.json beside it":
+    if place == "config.json next to it":
         (folder / "config.json").write_text(json.dumps({"architecture": name}))
     return file
 
@@ -49,16 +51,71 @@ def write(folder: Path, name: str, place: str) -> Path:
     ("name", "place"),
     [
         *(("resnetblur18", place) for place in PLACES),
-        ("resnetaa50", "config.json beside it"),
-        ("vit_small_patch16_rope_ape_224", "arch"),
-        pytest.param("vit_base_patch16_rpn_224", "args.model", marks=pytest.mark.slow),
+        ("resnet18d", "arch"),
+        ("seresnet18", "arch"),
+        ("resnet26", "arch"),  # a plain name, but other blocks
+        pytest.param("resnet50_clip_gap", "arch", marks=pytest.mark.slow),  # no head by default
     ],
 )
-def test_another_network_is_refused_by_its_name(name: str, place: str, tmp_path: Path) -> None:
+def test_a_network_that_only_timm_has(name: str, place: str, tmp_path: Path) -> None:
+    """Its features are those of timm's forward pass, although some have the tensors of a ResNet."""
+    from timm import create_model
+
     file = write(tmp_path, name, place)
-    with pytest.raises(DataError, match=rf"{place} names '{name}', which is no.*timm's") as error:
+    report = convert_file(file, tmp_path / "out.pth")
+    assert report.contract.d2_keys()["MODEL.TIMM.NAME"] == name
+    assert f"{place} names {name}, which no family but timm has" in report.notes[0]
+    source, image = create_model(name, num_classes=2).eval(), fixed_image((64, 96))
+    source.load_state_dict(weights(name))
+    converted = read_converted(tmp_path / "out.pth")
+    backbone = build_backbone(converted.contract)
+    backbone.load_state_dict(converted.model, strict=False)
+    with torch.no_grad():
+        expected = source.forward_intermediates(image, intermediates_only=True)[-4:]
+        for value, other in zip(backbone.eval()(image).values(), expected, strict=True):
+            torch.testing.assert_close(value, other)
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("vit_small_patch16_rope_ape_224", "arch"),
+        pytest.param("vit_base_patch16_rpn_224", "args.model", marks=pytest.mark.slow),
+        ("mixer_s32_224", "arch"),
+    ],
+)
+def test_a_network_without_a_pyramid_is_refused_by_its_name(
+    name: str, place: str, tmp_path: Path
+) -> None:
+    file = write(tmp_path, name, place)
+    with pytest.raises(DataError, match=rf"{place} names {name}, but .*its maps have") as error:
         convert_file(file, tmp_path / "out.pth")
     assert "\n" not in str(error.value) and not (tmp_path / "out.pth").exists()
+
+
+def test_an_option_and_a_record_that_differ(tmp_path: Path) -> None:
+    file = write(tmp_path, "resnetblur18", "arch")  # which has a ResNet-18's tensors
+    convert_file(file, tmp_path / "out.pth", timm_model="resnetblur18.untrained")
+    with pytest.raises(UserError, match=r"--timm-model resnet18: .* arch names resnetblur18"):
+        convert_file(file, tmp_path / "other.pth", timm_model="resnet18")
+
+
+def test_a_tag_that_timm_has_not(tmp_path: Path) -> None:
+    file = write(tmp_path, "test_resnet", "")
+    with pytest.raises(UserError, match="no tag 'none' of it"):
+        convert_file(file, tmp_path / "out.pth", timm_model="test_resnet.none")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "prefix"), [("resnet18d", ""), ("seresnet18", "net.")])
+def test_without_a_name_the_refusal_ends_with_those_that_fit(
+    name: str, prefix: str, tmp_path: Path
+) -> None:
+    state = {prefix + key: value for key, value in weights(name).items()}
+    torch.save({"model": state, "step": torch.ones(2)}, tmp_path / "some.file")
+    with pytest.raises(DataError, match=rf"timm's {name}; give --timm-model with"):
+        convert_file(tmp_path / "some.file", tmp_path / "out.pth")
+    convert_file(tmp_path / "some.file", tmp_path / "out.pth", timm_model=name)
 
 
 @pytest.mark.parametrize(
@@ -66,9 +123,9 @@ def test_another_network_is_refused_by_its_name(name: str, place: str, tmp_path:
     [
         ("resnet18", "args.model"),
         ("vit_tiny_patch16_224", "arch"),
-        ("convnext_atto", "config.json beside it"),
-        ("convnext_tiny_hnf", "config.json beside it"),  # whose name timm alone explains
-        ("vit_small_patch14_reg4_dinov2", "config.json beside it"),  # its heads are timm's
+        ("convnext_atto", "config.json next to it"),
+        ("convnext_tiny_hnf", "config.json next to it"),  # whose name timm alone explains
+        ("vit_small_patch14_reg4_dinov2", "config.json next to it"),  # its heads are timm's
     ],
 )
 def test_a_plain_network_is_verified(name: str, place: str, tmp_path: Path) -> None:
@@ -82,7 +139,7 @@ def test_a_plain_network_is_verified(name: str, place: str, tmp_path: Path) -> N
     ("name", "assumed", "options"),
     [
         ("resnetblur18", "ReLU, max-pooling and strides as torchvision", {}),
-        ("vit_tiny_patch16_224", "exact GELU, norms before the branches", {"num_heads": 3}),
+        ("vit_tiny_patch16_224", "exact GELU, pre-norm", {"num_heads": 3}),
         ("convnext_atto", "exact GELU", {}),
     ],
 )
@@ -111,7 +168,8 @@ def test_pixels_that_no_file_says_have_their_option(place: str, tmp_path: Path) 
 def test_where_names_are() -> None:
     raw = {"arch": "timm/ResNet50.tv_in1k", "args": {"model": "a", "lr": 1}, "model": {"w": 1}}
     assert recorded_names(raw, "b.c") == {
-        "config.json beside it": "b",
+        "config.json next to it": "b",
         "arch": "resnet50",
         "args.model": "a",
     }
+    assert recorded_names(raw, None, tags=True)["arch"] == "resnet50.tv_in1k"

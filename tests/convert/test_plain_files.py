@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from convert.contract import Given
 from convert.convert_to_d2 import convert_file
 from convert.inspect_file import inspect_file
 from convert.read import read_file
-from convert.translate import recognize
+from convert.recognize import recognize
 from moco.common.errors import DataError
 from tests.oracles.checkpoints import official, own
 from tests.oracles.resnets import make_resnet
@@ -43,7 +42,7 @@ def test_lists_that_hold_themselves() -> None:
 
 
 def test_objects_of_any_class_are_listed(save: Save, tmp_path: Path) -> None:
-    """They were refused, with the network beside them."""
+    """They were refused together with the network next to them."""
     weight = torch.nn.Parameter(torch.ones(8, 3, 7, 7))
     scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD([weight], lr=0.1), 5)
     objects = {
@@ -80,49 +79,6 @@ def test_marks_of_another_type() -> None:
         found = recognize(raw, "x")
         assert (found.contract.source, found.contract.encoder) == ("state dict", "single")
         assert any(note.startswith("ignored") and "'more'" in note for note in found.notes)
-
-
-@pytest.mark.parametrize(
-    ("wrap", "labels"),
-    [
-        (lambda a, b: {"net": {"a": a, "b": b}}, ["net.a", "net.b"]),
-        (
-            lambda a, b: {
-                **{f"student.{key}": value for key, value in a.items()},
-                **{f"teacher.net.{key}": value for key, value in b.items()},
-            },
-            ["student", "teacher.net"],
-        ),
-    ],
-)
-def test_several_networks_that_nobody_described(
-    wrap: Any, labels: list[str], save: Save, tmp_path: Path
-) -> None:
-    states = [make_resnet(seed=seed).state_dict() for seed in (0, 1)]
-    src = save(wrap(*states))
-    with pytest.raises(DataError, match=f"ambiguous.* --encoder with one of {', '.join(labels)}"):
-        convert_file(src, tmp_path / "out.pth")
-    for label, state in zip(labels, states, strict=True):
-        raw = torch.load(src, weights_only=True)
-        found = recognize(raw, "x", Given(encoder=label))
-        assert torch.equal(found.state["conv1.weight"], state["conv1.weight"])
-        assert convert_file(src, tmp_path / "out.pth", encoder=label).contract.encoder == label
-
-
-def test_our_classifiers_backbone() -> None:
-    """What classifiers write has the same record of its encoder and input."""
-    checkpoint = own()
-    prefix = "module.encoder_q."
-    state = {
-        key.replace("encoder_q.", ""): value
-        for key, value in checkpoint["state_dict"].items()
-        if key.startswith(prefix)
-    }
-    content = {**checkpoint, "state_dict": state, "format": "moco-transfer-classifier/1"}
-    found = recognize({**content, "statistics": torch.ones(1, 3)}, "x")
-    assert (found.contract.source, found.contract.encoder) == ("moco-transfer classifier", "single")
-    assert found.contract.pixels.mean == (102.0, 127.5, 153.0)
-    assert torch.equal(found.state["bn1.bias"], state["module.bn1.bias"])
 
 
 @pytest.mark.parametrize("damage", [torch.ones(2), np.ones(2), 7, [1, 2], {"arch": torch.ones(2)}])

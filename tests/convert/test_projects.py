@@ -13,25 +13,49 @@ from typing import Any
 import pytest
 import torch
 
-from convert.contract import Given
+from convert.contract import Overrides
 from convert.projects import PROJECTS
-from convert.read import read_file
-from convert.translate import Recognized, recognize
+from convert.read import at, read_file
+from convert.recognize import Recognized, recognize
 from moco.common.errors import DataError, UserError
-from tests.convert.layout_checks import MAKERS, made
-from tests.oracles import layouts_fair, layouts_frameworks
+from tests.oracles import layouts
+from tests.oracles.layouts_projects import LAYOUTS, made
 
-NO_PIXELS = "meta's configuration names no mean and std: ImageNet's are assumed"
-FILES = pytest.mark.parametrize("name", MAKERS)
+NO_PIXELS = "the configuration in meta has no mean and std: assuming ImageNet's"
+FILES = pytest.mark.parametrize("name", LAYOUTS)
+
+
+# Keys that the generator composes, as they are in the projects' files.
+KEYS = {
+    "simclr v2": "resnet/net.2.blocks.0.net.2.weight resnet/net.1.blocks.0.projection.bn.0.bias",
+    "barlowtwins": "model/module.backbone.layer2.0.conv2.weight model/module.bn.running_mean",
+    "swav lists of prototypes": "state_dict/module.prototypes.prototypes2.weight",
+    "dino": "student/module.head.last_layer.weight_g teacher/module.backbone.bn1.weight",
+    "vissl ema": "classy_state_dict/ema_model/model/trunk/_feature_blocks.layer2.0.conv2.weight",
+    "vissl dino": "loss/momentum_teacher.module.trunk._feature_blocks.conv1.weight loss/center",
+    "densecl": "state_dict/encoder_k.1.mlp2.0.weight state_dict/backbone.layer2.0.conv2.weight",
+    "openselfsup byol": "state_dict/target_net.0.conv1.weight state_dict/neck.mlp.0.weight",
+    "mmselfsup 1.x moco": "state_dict/encoder_k.module.0.conv1.weight state_dict/encoder_k.steps",
+    "mmpretrain ema": "ema_state_dict/module.backbone.conv1.weight state_dict/head.fc.weight",
+    "solo-learn older": "state_dict/momentum_encoder.conv1.weight state_dict/classifier.weight",
+    "torchvision references ema": "model_ema/module.conv1.weight model_ema/n_averaged",
+    "cifar notebook": "state_dict/encoder_q.net.4.0.conv2.weight state_dict/encoder_k.net.9.bias",
+}
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_generated_files_have_the_projects_keys(name: str) -> None:
+    for key in KEYS[name].split():
+        assert torch.is_tensor(at(made(name).checkpoint, key.split("/"))), key
 
 
 def write(name: str, save: Callable[..., Path]) -> Path:
-    with layouts_fair.pickles_as_main(), layouts_frameworks.pickles_as_mmengine():
+    with layouts.pickles_as_main(), layouts.pickles_as_mmengine():
         return save(made(name).checkpoint)
 
 
 def holder(checkpoint: Any, found: Recognized) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A copy of a file, and the copy's dict that the network is in, to be changed."""
+    """Copy a file, and return it with its dict that contains the network, to be changed."""
     checkpoint = state = copy.copy(checkpoint)
     for key in found.keys:
         state[key] = copy.copy(state[key])
@@ -40,7 +64,7 @@ def holder(checkpoint: Any, found: Recognized) -> tuple[dict[str, Any], dict[str
 
 
 @FILES
-def test_what_is_beside_its_networks_is_known(name: str, save: Callable[..., Path]) -> None:
+def test_what_is_next_to_its_networks_is_known(name: str, save: Callable[..., Path]) -> None:
     raw = read_file(write(name, save))
     found = recognize(raw, "a.file")
     assert "ignored" not in found.dropped
@@ -49,28 +73,28 @@ def test_what_is_beside_its_networks_is_known(name: str, save: Callable[..., Pat
     assert {*found.notes} <= expected and note in (*found.notes, "")
     networks = made(name).networks
     for choice in networks:
-        found = recognize(raw, "a.file", Given(encoder=choice))
+        found = recognize(raw, "a.file", Overrides(encoder=choice))
         assert {f"{other} encoder" for other in networks.keys() - {choice}} <= found.dropped.keys()
 
 
 @pytest.mark.parametrize("name", ["moco-v3", "simsiam"])
 def test_unknown_encoder(name: str) -> None:
     with pytest.raises(UserError, match="--encoder rabbit"):
-        recognize(made(name).checkpoint, "a.file", Given(encoder="rabbit"))
+        recognize(made(name).checkpoint, "a.file", Overrides(encoder="rabbit"))
 
 
 @FILES
 def test_leftover_keys_are_named(name: str) -> None:
-    """Keys beside the backbone are listed as ignored; one under its names is refused by name."""
+    """Keys next to the backbone are listed as ignored; one under its names is refused by name."""
     before = recognize(made(name).checkpoint, "a.file")
     checkpoint, state = holder(made(name).checkpoint, before)
-    beside = {key: torch.ones(1) for key in ("surprise.weight", "module.surprise")}
-    state.update(beside)
+    extra = {key: torch.ones(1) for key in ("surprise.weight", "module.surprise")}
+    state.update(extra)
     found = recognize(checkpoint, "a.file")
     assert found.dropped == before.dropped | {"ignored": 2}
     assert found.state.keys() == before.state.keys()
     (note,) = (note for note in found.notes if note not in before.notes)
-    assert all(repr(key) in note for key in beside)
+    assert all(repr(key) in note for key in extra)
     inside = before.named("layer4.0.conv1.weight") + ".gate"
     state[inside] = torch.ones(1)
     with pytest.raises(DataError) as error:
@@ -79,8 +103,8 @@ def test_leftover_keys_are_named(name: str) -> None:
 
 
 @FILES
-def test_tensors_beside_it_are_named(name: str) -> None:
-    """What is beside the state dict is listed as ignored, unless it holds convolutions."""
+def test_other_tensors_are_named(name: str) -> None:
+    """Tensors outside the state dict are listed as ignored, unless they are convolutions."""
     checkpoint = made(name).checkpoint
     before = recognize(checkpoint, "a.file")
     found = recognize(checkpoint | {"surprise": {"weight": torch.ones(1)}}, "a.file")

@@ -1,4 +1,4 @@
-"""What files say of their own networks is taken or contradicts; what they hide is said."""
+"""Metadata in files: it is used, or refused where it contradicts the tensors."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import torch
 from torchvision.models import resnet as tv
 from torchvision.models.segmentation import deeplabv3_resnet50
 
-from convert.contract import IMAGENET_MEAN, IMAGENET_STD, Given
+from convert.contract import IMAGENET_MEAN, IMAGENET_STD, Overrides
 from convert.convert_to_d2 import convert_file
 from convert.families import resnet
 from convert.inspect_file import inspect_file
 from convert.read import read_file
-from convert.translate import recognize
+from convert.recognize import recognize
 from moco.common.errors import DataError
 from tests.oracles.checkpoints import caffe2, official
 from tests.oracles.convert_damaged import NARROW
@@ -28,7 +28,7 @@ from tests.oracles.resnets import make_resnet, randomize
 Save = Callable[..., Path]
 
 
-GIVEN = Given.of(
+OVERRIDES = Overrides.of(
     mean=(1.0, 2.0, 3.0), std=(1.0, 1.0, 1.0), channel_order="BGR", stride_in_1x1=False
 )
 
@@ -42,7 +42,7 @@ def state(prefix: str = "", **kwargs: Any) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("mean", [(0.5, 0.5, 0.5), None])
 def test_timms_own_arguments(mean: Any, save: Save) -> None:
-    """timm's train.py: --mean and --std override the model's."""
+    """Timm's train.py: --mean and --std override the model's."""
     content = {
         "epoch": 9,
         "arch": "resnet18",
@@ -64,7 +64,7 @@ def test_anyones_arguments(scale: int) -> None:
     assert found.contract.source == "state dict" and not found.warnings
     assert (found.contract.pixels.mean, found.contract.pixels.std) == ((127.5,) * 3, (63.75,) * 3)
     alone = recognize({"weights": state("net."), "args": {"mean": args["mean"]}}, "x")
-    assert alone.contract.pixels.mean == IMAGENET_MEAN and "are assumed" in alone.warnings[0]
+    assert alone.contract.pixels.mean == IMAGENET_MEAN and "assuming ImageNet" in alone.warnings[0]
 
 
 def test_anyones_configuration() -> None:
@@ -72,13 +72,12 @@ def test_anyones_configuration() -> None:
     raw = {"meta": {"config": BGR}, "weights": state("net.", depth=50)}
     with pytest.raises(DataError, match=r"to_rgb=False \(BGR\), mean=\[103\.53.*state dict; give"):
         recognize(raw, "x")
-    assert recognize(raw, "x", GIVEN).contract.pixels.channel_order == "BGR"
+    assert recognize(raw, "x", OVERRIDES).contract.pixels.channel_order == "BGR"
 
 
 RGB = (
     "img_norm_cfg = dict(mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375], to_rgb=True)"
 )
-UNIT = "img_norm_cfg = dict(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225])"
 CAFFE = "model = dict(backbone=dict(type='ResNet', depth=50, style='caffe'))"
 BGR = "dict(mean=[103.53, 116.28, 123.675], std=[1.0, 1.0, 1.0], to_rgb=False)"
 CIFAR = "dict(mean=[125.307, 122.961, 113.8575], std=[51.5865, 50.847, 51.255], to_rgb=False)"
@@ -95,9 +94,9 @@ CIFAR = "dict(mean=[125.307, 122.961, 113.8575], std=[51.5865, 50.847, 51.255], 
 )
 def test_an_mm_configuration_that_contradicts(text: str, words: str) -> None:
     raw = {"meta": {"cfg": text}, "state_dict": state("backbone.", depth=50)}
-    with pytest.raises(DataError, match=f"configuration says .*{words}.*give --mean --std --ch"):
+    with pytest.raises(DataError, match=f"configuration has .*{words}.*give --mean --std --ch"):
         recognize(raw, "x")
-    given = dataclasses.replace(GIVEN, options={"stride_in_1x1": True})
+    given = dataclasses.replace(OVERRIDES, options={"stride_in_1x1": True})
     assert recognize(raw, "x", given).contract.architecture.stride_in_1x1
 
 
@@ -109,7 +108,7 @@ def test_a_segmentation_network_is_dilated() -> None:
     with torch.device("meta"):
         shapes = deeplabv3_resnet50(weights=None, weights_backbone=None, aux_loss=False)
     raw = {key: torch.ones(()).expand(value.shape) for key, value in shapes.state_dict().items()}
-    with pytest.raises(DataError, match=r"keys that neither .*'classifier\.0\.convs"):
+    with pytest.raises(DataError, match=r"keys that are neither .*'classifier\.0\.convs"):
         recognize(raw, "x")
 
 
@@ -133,7 +132,7 @@ def test_fairs_resnext() -> None:
     assert found.contract.pixels.std == (57.375, 57.12, 58.395)
 
 
-# What is beside a backbone, and what is missing.
+# Other tensors than the backbone, and missing ones.
 
 
 @pytest.mark.parametrize("key", ["last_linear.weight", "linear.bias", "n_averaged"])
@@ -154,8 +153,8 @@ def test_a_detector_without_a_dict_around_it() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"source": "x\x1b[2J"}, "source: got .* expected a text of one line"),
-        ({"encoder": "x\nnext  rm"}, "encoder: got .* expected a text of one line"),
+        ({"source": "x\x1b[2J"}, "source: got .* expected one line of text"),
+        ({"encoder": "x\nnext  rm"}, "encoder: got .* expected one line of text"),
         ({"source_sha256": "x"}, "expected 64 hexadecimal digits"),
         ({"pixel_mean": [10**250, 0, 0]}, "expected three finite numbers"),
         ({"architecture": {**NARROW, "num_groups": 5}}, "has basic blocks, which have no groups"),

@@ -1,4 +1,4 @@
-"""What is not converted, and the one line that says why: strictness, mix-ups, payloads."""
+"""Refusals of the converter, each with one line: strictness, mix-ups, payloads."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torch import nn
 
 from convert.convert_to_d2 import convert_file
 from convert.read import read_file
-from convert.translate import recognize
+from convert.recognize import recognize
 from tests.oracles.checkpoints import detectron2_layout, official
-from tests.oracles.layouts_frameworks import wrapped
+from tests.oracles.layouts import wrapped
 from tests.oracles.resnets import make_resnet
 
 Q = "module.encoder_q."
@@ -33,24 +33,6 @@ def test_keys_outside_the_encoders() -> None:
     assert note.startswith("ignored") and note.endswith("'module.surprise.weight', 3")
 
 
-def test_numbers_and_texts_beside_the_state_are_harmless(save: Any, tmp_path: Path) -> None:
-    checkpoint = {**official(), "best_acc1": 1.0, "args": {"lr": 0.03, "schedule": [120, 160]}}
-    report = convert_file(save(checkpoint), tmp_path / "out.pth")
-    assert report.dropped["training record"] == 4
-
-
-# Files that are something else.
-
-
-def test_only_a_key_encoder(refuse: Callable[..., str], save: Any) -> None:
-    checkpoint = official()
-    checkpoint["state_dict"] = {
-        key: value for key, value in checkpoint["state_dict"].items() if not key.startswith(Q)
-    }
-    src = save(checkpoint)
-    assert convert_file(src, src.parent / "key.pth", encoder="key").contract.encoder == "key"
-
-
 def test_an_unknown_arch_is_decided_by_the_tensors(save: Any, tmp_path: Path) -> None:
     report = convert_file(save({**official(), "arch": "rn18"}), tmp_path / "out.pth")
     assert report.contract.architecture.depth == 18
@@ -64,14 +46,11 @@ def test_numpy_state_dicts_are_read(tmp_path: Path) -> None:
     assert convert_file(tmp_path / "x", tmp_path / "out.pth").mapped == 100
 
 
-# Converted files are read as strictly (the detection room opens them with read_converted).
-
-
 # Names of tensors, and of what a file looks like.
 
 
 def test_tensors_are_named_as_in_the_file() -> None:
-    """What is missing has no name in the file: its layout's, with the wrappers of the others."""
+    """Missing tensors are named by the layout, with the wrappers of the other tensors."""
     plain = make_resnet(50).state_dict()
     net = make_resnet(50)
     numbered = nn.Sequential(*list(net.children())[:-1]).state_dict()
@@ -108,4 +87,4 @@ def test_a_part_of_sharded_weights(
     index.write_text(json.dumps({"weight_map": listed}))
     refuse(save(state, name), r"2 of the 3 tensors .* give .*model\.safetensors\.index\.json")
     whole = save(state | {"norm.weight": torch.ones(4)}, "whole.pth")
-    assert len(read_file(whole)) == 3  # beside the same network in parts
+    assert len(read_file(whole)) == 3  # next to the same network in parts

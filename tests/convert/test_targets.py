@@ -107,7 +107,7 @@ def test_overwrite(save: Save, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--overwrite"):
         convert_file(src, dst)
     assert dst.read_bytes() == before
-    with pytest.raises(UserError, match="is the input itself"):
+    with pytest.raises(UserError, match="output is the input file"):
         convert_file(dst, dst, overwrite=True)
     report = convert_file(src, dst, overwrite=True)
     assert report.notes == ["replaced a file of that name"]

@@ -11,14 +11,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from convert.contract import Given, InputContract
+from convert.contract import InputContract, Overrides
 from convert.convert_to_d2 import convert_file
 from convert.families.vit import FEATURE, ViTArchitecture, vit
 from convert.initial_weights import read_initial_weights
 from convert.inspect_file import inspect_file
 from convert.modeling import vit as vit_network
+from convert.modeling.vit_reference import effect_of_tokens
 from convert.prove import Converted, check_features, read_converted
-from convert.translate import recognize
+from convert.recognize import recognize
 from detection.config.task import default_task
 from detection.config.weights import apply_contract
 from moco.common.errors import DataError, UserError
@@ -43,7 +44,7 @@ FROM_FILE = dataclasses.replace(SMALL, class_token=True, final_norm=True)
 
 
 def make_state(prefix: str = "", tokens: int = 1, **changes: Any) -> dict[str, Tensor]:
-    """Random tensors of a vision transformer with timm's names, with everything beside."""
+    """Return random tensors of a vision transformer with timm's names, and the rest of its file."""
     a = dataclasses.replace(SMALL, **changes)
     generator = torch.Generator().manual_seed(0)
     shapes = {key: value.shape for key, value in vit_network.ViT(a).state_dict().items()}
@@ -68,17 +69,22 @@ def test_the_converted_network_is_the_source(changes: dict[str, Any], tmp_path: 
     assert converted.contract.architecture == dataclasses.replace(FROM_FILE, **changes)
     assert report.dropped == {"class token": 1, "final norm": 2, "head": 2}
     assert report.features[FEATURE].stride == 4
-    beside = {"cls_token", "norm.weight", "norm.bias", "head.weight", "head.bias"}
-    assert converted.model.keys() == state.keys() - beside
+    dropped = {"cls_token", "norm.weight", "norm.bias", "head.weight", "head.bias"}
+    assert converted.model.keys() == state.keys() - dropped
     assert all(torch.equal(value, state[key]) for key, value in converted.model.items())
     assert any("cls_token" in note and "%" in note for note in report.notes)
     assert "faster_rcnn_ViT_Ti_small" in report.next_command()
 
 
+def backbone(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a converted file, which has no class token alone."""
+    return {k: v for k, v in state.items() if vit().to_detectron2(k) and k != "cls_token"}
+
+
 def test_other_heads_are_other_features() -> None:
     """The proof can fail: the same tensors under another number of heads."""
-    state = {k: v for k, v in make_state().items() if vit().to_detectron2(k)}
-    found = recognize(make_state(), "a.file", Given.of(num_heads=3), "0" * 64)
+    state = backbone(make_state())
+    found = recognize(make_state(), "a.file", Overrides.of(num_heads=3), "0" * 64)
     other = dataclasses.replace(SMALL, num_heads=4)
     with pytest.raises(DataError, match="features differ"):
         check_features(state, other, Converted(state, found.contract), "a.file")
@@ -105,39 +111,33 @@ def test_the_effect_of_tokens_is_that_of_timms_class() -> None:
         theirs = net.eval().forward_features(image)[:, 1:]
         tokens = state["cls_token"] + state["pos_embed"][:, :1]
         own = Transcription(SMALL, tokens)
-        own.load_state_dict({k: v for k, v in state.items() if vit().to_detectron2(k)})
+        own.load_state_dict(backbone(state))
         mine = own(image).flatten(2).transpose(1, 2)
         alone = vit_network.ViT(SMALL)
         alone.load_state_dict(own.state_dict())
         without = alone(image)[FEATURE].flatten(2).transpose(1, 2)
     torch.testing.assert_close(mine, theirs)
-    kept = {k: v for k, v in state.items() if vit().to_detectron2(k)}
-    text = vit_network.effect_of_tokens(SMALL, kept, {"cls_token": state["cls_token"]})
+    kept = backbone(state)
+    text = effect_of_tokens(SMALL, kept, {"cls_token": state["cls_token"]})
     change = 100 * float((without - theirs).norm() / theirs.norm())
     assert change > 1
     assert f"{change:.3g} %" in text
 
 
-def test_registers_are_dropped_by_a_rule() -> None:
-    found = recognize(make_state(tokens=5), "a.file", Given.of(num_heads=3), "0" * 64)
-    assert found.contract.architecture.registers == 4
-    assert "class token, 4 registers, final norm" in found.contract.convention()
-    assert found.dropped["registers"] == 1
-    assert found.tokens.keys() == {"cls_token", "register_tokens"}
-
-
 def test_a_damaged_class_token_is_refused() -> None:
-    kept = {k: v for k, v in make_state().items() if vit().to_detectron2(k)}
+    kept = backbone(make_state())
     for token in (torch.ones(24), torch.full((1, 1, 24), float("nan"))):
         with pytest.raises(DataError, match="cls_token"):
-            vit_network.effect_of_tokens(SMALL, kept, {"cls_token": token})
+            effect_of_tokens(SMALL, kept, {"cls_token": token})
 
 
 def test_its_contract() -> None:
-    found = recognize(make_state(), "a.file", Given.of(num_heads=3), "0" * 64)
+    found = recognize(make_state(), "a.file", Overrides.of(num_heads=3), "0" * 64)
     written = found.contract.to_dict()
     assert (written["version"], written["family"]) == (2, "vit")
-    assert written["architecture"] == dataclasses.asdict(FROM_FILE)
+    # A default is not written, so that fields can be added.
+    its = {key: vars(FROM_FILE)[key] for key in written["architecture"]}
+    assert written["architecture"] == its and "registers" not in its
     assert InputContract.from_dict(written) == found.contract
     for field, value in (("num_heads", 5), ("depth", 0), ("qkv_bias", 1), ("layer_norm_eps", 1)):
         with pytest.raises(DataError, match=field):
@@ -162,5 +162,5 @@ def test_what_else_is_done_with_a_file(tmp_path: Path) -> None:
 
     with pytest.raises(UserError, match="ViT"):
         apply_contract(default_task(), contract, ())
-    with pytest.raises(UserError, match="of four times their width"):
+    with pytest.raises(UserError, match="of four times its width"):
         read_initial_weights(str(out))

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from convert.contract import Given
+from convert.contract import Overrides
 from convert.convert_to_d2 import convert_file
 from convert.families.vit import (
     fold_layer_scale,
@@ -20,7 +20,7 @@ from convert.families.vit import (
 )
 from convert.inspect_file import inspect_file
 from convert.prove import check_features, read_converted
-from convert.translate import recognize
+from convert.recognize import recognize
 from moco.common.errors import DataError
 from tests.convert.test_vit import FROM_FILE, make_state
 
@@ -103,13 +103,7 @@ def test_damaged_tensors_are_not_changed(damage: dict[str, Any], asked: dict[str
     state = make_state(layer_scale=True) | damage
     (key,) = damage
     with pytest.raises(DataError, match="blocks.1.ls" if "blocks" in key else key):
-        recognize(state, "a.file", Given.of(num_heads=3, **asked), "0" * 64)
-
-
-def test_a_grid_that_is_not_square_is_refused() -> None:
-    state = make_state() | {"pos_embed": torch.ones(1, 1 + 2 * 5, 24)}
-    with pytest.raises(DataError, match="11 positions"):
-        recognize(state, "a.file", Given.of(num_heads=3, image_size=16, patch_size=4))
+        recognize(state, "a.file", Overrides.of(num_heads=3, **asked), "0" * 64)
 
 
 def test_layer_scale_is_folded_on_request_alone(tmp_path: Path) -> None:
@@ -126,7 +120,7 @@ def test_layer_scale_is_folded_on_request_alone(tmp_path: Path) -> None:
     # The proof is against the network with its LayerScale.
     assert report.features["last_feat"].max_abs_diff < 1e-4
     assert "changed as requested: LayerScale folded" in report.notes
-    found = recognize(state, "a.file", Given.of(num_heads=3), "0" * 64)
+    found = recognize(state, "a.file", Overrides.of(num_heads=3), "0" * 64)
     spoiled = fold_layer_scale({**state, "blocks.1.ls2.gamma": torch.ones(24)})
     model = {key: spoiled[key] for key in folded.model}
     with pytest.raises(DataError, match="features differ"):

@@ -47,7 +47,7 @@ def vitdet() -> nn.Module:
 
 
 def load(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The detector's tensors before and after Detectron2's own loader."""
+    """Return the detector's tensors before and after Detectron2's own loader."""
     torch.manual_seed(0)
     model = vitdet()
     from detectron2.checkpoint import DetectionCheckpointer

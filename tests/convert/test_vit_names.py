@@ -1,4 +1,4 @@
-"""Vision transformers in the names of their projects, beside those projects' own classes."""
+"""Vision transformers in the names of their projects, against those projects' own classes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from convert.contract import Given
+from convert.contract import Overrides
 from convert.convert_to_d2 import convert_file, convert_in_memory
-from convert.families.vit import OBSTACLES, SCHEMES, ViTArchitecture, known
-from convert.prove import read_converted
+from convert.families.vit import FEATURE, SCHEMES, ViTArchitecture, known
+from convert.prove import build_backbone, read_converted
 from convert.read import read_file
-from convert.translate import Recognized, recognize
+from convert.recognize import Recognized, recognize
 from moco.common.errors import DataError, UserError
 from moco.modeling.soundness import fixed_image
 from tests.convert.test_vit import make_state
@@ -37,6 +37,7 @@ MODELS = {
     "IJepaModel": {"intermediate_size": MLP},
     "Dinov2Model": {"mlp_ratio": 2},
     "Dinov2WithRegistersModel": {"mlp_ratio": 2},
+    "Dinov2Model, gated": {"mlp_ratio": 3, "use_swiglu_ffn": True},  # as the giant one
 }
 
 
@@ -44,21 +45,21 @@ def last_map(architecture: ViTArchitecture, found: Recognized, image: Tensor) ->
     """Patch tokens after the last block, of the whole network: with its class token, registers."""
     cls, registers = (
         found.tokens.get(name, torch.zeros(1, 0, architecture.embed_dim))
-        for name in ("cls_token", "register_tokens")
+        for name in ("cls_token", "reg_token")
     )
     if architecture.class_position:
         cls = cls + found.state["pos_embed"][:, :1]
     net = Transcription(architecture, torch.cat([cls, registers], dim=1))
-    net.load_state_dict(found.state)
+    net.load_state_dict({k: v for k, v in found.state.items() if k not in found.tokens})
     with torch.no_grad():
         features: Tensor = net(image).flatten(2).transpose(1, 2)
     return features
 
 
 def hugging_face(name: str, folder: Path) -> nn.Module:
-    """A network of transformers' own class with random weights, saved by its own method."""
+    """Save a network of transformers' own class with random weights by its own method."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    maker = getattr(transformers, name)
+    maker = getattr(transformers, name.partition(",")[0])
     net = layouts_vit.randomize(maker(maker.config_class(**SIZES, **MODELS[name])), 0).eval()
     net.save_pretrained(folder)
     module: nn.Module = net
@@ -77,24 +78,26 @@ def test_transformers_own_class_gives_the_same(name: str, saved: str, tmp_path: 
     report = convert_file(src, tmp_path / "out.pth")
     architecture = read_converted(tmp_path / "out.pth").contract.architecture
     assert report.contract.source == "huggingface/transformers"
-    assert (architecture.num_heads, architecture.mlp_dim) == (HEADS, MLP)
+    assert architecture.num_heads == HEADS
     assert architecture.layer_norm_eps == net.config.layer_norm_eps
-    assert architecture.registers == (4 if "Registers" in name else 0)
-    assert architecture.class_token == (name != "IJepaModel")
+    kept = "Registers" in name
+    assert (architecture.tokens, architecture.registers) == (5 if kept else 0, 0)
+    has_class = name != "IJepaModel"
+    assert architecture.class_token == (has_class and not kept)
     for part in ("query", "key", "value") if saved != "torch.save" else ("q_proj", "k_proj"):
         assert any(f"{part}.bias" in note and "concatenated" in note for note in report.notes)
-    assert any("%" in note for note in report.notes) == architecture.class_token
+    assert any("%" in note for note in report.notes) == has_class
 
-    found = recognize(read_file(src), "a.file", Given.of(num_heads=HEADS), "0" * 64)
+    found = recognize(read_file(src), "a.file", Overrides.of(num_heads=HEADS), "0" * 64)
     image = fixed_image((IMAGE, IMAGE))
     with torch.no_grad():
         states = net(image, output_hidden_states=True).hidden_states[-1]
-    patches = states[:, architecture.class_token + architecture.registers :]
+    patches = states[:, has_class + 4 * kept :]
     torch.testing.assert_close(last_map(architecture, found, image), patches)
 
 
 def transformers_state() -> dict[str, Tensor]:
-    """What `make_state` has, in transformers' names."""
+    """Return the tensors of `make_state` in transformers' names."""
     scheme = SCHEMES["transformers"]
     state = {}
     for key, value in make_state().items():
@@ -108,45 +111,20 @@ def transformers_state() -> dict[str, Tensor]:
 
 
 def test_parts_are_concatenated_and_named() -> None:
-    found = recognize(transformers_state(), "a.file", Given.of(num_heads=3))
+    found = recognize(transformers_state(), "a.file", Overrides.of(num_heads=3))
     expected = make_state()
     assert all(torch.equal(value, expected[key]) for key, value in found.state.items())
     (note,) = (note for note in found.notes if "concatenated" in note)
     words = [note.index(f"attention.{word}.bias") for word in ("query", "key", "value")]
     assert words == sorted(words) and "3 more" in note
-    assert any("eps 1e-12 is assumed" in note for note in found.notes)
+    assert any("assuming LayerNorm eps 1e-12" in note for note in found.notes)
     state = transformers_state()
     del state["encoder.layer.1.attention.attention.key.bias"]
-    found = recognize(state, "a.file", Given.of(num_heads=3), "0" * 64)
+    found = recognize(state, "a.file", Overrides.of(num_heads=3), "0" * 64)
     assert "query.bias + " in found.named("blocks.1.attn.qkv.bias")  # and its shape is refused
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"hidden_size": 32}, "hidden_size 32"),
-        ({"patch_size": 8}, "patch_size 8"),
-        ({"image_size": [16, 32]}, "image_size"),
-        ({"hidden_act": "quick_gelu"}, "hidden_act"),
-        ({"layer_norm_eps": "small"}, "layer_norm_eps"),
-        ({"num_attention_heads": -1}, "num_attention_heads"),
-        ("[1]", "config.json"),
-        ("{", "config.json"),
-        ("[" * 100_000, "config.json"),
-        (" " * 2_000_000, "config.json"),
-    ],
-    ids=lambda value: str(value)[:30],
-)
-def test_a_configuration_beside_that_does_not_fit(change: Any, words: str, tmp_path: Path) -> None:
-    torch.save(transformers_state(), tmp_path / "pytorch_model.bin")
-    config = {"model_type": "vit", "hidden_size": 24, "num_attention_heads": 3}
-    text = change if isinstance(change, str) else json.dumps({**config, **change})
-    (tmp_path / "config.json").write_text(text)
-    with pytest.raises(DataError, match=words):
-        convert_file(tmp_path / "pytorch_model.bin", tmp_path / "out.pth")
-
-
-def test_what_is_beside_says_heads_and_pixels(tmp_path: Path) -> None:
+def test_a_sidecar_has_heads_and_pixels(tmp_path: Path) -> None:
     src = tmp_path / "pytorch_model.bin"
     torch.save(transformers_state(), src)
     with pytest.raises(UserError, match="--num-heads"):
@@ -160,7 +138,7 @@ def test_what_is_beside_says_heads_and_pixels(tmp_path: Path) -> None:
     assert report.contract.architecture.layer_norm_eps == 1e-5
     assert report.contract.pixels.mean == report.contract.pixels.std == (127.5, 127.5, 127.5)
     assert not report.warnings
-    # timm's, beside its own names.
+    # timm's, next to its own names.
     torch.save(make_state(embed_dim=192, mlp_dim=8, depth=1), src)
     config = {"architecture": "vit_tiny_patch16_224", "pretrained_cfg": {"mean": [0.5] * 3}}
     config["pretrained_cfg"]["std"] = [0.25] * 3
@@ -196,15 +174,9 @@ def test_torchvisions_own_class_gives_the_same(first_version: bool, tmp_path: Pa
     image = fixed_image((IMAGE, IMAGE))
     with torch.no_grad():
         net(image)
-    found = recognize(state, "a.file", Given.of(num_heads=HEADS), "0" * 64)
+    found = recognize(state, "a.file", Overrides.of(num_heads=HEADS), "0" * 64)
     mine = last_map(found.contract.architecture, found, image)
     torch.testing.assert_close(mine, features[0][:, 1:])
-
-
-def test_torchvisions_builders_have_known_heads() -> None:
-    state = layouts_vit.torchvision_vit(0, 768, 12).state_dict()
-    found = recognize(state, "a.file", sha256="0" * 64)
-    assert found.contract.architecture.num_heads == 12
 
 
 def test_blocks_in_chunks_and_other_names_of_layer_scale() -> None:
@@ -212,42 +184,9 @@ def test_blocks_in_chunks_and_other_names_of_layer_scale() -> None:
     gamma = {k.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2"): v
              for k, v in expected.items()}  # fmt: skip
     for state in (layouts_vit.chunked(expected), gamma):
-        found = recognize(state, "a.file", Given.of(num_heads=3), "0" * 64)
+        found = recognize(state, "a.file", Overrides.of(num_heads=3), "0" * 64)
         assert found.contract.architecture.layer_scale
         assert all(torch.equal(value, expected[key]) for key, value in found.state.items())
-
-
-@pytest.mark.parametrize(
-    ("kind", "width", "source", "heads", "dropped"),
-    [
-        ("ibot", 384, "bytedance/ibot", 6, {"head", "loss", "student encoder"}),
-        ("msn", 384, "facebookresearch/msn", 6, {"projection head", "prototypes"}),
-        ("dinov2", 384, "facebookresearch/dinov2", 6, {"head", "mask token"}),
-        ("chunks", 384, "facebookresearch/dinov2", 6, {"head", "mask token"}),
-        ("solo", 768, "vturrisi/solo-learn", 12, {"classifier", "decoder"}),
-    ],
-)
-def test_projects(kind: str, width: int, source: str, heads: int, dropped: set[str]) -> None:
-    raw = {
-        "ibot": layouts_vit.ibot,
-        "msn": layouts_vit.msn,
-        "dinov2": lambda *sizes: layouts_vit.dinov2(*sizes, in_chunks=False),
-        "chunks": lambda *sizes: layouts_vit.dinov2(*sizes, in_chunks=True),
-        "solo": layouts_vit.solo_mae,
-    }[kind](width, heads)
-    found = recognize(raw, "a.file", sha256="0" * 64)
-    assert (found.contract.source, found.contract.architecture.num_heads) == (source, heads)
-    assert dropped <= found.dropped.keys()
-    assert not [note for note in found.notes if note.startswith("ignored")]
-    assert not found.warnings
-    seed = {"ibot": 1, "msn": 1, "solo": 0}.get(kind, 1)
-    net = layouts_vit.timm_vit(seed, width, heads, init_values=1e-5 if "dinov2" in source else None)
-    for key, value in found.state.items():
-        assert torch.equal(value, net.state_dict()[key]), key
-    others = [choice for choice in found.encoders if choice != found.contract.encoder]
-    for choice in others:
-        other = recognize(raw, "a.file", Given(encoder=choice), "0" * 64)
-        assert not torch.equal(other.state["pos_embed"], found.state["pos_embed"])
 
 
 def test_solo_learns_small_networks_have_heads_that_differ() -> None:
@@ -281,46 +220,59 @@ def test_lightlys_own_modules(kind: str, encoder: str, other: str | None, tmp_pa
         assert found.encoders == (encoder, other)
 
 
-@pytest.mark.parametrize(
-    ("key", "reason"),
-    [
-        ("blocks.0.attn.relative_position_bias_table", "BEiT"),
-        ("blocks.1.attn.q_bias", "BEiT"),
-        ("rope_embed.periods", "rotary"),
-        ("blocks.0.attn.qkv.bias_mask", "masked"),
-        ("blocks.0.mlp.w12.weight", "gated"),
-        ("dist_token", "distillation"),
-        ("norm_pre.weight", ""),  # CLIP's: of no row of OBSTACLES
-    ],
-)
-def test_what_stands_in_the_way_is_named_with_its_reason(key: str, reason: str) -> None:
-    state = {f"backbone.{name}": value for name, value in make_state().items()}
-    with pytest.raises(DataError, match=f"{key}.*{reason}"):
-        recognize({**state, f"backbone.{key}": torch.ones(3)}, "a.file", Given.of(num_heads=3))
-    assert any(reason in text for text in OBSTACLES)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "option", "words"),
     [
-        ("BeitModel", "lambda_1.*BEiT"),
-        ("DINOv3ViTModel", "rotary.*position_embeddings"),
-        ("DeiTModel", "distillation_token"),
+        ("BeitModel", "", "lambda_1.*BEiT"),
+        ("BeitModel", "use_relative_position_bias", "table of relative positions, as BEiT's"),
+        (
+            "Data2VecVisionModel",
+            "use_shared_relative_position_bias",
+            "table of relative positions.* data2vec's, is not supported",
+        ),
+        ("DeiTModel", "", "distillation_token"),
     ],
 )
-def test_transformers_networks_that_are_refused(name: str, words: str, tmp_path: Path) -> None:
+def test_transformers_networks_that_are_refused(
+    name: str, option: str, words: str, tmp_path: Path
+) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     maker = getattr(transformers, name)
-    net = maker(maker.config_class(**SIZES, intermediate_size=MLP))
+    options = {option: True} if option else {}
+    net = maker(maker.config_class(**SIZES, intermediate_size=MLP, **options))
     layouts_vit.randomize(net, 0).save_pretrained(tmp_path)
     with pytest.raises(DataError, match=words):
         convert_file(tmp_path / "model.safetensors", tmp_path / "out.pth")
 
 
-def test_timms_dinov3_is_refused_for_its_positions() -> None:
-    import timm
+@pytest.mark.parametrize("registers", [0, 4])
+@pytest.mark.parametrize("is_metas", [False, True], ids=["timm", "dinov2"])
+def test_gated_mlps_of_dinov2(registers: int, is_metas: bool, tmp_path: Path) -> None:
+    """Timm's `vit_giant_patch14_dinov2` and its twin with registers, at a small width."""
+    from timm.layers.mlp import SwiGLUPacked
 
-    net = timm.create_model("vit_small_patch16_dinov3", img_size=32)
-    with pytest.raises(DataError, match=r"pos_embed.*rotary"):
-        recognize(net.state_dict(), "a.file", Given.of(num_heads=6))
+    arguments = {"mlp_layer": SwiGLUPacked, "mlp_ratio": 2 * MLP / WIDTH, "init_values": 1e-5}
+    arguments["act_layer"] = nn.SiLU
+    net: Any = layouts_vit.timm_vit(
+        0, **arguments, reg_tokens=registers, no_embed_class=True
+    ).eval()
+    state = net.state_dict()
+    if is_metas:  # facebookresearch/dinov2 dinov2/layers/swiglu_ffn.py
+        words = {"mlp.fc1": "mlp.w12", "mlp.fc2": "mlp.w3", "reg_token": "register_tokens"}
+        for old, new in words.items():
+            state = {name.replace(old, new): value for name, value in state.items()}
+    torch.save(state, tmp_path / "a.file")
+    report = convert_file(tmp_path / "a.file", tmp_path / "out.pth", num_heads=HEADS)
+    assert max(check.max_abs_diff for check in report.features.values()) < 1e-5
+    converted = read_converted(tmp_path / "out.pth")
+    a = converted.contract.architecture
+    assert (a.swiglu, a.mlp_dim, a.tokens) == (True, MLP, 5 if registers else 0)
+    own = build_backbone(converted.contract).eval()
+    own.load_state_dict(converted.model)
+    net.norm = nn.Identity()
+    image = fixed_image((IMAGE, IMAGE))
+    with torch.no_grad():
+        maps = own(image)[FEATURE].flatten(2).transpose(1, 2)
+        theirs = net.forward_features(image)[:, 1 + registers :]
+    assert torch.allclose(maps, theirs, atol=1e-5) == bool(registers)  # else without class token

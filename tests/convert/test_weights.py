@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.inspect_weights import main as inspect
 from convert import weights
 from convert.convert_to_d2 import main as convert
 from convert.prove import read_converted
@@ -30,7 +31,7 @@ ENTRY = {
 
 @pytest.fixture
 def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: Any) -> Iterator[Served]:
-    """A server with a ResNet-18 that is called `mine`."""
+    """Serve a ResNet-18 that is named `mine`."""
     content = save(make_resnet(18, base=64).state_dict()).read_bytes()
     digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
     monkeypatch.setenv("MOCO_TRANSFER_CACHE", str(tmp_path / "cache"))
@@ -68,9 +69,9 @@ def test_convert_and_inspect(
     address = f"{served.url}/r18.pth"
     convert(["mine", str(tmp_path / "r18.pth")])
     assert address in capsys.readouterr().out
-    convert(["--inspect", "mine"])
+    inspect(["mine"])
     assert address in capsys.readouterr().out
-    assert len(served.asked) == 1
+    assert len(served.requests) == 1
     assert read_converted(tmp_path / "r18.pth").contract.source == "torchvision"
 
 

@@ -1,0 +1,136 @@
+"""Converted backbone as a module that maps images to features, and its way back to a file.
+
+Shapes: N images, C channels, H W pixels.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from convert import write
+from convert.convert_to_d2 import convert_in_memory
+from convert.families.base import LEFT_AT_INIT, first_rule
+from convert.find import supported
+from convert.folders import find_file
+from convert.prove import Converted, filled_backbone
+from convert.recorded import CONFIGURATION
+from moco.common.errors import UserError
+from moco.common.files import PathLike, atomic_torch_save, atomic_write_text
+
+OWN_FAMILY = "a family of your own is one file, see docs/architecture.md and tests/example_family/"
+
+
+class Backbone(nn.Module):
+    """Backbone with its input contract: RGB images (N, 3, H, W), 0..1 -> maps (N, C, h, w) by name.
+
+    It normalizes the images itself, and starts in eval mode.
+
+    Args:
+        converted: Weights and their contract.
+
+    Attributes:
+        net: Network, which takes normalized images.
+        contract: Input contract: pixels, architecture, source.
+        notes: Facts about the conversion, one sentence each.
+        strides: Strides of the maps, px, by name.
+        channels: Channels of the maps, by name.
+        size_divisibility: Number that H and W have to be multiples of.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, converted: Converted) -> None:
+        super().__init__()
+        self.contract, self.notes = converted.contract, converted.notes
+        net: Any = filled_backbone(converted)
+        self.net = net
+        self.strides: dict[str, int] = dict(net.strides)
+        self.channels: dict[str, int] = dict(net.stage_channels)
+        largest = max(self.strides.values())
+        self.size_divisibility: int = getattr(net, "size_divisibility", largest)
+        pixels = self.contract.pixels.in_order("RGB")
+        for name, values in (("mean", pixels.mean), ("std", pixels.std)):
+            self.register_buffer(name, torch.tensor(values).view(3, 1, 1), persistent=False)
+        self.eval()
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        """Compute the maps of RGB images, 0..1.
+
+        Raises:
+            ValueError: If the images have another shape or type.
+        """
+        size, number = tuple(images.shape[-2:]), self.size_divisibility
+        if images.dim() != 4 or images.shape[1] != 3 or not images.is_floating_point():
+            raise ValueError(
+                f"images: got {images.dtype} of shape {list(images.shape)}, expected RGB images "
+                "0..1 as floating-point numbers of shape (N, 3, H, W)"
+            )
+        if any(side % number for side in size):
+            raise ValueError(f"images: got {size} px, expected multiples of {number}; pad them")
+        x = (images * 255 - self.mean) / self.std
+        is_bgr = self.contract.pixels.channel_order == "BGR"
+        maps: dict[str, Tensor] = self.net(x.flip(1) if is_bgr else x)
+        return maps
+
+    def save(self, path: PathLike) -> None:
+        """Write the present weights with their contract, as `moco-transfer convert` does.
+
+        Raises:
+            UserError: If the file cannot be written.
+        """
+        state = self.net.state_dict()
+        model = {
+            name: value.detach().cpu().contiguous()
+            for name, value in state.items()
+            if not first_rule(name, LEFT_AT_INIT)
+        }
+        write.write(Path(path), Converted(model, self.contract), "detectron2")
+
+
+def load_backbone(source: PathLike | nn.Module, **options: Any) -> Backbone:
+    """Convert a checkpoint or a module, and return its backbone; see `moco_transfer`.
+
+    Args:
+        source: Whatever `convert_file` takes, or a module of one of its networks.
+        options: See `convert_file`.
+
+    Raises:
+        UserError: If an option is needed or does not fit.
+        DataError: If the network is unknown, damaged or fails verification.
+    """
+    if not isinstance(source, nn.Module):
+        located = find_file(source)
+        backbone = Backbone(convert_in_memory(located.path, **options))
+        backbone.notes = (*located.notes, *backbone.notes)
+        return backbone
+    name = type(source).__name__
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, f"{name}.pth")
+        state = {key: value.detach().cpu() for key, value in source.state_dict().items()}
+        atomic_torch_save(path, {"state_dict": state})
+        if configuration := _configuration(source):
+            atomic_write_text(path.with_name(CONFIGURATION), configuration)
+        try:
+            return Backbone(convert_in_memory(path, **options))
+        except UserError as error:
+            text = str(error).replace(str(path), f"the {name}")
+            more = f"; {OWN_FAMILY}" if supported() in text else ""
+            raise type(error)(f"{text}{more}") from None
+
+
+def _configuration(module: Any) -> str:
+    """Return what timm or transformers would save next to the weights of their module, or ""."""
+    timm = getattr(module, "pretrained_cfg", None)
+    if isinstance(timm, Mapping):
+        pixels = {name: timm.get(name) for name in ("mean", "std")}
+        return json.dumps({"architecture": timm.get("architecture"), "pretrained_cfg": pixels})
+    config: Any = getattr(module, "config", None)
+    return config.to_json_string(use_diff=False) if hasattr(config, "model_type") else ""

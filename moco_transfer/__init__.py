@@ -1,0 +1,225 @@
+"""Python face of the project: a backbone from anything, and its evaluation, in a few lines.
+
+    import moco_transfer as mt
+
+    backbone = mt.load_backbone("my_r50.pth.tar")
+    task = "faster_rcnn_R_50_C4_24k"
+    result = mt.evaluate({"mine": backbone, "random": None}, task=task, seeds=3, out="runs/mine")
+    print(result)
+
+It calls what the commands `moco-transfer convert` and `moco-transfer suite` call, and
+docs/guides/python.md explains it. The functions import what takes long to import.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moco.common.errors import DataError, UserError
+
+if TYPE_CHECKING:
+    import pandas
+    from torch import nn
+
+    from benchmarks.report.content import Report
+    from convert.backbone import Backbone
+    from moco.common.run import RunRecord
+
+__all__ = ["DataError", "Result", "UserError", "evaluate", "load_backbone"]
+
+_PAGE_PX = 720  # height of the page in a notebook
+
+
+def load_backbone(source: str | os.PathLike[str] | nn.Module, **options: Any) -> Backbone:
+    """Return the backbone in a checkpoint or a module, converted and verified.
+
+    The result is a `torch.nn.Module` in eval mode. It maps RGB images (N, 3, H, W), numbers from
+    0 to 1, to feature maps (N, C, h, w) by the names of its family: `stem`, `res2` to `res5`, or
+    `last_feat`. It normalizes the images as its `contract` says. `strides` and `channels` describe
+    the maps. H and W have to be multiples of `size_divisibility`, else it raises ValueError.
+
+    Args:
+        source: File, folder or name that `moco-transfer convert` takes, or a `torch.nn.Module` of
+            such a network, e.g. of torchvision, timm or transformers, which is only read.
+        options: Options of `moco-transfer convert` for what the source does not record, by name:
+            `encoder`, `mean` and `std` (0..255, in channel order), `channel_order`, `stem`, ...
+
+    Raises:
+        UserError: If an option is needed or does not fit, or the source cannot be downloaded.
+        DataError: If no family has such a network, it is damaged, or the verification fails.
+    """
+    from convert.backbone import load_backbone
+
+    return load_backbone(source, **options)
+
+
+@dataclass(frozen=True)
+class Result:
+    """Result of `evaluate`: its text is the table, and a notebook shows the page of the report.
+
+    Attributes:
+        folder: Folder of the evaluation.
+        report: Tables and the runs behind them.
+    """
+
+    folder: Path
+    report: Report = field(repr=False)
+
+    def __str__(self) -> str:
+        from benchmarks.report.render import to_terminal
+
+        return to_terminal(self.report, color=False)
+
+    def _repr_html_(self) -> str:
+        page = escape(self.html.read_text(encoding="utf-8"))  # in a frame, for its own style
+        return f'<iframe srcdoc="{page}" width="100%" height="{_PAGE_PX}"></iframe>'
+
+    @property
+    def html(self) -> Path:
+        """Path of the page: tables, figures, sample predictions, every run."""
+        from benchmarks.report.progress import PAGE_NAME
+
+        return self.folder / "tables" / PAGE_NAME
+
+    @property
+    def runs(self) -> list[RunRecord]:
+        """Records of the runs, as in `run.json`, in the order of the tables."""
+        return [run.record for table in self.report.tables for run in table.runs]
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the tables as a frame: one row per task, engine, init and metric.
+
+        Its columns are `task`, `engine`, `init`, `metric`, `n`, `mean`, `std` (NaN for one seed)
+        and `gap`, the difference of the means to the baseline (NaN without one).
+
+        Raises:
+            UserError: If pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise UserError("to_pandas: pandas is not installed; pip install pandas") from error
+        rows = [
+            {
+                "task": table.title,
+                "engine": table.engine,
+                "init": row.init,
+                "metric": metric,
+                "n": cell.n,
+                "mean": cell.mean,
+                "std": cell.std,
+                "gap": gap.value if (gap := row.gaps.get(metric)) else None,
+            }
+            for table in self.report.tables
+            for row in table.rows
+            for metric, cell in row.cells.items()
+            if cell is not None
+        ]
+        return pandas.DataFrame(rows).astype({"mean": float, "std": float, "gap": float})
+
+
+def evaluate(
+    inits: Mapping[str, str | os.PathLike[str] | nn.Module | None],
+    *,
+    task: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
+    seeds: int | Sequence[int] = 3,
+    options: Mapping[str, object] | None = None,
+    baseline: str | None = None,
+    engine: str = "auto",
+    executor: str = "auto",
+    workers: int = 0,
+    gpus_per_run: int | None = None,
+) -> Result:
+    """Fine-tune every task from every init with several seeds, and return the tables.
+
+    It is `moco-transfer suite` with its checks, child processes and progress. After an interruption
+    at any moment, the same call continues. Runs that are done are not repeated; those that failed
+    are.
+
+    Args:
+        inits: Name of a row → its weights: whatever `MODEL.WEIGHTS` takes (a file, a name, an
+            address), a backbone of `load_backbone`, or a module that it takes. None is random
+            initialization, whose name is `random`.
+        task: Task file or its shipped name (`moco-transfer configs` lists them), or several.
+        out: Folder of the runs and tables.
+        seeds: Number of seeds, 0, 1, ..., or the seeds.
+        options: Keys of the tasks and their values, e.g. `{"DATASETS.VOC_DIR": "scenes"}`.
+        baseline: Init that gaps refer to (default: `random`, if present).
+        engine: `detectron2`, `embedded`, `each`, or `auto`: Detectron2 if it can be imported.
+        executor: `local` (GPUs), `cpu`, `slurm`, or `auto`: the GPUs if there are any.
+        workers: Parallel runs on the CPU (default: one per core).
+        gpus_per_run: GPUs of one run (default: 1).
+
+    Raises:
+        UserError: If an argument does not fit or a run would fail, and then nothing was started;
+            if runs failed, when the others are done; or after Ctrl-C or SIGTERM, when the runs have
+            saved their state.
+        DataError: If weights or data are missing or damaged, or a module is of no known family.
+    """
+    from benchmarks import run_suite
+    from benchmarks.suites.checks import option_pairs
+    from benchmarks.suites.executors.base import EXECUTORS
+    from benchmarks.suites.folder import SuiteFolder
+    from benchmarks.suites.programs import Programs
+    from benchmarks.suites.suite_file import TRIALS, check, read_suite, with_options
+    from benchmarks.suites.tables import write_report
+    from moco.common.registry import lookup
+    from moco.common.shipped import resolve
+
+    if engine not in run_suite.ENGINES:
+        raise UserError(f"engine: got {engine!r}, expected one of {', '.join(run_suite.ENGINES)}")
+    lookup(EXECUTORS, executor, "executor")
+    args = run_suite.build_parser().parse_args(["evaluate", "--retry-failed"])
+    vars(args).update(
+        baseline=baseline,
+        engine=engine,
+        executor=executor,
+        workers=workers,
+        gpus_per_run=gpus_per_run,
+    )
+    files = [task] if isinstance(task, str | os.PathLike) else task
+    numbers = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
+    pairs = [text for key, value in (options or {}).items() for text in (key, str(value))]
+    folder = SuiteFolder(Path(out).expanduser())
+    with tempfile.TemporaryDirectory() as modules:
+        content = {
+            "tasks": [{"config": str(resolve(file).absolute())} for file in files],
+            "trials": check("seeds", len(numbers), TRIALS),
+            "inits": {
+                name: _weights(init, f"inits: {name}", Path(modules, f"{number}.pth"))
+                for number, (name, init) in enumerate(inits.items())
+            },
+        }
+        suite = read_suite(content, Path("evaluate"))
+        suite = with_options(suite, option_pairs(suite.tasks, pairs, "options"), {})
+        tasks = tuple(replace(each, seeds=numbers) for each in suite.tasks)
+        suite = replace(suite, tasks=tasks)
+        report, _ = run_suite.run(suite, folder, args, Programs(), finish=write_report)
+    return Result(folder.path, report)
+
+
+def _weights(init: Any, where: str, file: Path) -> str:
+    """Return the weights argument of an init; a module is saved in `file`."""
+    if init is None:
+        return "random"
+    if isinstance(init, str | os.PathLike):
+        return os.fspath(init)
+    from torch import nn
+
+    from convert.backbone import Backbone, load_backbone
+
+    if not isinstance(init, nn.Module):
+        raise UserError(
+            f"{where}: got a {type(init).__name__}, expected a file, a name, a torch.nn.Module, or "
+            "None for random initialization"
+        )
+    backbone = init if isinstance(init, Backbone) else load_backbone(init)
+    backbone.save(file)
+    return str(file)

@@ -1,0 +1,151 @@
+"""The Python face: README's lines and the page as printed, on tiny data; its refusals."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torchvision.models import resnet18
+
+import moco_transfer as mt
+from tests.conftest import ROOT
+from tests.oracles.checkpoints import own
+from tests.oracles.resnets import make_resnet, randomize
+from tests.oracles.tiny_voc import write_voc
+
+SMALL = ROOT / "configs" / "voc" / "faster_rcnn_R_18_C4_small.yaml"
+# A ResNet-18 of a quarter of the width, as random initialization has to be told.
+TINY = """
+DATASETS: {VOC_DIR: scenes}
+DATALOADER: {NUM_WORKERS: 0}
+MODEL:
+  DEVICE: cpu
+  RESNETS: {STEM_OUT_CHANNELS: 16, RES2_OUT_CHANNELS: 16}
+  ROI_HEADS: {BATCH_SIZE_PER_IMAGE: 8, SCORE_THRESH_TEST: 0.0}
+  RPN: {POST_NMS_TOPK_TRAIN: 30, POST_NMS_TOPK_TEST: 15}
+INPUT: {MIN_SIZE_TRAIN: [80, 96], MIN_SIZE_TEST: 96}
+SOLVER: {PRECISION: fp32, IMS_PER_BATCH: 2, MAX_ITER: 2, STEPS: [1], WARMUP_ITERS: 0}
+TEST: {PRECISE_BN: {NUM_ITER: 2}}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_voc(tmp_path / "scenes", {"trainval": 4, "test": 2}, one_large=True)
+    (tmp_path / "tiny.yaml").write_text(f"_BASE_: {SMALL}\n{TINY}")
+    torch.save(own(depth=18, base=16), tmp_path / "my_r50.pth.tar")
+    return tmp_path
+
+
+def printed(page: str, **replace: str) -> str:
+    """Return the Python code of a page; each of `replace` has to be in it."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    code = "\n".join(re.findall(r"^```python\n(.*?)^```", text, re.S | re.M))
+    for old, new in {"faster_rcnn_R_50_C4_24k": "tiny.yaml", **replace}.items():
+        assert old in code
+        code = code.replace(old, new)
+    return code
+
+
+def run(code: str, folder: Path) -> str:
+    """Run a script without a guard of its `__main__`; return its output."""
+    (folder / "script.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def written(out: Path) -> dict[str, int]:
+    return {str(p.parent): p.stat().st_mtime_ns for p in out.rglob("run.json")}
+
+
+@pytest.mark.slow
+def test_readme_as_printed_then_again(folder: Path) -> None:
+    code = printed("README.md")
+    assert len(code.split("\n\n")[1].splitlines()) <= 4
+    said = run(code, folder)
+    assert "6 to do" in said and said.count("random  ") == said.count("mine  ") == 1
+    first = written(folder / "runs")
+    assert len(first) == 6
+    again = run(code, folder)
+    assert "0 to do" in again and written(folder / "runs") == first
+    assert said.partition("pre-train ")[2] == again.partition("pre-train ")[2] != ""
+
+
+@pytest.mark.slow
+def test_the_page_as_printed(folder: Path) -> None:
+    net = resnet18()
+    randomize(net)
+    torch.save(net.state_dict(), folder / "my_r18.pth")
+    said = run(printed("docs/guides/python.md", **{"seeds=3": "seeds=1"}), folder)
+    assert "res5 (2, 128, 7, 10) stride 32" in said
+    frame = re.findall(r"^\d+ +(random|mine|again) +(bbox/AP\w*) +1 ", said, re.M)
+    assert len(set(frame)) == len(frame) == 9
+    assert re.search(r"^runs/mine/tables/table\.html$", said, re.M)
+    assert re.search(
+        r"^\[\('random', 0, [\d.]+\), \('again', 0, [\d.]+\), \('mine', 0, ", said, re.M
+    )
+
+
+@pytest.mark.slow
+def test_a_module_in_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    net, options = make_resnet(18, base=16), {"SOLVER.MAX_ITER": 1, "SOLVER.STEPS": ()}
+    how = {"task": "tiny.yaml", "out": "out", "seeds": [3], "options": options}
+    result = mt.evaluate({"mine": net}, **how, engine="embedded")
+    [record] = result.runs
+    assert (record.init, record.seed, record.iterations) == ("mine", 3, 1)
+    assert record.weights_source == "state dict"
+    before = written(folder)
+    same = mt.evaluate({"mine": net}, **how, engine="embedded")
+    assert str(same) == str(result) and written(folder) == before
+    assert result._repr_html_().startswith('<iframe srcdoc="&lt;!DOCTYPE html&gt;')
+    with torch.no_grad():
+        net.conv1.weight.add_(1)
+    with pytest.raises(mt.UserError, match=r"out was made by another command \(inits\.mine"):
+        mt.evaluate({"mine": net}, **how, engine="embedded")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"inits": {"a": 3}}, "inits: a: got a int"),
+        ({"inits": {"scratch": None}}, "the name random is for random initialization"),
+        ({"inits": {"a": "no.pth"}}, "no.pth: no such file"),
+        ({"task": "no_such_task"}, "no_such_task: no such file"),
+        ({"task": ["tiny.yaml", "tiny.yaml"]}, "two tasks are called tiny"),
+        ({"options": {"SOLVER.FOO": 1}}, "options: got the unknown key SOLVER.FOO"),
+        ({"options": {"SEED": 1}}, "SEED is set for each run"),
+        ({"seeds": 0}, "seeds: got 0, expected 1 to 100"),
+        ({"engine": "jax"}, "engine: got 'jax', expected one of auto"),
+        ({"executor": "cloud"}, "executor: got 'cloud', expected one of auto"),
+        ({"workers": -1}, "workers: got -1"),
+        ({"baseline": "mine"}, "baseline mine: no such init; choices are random"),
+        ({"out": "tiny.yaml"}, "tiny.yaml: is a file"),
+    ],
+)
+def test_refusals(change, message, folder, monkeypatch) -> None:
+    monkeypatch.chdir(folder)
+    fitting = {"inits": {"random": None}, "task": "tiny.yaml", "out": "out"}
+    with pytest.raises(mt.UserError, match=re.escape(message)) as error:
+        mt.evaluate(**{**fitting, **change})
+    assert "\n" not in str(error.value) and not (folder / "out").exists()
+
+
+def test_it_is_imported_at_once() -> None:
+    code = "import sys, moco_transfer; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    packages = {name.partition(".")[0] for name in done.stdout.split()}
+    assert "moco_transfer" in packages
+    assert not packages & {"torch", "numpy", "pandas", "convert", "detection", "benchmarks"}
+    assert mt.__all__ == sorted(mt.__all__) and all(map(mt.__dict__.get, mt.__all__))
