@@ -2,5 +2,5 @@
 
 import warnings
 
-# Of fvcore's source, in every process that imports it; nothing that a user could do about it.
+# fvcore's source triggers it in every process, and a user cannot fix it.
 warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", FutureWarning)

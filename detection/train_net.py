@@ -1,10 +1,10 @@
-"""Fine-tune a detector and evaluate it: one run, one folder, one record.
+r"""Fine-tune a detector and evaluate it: one run, one folder, one record.
 
-    python detection/train_net.py --config-file configs/voc/faster_rcnn_R_50_C4_24k.yaml \\
+    python detection/train_net.py --config-file configs/voc/faster_rcnn_R_50_C4_24k.yaml \
         --num-gpus 8 MODEL.WEIGHTS moco.pth OUTPUT_DIR runs/voc_24k/moco_0
 
-Flags and files are those of a Detectron2 train_net.py. The engine is Detectron2 where it can be
-imported and the embedded one otherwise; the choice is printed and recorded.
+Flags and files are those of Detectron2's train_net.py. The engine is Detectron2 if it can be
+imported, else the embedded one; the choice is printed and recorded.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 if not __package__:
-    # Run as a script, Python looks for modules in this folder instead of the repository.
+    # In a script, Python searches modules in the script's folder instead of the repository.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from moco.common import distributed
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line; it answers --help without importing torch."""
+    """Build the parser of the command line; --help works without importing torch."""
     parser = argparse.ArgumentParser(
         prog=program("train", "train_net.py"), description=(__doc__ or "").splitlines()[0]
     )
@@ -41,10 +41,10 @@ def build_parser() -> argparse.ArgumentParser:
         "--engine",
         choices=("auto", "detectron2", "embedded"),
         default="auto",
-        help="auto: detectron2 where it can be imported, else embedded",
+        help="auto: detectron2 if it can be imported, else embedded",
     )
     parser.add_argument(
-        "--resume", action="store_true", help="continue the run in OUTPUT_DIR, if it has begun"
+        "--resume", action="store_true", help="continue the run in OUTPUT_DIR, if there is one"
     )
     parser.add_argument(
         "--overwrite", action="store_true", help="start from scratch in a folder that is not empty"
@@ -58,12 +58,14 @@ def build_parser() -> argparse.ArgumentParser:
         "--num-gpus",
         type=int,
         default=1,
-        help="processes on this machine, one for each GPU (with MODEL.DEVICE cpu: on the CPU)",
+        help="number of processes on this machine, one per GPU (with MODEL.DEVICE cpu: on the CPU)",
     )
     parser.add_argument("--num-machines", type=int, default=1)
     parser.add_argument("--machine-rank", type=int, default=0)
     parser.add_argument(
-        "--dist-url", default="auto", help="tcp://host:port of the first of several machines"
+        "--dist-url",
+        default="auto",
+        help="tcp://host:port of the first machine, for several machines",
     )
     parser.add_argument(
         "--check-only",
@@ -75,7 +77,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=int,
         default=0,
         metavar="N",
-        help="plot the predictions on N test images, into OUTPUT_DIR/inference/visualize",
+        help="draw the predictions on N test images into OUTPUT_DIR/inference/visualize",
     )
     parser.add_argument(
         "--import",
@@ -83,7 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="MODULE",
         action="append",
         default=[],
-        help="with Detectron2: run code of your own first, e.g. what registers a dataset in its "
+        help="with Detectron2: import your own module first, e.g. one that registers a dataset in "
         "DatasetCatalog; may be repeated",
     )
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
@@ -106,32 +108,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     from moco.common.run import check_unused
 
     if args.visualize < 0:
-        raise UserError(f"--visualize: got {args.visualize}, expected a number of images")
-    if distributed.restarted() and not args.eval_only:  # torchrun --max-restarts: one had died
+        raise UserError(f"--visualize: got {args.visualize}, expected 0 or more images")
+    # torchrun --max-restarts starts all processes again after one has died.
+    if distributed.restarted() and not args.eval_only:
         args.resume, args.overwrite = True, False
     config_file, opts = args.config_file, args.opts
     if config_file is not None and model_zoo_file(config_file) is None:
         config_file = resolve(config_file)
     if args.eval_only and config_file is None:
         config_file = trained_config(opts, resume=args.resume)
-        if "OUTPUT_DIR" not in opts[::2]:  # else the folder's name on the day of the training
+        # The folder of the training may have moved since.
+        if "OUTPUT_DIR" not in opts[::2]:
             opts = [*opts, "OUTPUT_DIR", str(config_file.parent)]
         if main_process:
-            say(f"config: {config_file}, beside the model")
+            say(f"config: {config_file}, next to the model")
     early = None
     if args.engine == "embedded" or model_zoo_file(config_file) is None:
         early = check_early(config_file, opts, eval_only=args.eval_only, resume=args.resume)
     checked = "checked, nothing"
     if args.check_only and not args.eval_only:
-        given = dict(zip(opts[::2], opts[1::2], strict=False))
-        named = early.MODEL.WEIGHTS if early else given.get("MODEL.WEIGHTS", "")
-        if what := not_downloaded(named):
+        overrides = dict(zip(opts[::2], opts[1::2], strict=False))
+        weights = early.MODEL.WEIGHTS if early else overrides.get("MODEL.WEIGHTS", "")
+        if missing := not_downloaded(weights):
             opts = [*opts, "MODEL.WEIGHTS", RANDOM]
             if main_process:
-                say(f"note: {named}: would download {what}; random weights stand in for them")
-            checked = (
-                f"not checked: the weights {named}; the rest was, with random ones, and nothing"
-            )
+                say(f"note: {weights}: would download {missing}; random weights replace them here")
+            checked = f"checked with random weights instead of {weights}, nothing"
     if main_process:
         fresh = not (args.resume or args.overwrite or args.eval_only or args.check_only)
         if early and fresh and args.machine_rank == 0:
@@ -142,7 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if main_process:
         say(f"engine: {engine} ({reason})", *imported)
 
-    from detection.engine import run  # imports torch
+    from detection.engine import run  # Imports torch.
     from detection.engine.job import Job, check_processes
 
     several = processes(args)
@@ -157,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     unset = any(note.startswith("SEED was not set") for note in task.notes)
     if unset and not args.eval_only and (several.started or several.num_machines > 1):
-        raise UserError("SEED: several machines, or torchrun, need the same one everywhere; set it")
+        raise UserError("SEED is not set; several machines, or torchrun, need a common one; set it")
     scored, note = run.score_of_perfect(task) if main_process else (None, "")
     description = run.describe(task, note)
     if main_process:
@@ -178,7 +180,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         imports=tuple(args.imports),
     )
     if several.machine_rank > 0 or not main_process:
-        from detection.engine import launch  # imports torchvision
+        from detection.engine import launch  # Imports torchvision.
 
         launch.run(job)
     else:
@@ -187,22 +189,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def choose_engine(wanted: str) -> tuple[str, str]:
-    """The engine and the reason for it.
+    """Return the name of the engine and the reason for the choice.
 
     Raises:
-        UserError: Detectron2 is requested and cannot be imported.
+        UserError: If Detectron2 is requested and cannot be imported.
     """
     if wanted == "embedded":
         return "embedded", "requested"
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # about Detectron2's own source
+            warnings.simplefilter("ignore", FutureWarning)  # Detectron2's own source causes them.
             import detection.d2  # noqa: F401  # the only room that imports detectron2
-    except Exception as error:  # a broken installation fails in many ways
+    except Exception as error:  # A broken installation may raise anything.
         if wanted == "detectron2":
             raise UserError(
-                f"--engine detectron2: it cannot be imported ({error}); README.md says how it is "
-                "installed, or use --engine embedded"
+                f"--engine detectron2: Detectron2 cannot be imported ({error}); install it as "
+                "README.md describes, or use --engine embedded"
             ) from error
         return "embedded", f"Detectron2 cannot be imported: {error}"
     why = "requested" if wanted == "detectron2" else "it can be imported"
@@ -210,24 +212,25 @@ def choose_engine(wanted: str) -> tuple[str, str]:
 
 
 def import_own(names: Sequence[str], engine: str) -> list[str]:
-    """Import the user's modules; returns a line about each.
+    """Import the user's modules, and return a line about each.
 
-    Only the command line names them, and never a config file or a dataset: importing runs code.
+    Only the command line may name them, never a config file or a dataset, because importing runs
+    code.
 
     Raises:
-        UserError: one cannot be imported, or the engine has no use for it.
+        UserError: If one cannot be imported, or the engine does not support it.
     """
     if not names:
         return []
     if engine != "detectron2":
-        raise UserError("--import: the embedded engine runs no code of yours; use Detectron2's")
+        raise UserError("--import: the embedded engine does not import modules; use Detectron2")
     from detection.engine.job import import_modules
 
     return import_modules(names)
 
 
 def model_zoo_file(name: str | Path | None) -> Path | None:
-    """A file of the installed Detectron2's model zoo, where `name` is no file here or shipped."""
+    """Return a file of Detectron2's model zoo; None if `name` exists here or is shipped."""
     spec = find_spec("detectron2")
     here = name is None or Path(name).expanduser().exists() or find(name) is not None
     if name is None or here or spec is None or spec.origin is None:
@@ -238,10 +241,12 @@ def model_zoo_file(name: str | Path | None) -> Path | None:
 
 
 def find_config(name: str | Path | None, engine: str, scratch: Path) -> str | Path | None:
-    """A task file, or with Detectron2 a copy of one of its model zoo: `COCO-Detection/….yaml`.
+    """Return a task file; for one of Detectron2's model zoo (`COCO-Detection/….yaml`), a copy.
 
     Args:
-        scratch: where the copy goes.
+        name: Task file, or name in the model zoo.
+        engine: Name of the engine; only Detectron2 has a model zoo.
+        scratch: Folder for the copy.
     """
     path = model_zoo_file(name)
     if engine != "detectron2" or path is None:
@@ -252,14 +257,14 @@ def find_config(name: str | Path | None, engine: str, scratch: Path) -> str | Pa
 
 
 def processes(args: argparse.Namespace) -> "Processes":
-    """Return the processes that the flags or torchrun request; raises UserError: both do."""
+    """Return the processes that the flags or torchrun request; raise UserError if both do."""
     from detection.engine.job import Processes, torchrun_processes
 
     started = torchrun_processes()
     if started is None:
         return Processes(args.num_gpus, args.num_machines, args.machine_rank, args.dist_url)
     if (args.num_gpus, args.num_machines) != (1, 1):
-        raise UserError("--num-gpus, --num-machines: torchrun has started the processes; omit them")
+        raise UserError("--num-gpus, --num-machines: torchrun has started the processes; omit both")
     return started
 
 

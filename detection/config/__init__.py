@@ -1,1 +1,1 @@
-"""The keys of a task, their checks, and the recipes of the paper."""
+"""Configuration of a task: keys, their checks, and the recipes of the paper."""

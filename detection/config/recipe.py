@@ -1,8 +1,8 @@
-"""Is this configuration the paper's, or another published protocol? `recipes.yaml` has them.
+"""Comparison of a configuration with the recipes of the paper and of later work in `recipes.yaml`.
 
-The check is pure. It works for any configuration with Detectron2's keys, also for one that is not
-this project's, such as the official MoCo YAML files. It finds the recipe by the names of the
-datasets, the architecture and the schedule: the one from which the configuration deviates least.
+The check reads only its arguments and the recipes. It works for any configuration with Detectron2's
+keys, such as the official MoCo YAML files. Among the recipes that share datasets and architecture
+with the configuration, it selects the one that the configuration deviates least from.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from convert.contract import InputContract
-from detection.config.keys import DETECTRON2_ONLY, FIXED, HONORED, NOT_PROTOCOL, TRANSFER
+from detection.config.keys import KEYS
 from detection.config.weights import TORCHVISION_INPUT
 from detection.datasets.base import official_counts
 from detection.modeling.backbones import backbone_type
@@ -22,19 +22,19 @@ from moco.common.command import RANDOM
 
 _ARCHITECTURE = "MODEL.META_ARCHITECTURE"
 _BACKBONE = "MODEL.BACKBONE.NAME"
-# A recipe has to agree with a configuration in all but one of these to be meant at all, and in the
-# architecture, where there is one.
+# A recipe is a candidate if it differs from the configuration in at most one of these keys, and not
+# in the architecture if the configuration sets one.
 _IDENTITY = (
     _ARCHITECTURE,
     _BACKBONE,
     "MODEL.ROI_HEADS.NAME",
     "MODEL.SEM_SEG_HEAD.NAME",
 )
-# What makes a detector another model than the paper's, and not one that deviates from it → values
-# that count as the paper's besides those of its recipes.
+# Keys that make a detector another model, not a deviation from a recipe → values that count as the
+# recipes' in addition to those in the file.
 _MODEL: dict[str, tuple[Any, ...]] = {
     "MODEL.META_ARCHITECTURE": (),
-    "MODEL.ROI_HEADS.NAME": ("Res5ROIHeads",),  # C4 without the extra BN
+    "MODEL.ROI_HEADS.NAME": ("Res5ROIHeads",),  # C4 without the extra BN.
     "MODEL.PROPOSAL_GENERATOR.NAME": (),
     "MODEL.RESNETS.DEPTH": (),
     "MODEL.RESNETS.NUM_GROUPS": (),
@@ -43,27 +43,14 @@ PAPER = "the paper"
 _DATASETS = ("DATASETS.TRAIN", "DATASETS.TEST")
 _BATCH = "SOLVER.IMS_PER_BATCH"
 _NORM = "MODEL.RESNETS.NORM"
-# What a recipe need not list and what may be set freely all the same, besides NOT_PROTOCOL (which
-# has all that only the weights' contract decides): how a run is watched, how fast it is, and what
-# is read for custom datasets only.
-_FREE = (
-    "TEST.EVAL_PERIOD",
-    "TEST.EXPECTED_RESULTS",
-    "VIS_PERIOD",
-    "VERSION",
-    "CUDNN_BENCHMARK",
-    "SOLVER.PRECISION",  # compared as SOLVER.AMP.ENABLED
-    "DATASETS.VOC_CLASSES",
-    "DATASETS.VOC_YEAR",
-)
 _ABSENT = object()
-# Where the key is missing, Detectron2 alone builds this.
+# Configurations without the key are plain Detectron2's, which builds this stem.
 _WITHOUT_KEY = {"MODEL.RESNETS.STEM": "imagenet"}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a key has in a recipe, and who says so."""
+    """Value of a key in a recipe, with its source."""
 
     value: Any
     source: str
@@ -75,7 +62,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One task of the paper, or of the work that `of` names: `settings` by Detectron2's keys."""
+    """Settings of one task in the paper, or in the work that `of` names, by Detectron2's keys."""
 
     name: str
     settings: Mapping[str, Setting]
@@ -84,12 +71,12 @@ class Recipe:
 
 @dataclass(frozen=True)
 class RecipeCheck:
-    """How a configuration compares with the paper, or with the protocol that it is nearest to.
+    """Comparison of a configuration with the nearest recipe.
 
     Attributes:
-        recipe: which task, e.g. `Table 2b`; None: no task of the paper or of a protocol here.
-        label: one line for the record.
-        deviations: one line each, starting with the key.
+        recipe: Name of the recipe, e.g. `Table 2b`; None: no recipe matches.
+        label: One line for the run record.
+        deviations: One line per deviation, which starts with the key.
     """
 
     recipe: str | None
@@ -108,17 +95,19 @@ def check(
     """Compare a resolved configuration with the published recipe for its task.
 
     Args:
-        cfg: a CfgNode (or nested mapping) with Detectron2's keys; keys may be absent.
-        contract: of the weights; None for a random initialization, and where it is not known
-            (MODEL.WEIGHTS is then not `random`, and the input is not checked).
-        num_images: dataset → number of its images; a part of a published split is a deviation.
+        cfg: CfgNode (or nested mapping) with Detectron2's keys; keys may be absent.
+        contract: Input contract of the weights. None for a random initialization or an unknown
+            contract; MODEL.WEIGHTS is then not `random`, and the input is not checked.
+        num_images: Number of images of each dataset; fewer or more than in the published split is
+            a deviation.
     """
     flat = {**_WITHOUT_KEY, **flatten(cfg)}
     candidates = [recipe for recipe in load_recipes() if _is_meant(flat, recipe)]
-    if not candidates or _is_another_model(flat):
+    if not candidates or _is_another_model(flat, _family(candidates[0])):
         return NOT_A_TASK
-    compared = [(recipe, *_compare(flat, recipe)) for recipe in candidates]
-    recipe, _, lines = min(compared, key=lambda item: item[1])  # the first of equal ones
+    defaults = _defaults()
+    compared = [(recipe, *_compare(flat, recipe, defaults)) for recipe in candidates]
+    recipe, _, lines = min(compared, key=lambda item: item[1])  # Ties go to the first one.
     lines += _check_input(flat, contract)
     for name, number in (num_images or {}).items():
         official, _ = official_counts(name)
@@ -135,10 +124,10 @@ def _data() -> dict[str, Any]:
 
 @cache
 def load_recipes() -> tuple[Recipe, ...]:
-    """All recipes.
+    """Return all recipes of `recipes.yaml`.
 
     Raises:
-        KeyError: an entry of the file has no known group or source.
+        KeyError: If an entry of the file names an unknown group or source.
     """
     recipes = []
     for entry in _data()["recipes"]:
@@ -159,30 +148,27 @@ def _of(source: str, of: str) -> str:
 
 
 def _alternatives() -> dict[str, list[str]]:
-    """Names of one thing, by the name that the recipes have for it."""
+    """Return the synonyms of each name that the recipes use."""
     names: dict[str, list[str]] = _data()["alternatives"]
     return names
 
 
-@cache
 def _defaults() -> dict[str, Setting]:
-    """Every key that makes an experiment another one, with its default."""
-    owned = (("Detectron2's", HONORED | DETECTRON2_ONLY | FIXED), ("this project's", TRANSFER))
+    """Return the default of every key that a recipe implies where it does not list the key."""
+    sources = {True: _data()["sources"]["d2"], False: f"this project's default; {PAPER} is silent"}
     return {
-        key: Setting(value, f"{owner} default; {PAPER} is silent")
-        for owner, values in owned
-        for key, value in values.items()
-        if key not in NOT_PROTOCOL and key not in _FREE
+        row.name: Setting(row.default, sources[row.detectron2])
+        for row in KEYS.where(protocol=True, free=False)
     }
 
 
 def _is_meant(flat: Mapping[str, Any], recipe: Recipe) -> bool:
-    """Whether the recipe is about this configuration's data, kind of network and its family."""
+    """Return whether the recipe matches the configuration's data, architecture and family."""
     architecture = recipe.settings[_ARCHITECTURE].value
     if flat.get(_ARCHITECTURE, architecture) != architecture:
         return False
-    name, family = flat.get(_BACKBONE, ""), backbone_type(recipe.settings[_BACKBONE].value).family
-    if name in BACKBONE_TYPES and backbone_type(name).family != family:
+    name = flat.get(_BACKBONE, "")
+    if name in BACKBONE_TYPES and backbone_type(name).family != _family(recipe):
         return False
     shared = any(set(flat.get(key, ())) & set(recipe.settings[key].value) for key in _DATASETS)
     identity = [key for key in _IDENTITY if key in recipe.settings]
@@ -190,26 +176,33 @@ def _is_meant(flat: Mapping[str, Any], recipe: Recipe) -> bool:
     return shared and len(other) <= 1
 
 
-def _is_another_model(flat: Mapping[str, Any]) -> bool:
-    """Whether the detector is of a kind that no recipe has: Cascade, R101."""
+def _family(recipe: Recipe) -> str:
+    return backbone_type(recipe.settings[_BACKBONE].value).family
+
+
+def _is_another_model(flat: Mapping[str, Any], family: str) -> bool:
+    """Return whether no recipe of a family has a detector of this kind, such as Cascade or R101."""
+    recipes = [recipe for recipe in load_recipes() if _family(recipe) == family]
     for key, also in _MODEL.items():
-        known = [r.settings[key].value for r in load_recipes() if key in r.settings]
+        known = [r.settings[key].value for r in recipes if key in r.settings]
         if key in flat and flat[key] not in (*known, *also):
             return True
     return False
 
 
-def _compare(flat: Mapping[str, Any], recipe: Recipe) -> tuple[int, list[str]]:
-    """How far a configuration is from a recipe, and the lines that say where."""
+def _compare(
+    flat: Mapping[str, Any], recipe: Recipe, defaults: Mapping[str, Setting]
+) -> tuple[int, list[str]]:
+    """Return the distance of a configuration from a recipe, and a line per deviation."""
     different = {
         key: setting
         for key, setting in recipe.settings.items()
         if not _equal(flat.get(key, _ABSENT), setting.value)
     }
-    # What a recipe does not list has to be as it always is, where the configuration has it.
+    # A key that the recipe does not list has to have its default, if the configuration has the key.
     different |= {
         key: Setting(setting.value, _of(setting.source, recipe.of))
-        for key, setting in _defaults().items()
+        for key, setting in defaults.items()
         if key in flat and key not in recipe.settings and not _equal(flat[key], setting.value)
     }
     scaled = _linearly_scaled(flat, recipe) & set(different)
@@ -223,8 +216,8 @@ def _compare(flat: Mapping[str, Any], recipe: Recipe) -> tuple[int, list[str]]:
         elif key.endswith(".NORM") and flat.get(key) == "BN" and setting.value in _alternatives():
             line += "; on one process that is the same"
         lines.append(line)
-    # What one change of the batch explains counts once, else half the batch at twice the length
-    # would be taken for the longer schedule.
+    # All keys that a change of the batch size explains count once; otherwise half the batch size at
+    # twice the length would match the longer schedule.
     return len(different) - max(0, len(scaled) - 1), lines
 
 
@@ -237,9 +230,11 @@ def _not_equivalent(got: int, batch: int, recipe: Recipe) -> str:
 
 
 def _linearly_scaled(flat: Mapping[str, Any], recipe: Recipe) -> set[str]:
-    """The solver's keys, if all follow another batch as Goyal et al. 2017 (arXiv 1706.02677) do.
+    """Return the keys of SOLVER that follow the linear scaling rule of Goyal et al. 2017.
 
-    The learning rate is multiplied with the batch, durations are divided; the warm-up may stay.
+    By that rule (arXiv 1706.02677) the learning rate is proportional to the batch size and
+    durations are inversely proportional to it; the warm-up may stay. The set is empty unless all
+    other keys follow the rule.
     """
     expected = {key: setting.value for key, setting in recipe.settings.items()}
     got = flat.get(_BATCH)
@@ -248,14 +243,14 @@ def _linearly_scaled(flat: Mapping[str, Any], recipe: Recipe) -> set[str]:
     ratio = got / expected[_BATCH]
 
     def divided(key: str) -> bool:
-        # Durations are whole numbers: rounded to one, either way.
-        theirs, ours = flat.get(key), expected[key]
-        if not isinstance(ours, list | tuple):
-            theirs, ours = [theirs], [ours]
-        if not isinstance(theirs, list | tuple) or len(theirs) != len(ours):
+        # Durations are integers, which may be rounded up or down.
+        actual, value = flat.get(key), expected[key]
+        if not isinstance(value, list | tuple):
+            actual, value = [actual], [value]
+        if not isinstance(actual, list | tuple) or len(actual) != len(value):
             return False
-        numbers = all(isinstance(value, int | float) for value in theirs)
-        return numbers and all(abs(a - b / ratio) <= 1 for a, b in zip(theirs, ours, strict=True))
+        numbers = all(isinstance(value, int | float) for value in actual)
+        return numbers and all(abs(a - b / ratio) <= 1 for a, b in zip(actual, value, strict=True))
 
     if not _equal(flat.get("SOLVER.BASE_LR"), expected["SOLVER.BASE_LR"] * ratio):
         return set()
@@ -266,7 +261,7 @@ def _linearly_scaled(flat: Mapping[str, Any], recipe: Recipe) -> set[str]:
 
 
 def _check_input(flat: Mapping[str, Any], contract: InputContract | None) -> list[str]:
-    """Lines where the pixels or the stride are not what the weights were trained with."""
+    """Return a line per key in which pixels or stride differ from those of pre-training."""
     if contract is not None:
         owner = f"the weights need {{}} (contract of the {contract.source} checkpoint)"
         keys = contract.d2_keys()
@@ -292,11 +287,11 @@ def _check_input(flat: Mapping[str, Any], contract: InputContract | None) -> lis
     return lines
 
 
-def _equal(ours: Any, theirs: Any, tolerance: float = 1e-9) -> bool:
-    """`same_value`, where names of one thing are one name."""
-    if isinstance(theirs, str) and theirs in _alternatives():
-        return ours in _alternatives()[theirs]
-    return same_value(ours, theirs, tolerance=tolerance)
+def _equal(value: Any, expected: Any, tolerance: float = 1e-9) -> bool:
+    """Compare two values by `same_value`, with synonyms equal."""
+    if isinstance(expected, str) and expected in _alternatives():
+        return value in _alternatives()[expected]
+    return same_value(value, expected, tolerance=tolerance)
 
 
 def _text(value: Any) -> str:

@@ -1,30 +1,39 @@
-"""What the user left open in a task: device, precision, schedule, seed, data, number of classes."""
+"""Fill in a task's unset keys: device, precision, schedule, seed, datasets, number of classes."""
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from fvcore.common.config import CfgNode
 
 from detection.config.trained import config_in
-from detection.datasets import custom_names, folder_sources, parts
-from detection.datasets.base import Split
-from detection.datasets.voc import choose_splits, lists_expected
+from detection.datasets import (
+    custom_keys,
+    custom_names,
+    data_sources,
+    folder_sources,
+    parts,
+    roboflow_sources,
+)
+from detection.datasets.base import Source, Split, choose_splits, splits_expected
+from detection.datasets.voc import LISTS
 from moco.common.errors import DataError, UserError
 from moco.common.shipped import shown
 
-PRECISIONS = ("auto", "fp32", "bf16", "fp16")
-
 
 def resolve_device(cfg: CfgNode, explicit: Collection[str], num_processes: int) -> None:
-    """MODEL.DEVICE (in place): cuda where there is one, else cpu, unless it was set."""
+    """Set MODEL.DEVICE in place, unless it was set: cuda if a GPU is available, else cpu.
+
+    Raises:
+        UserError: If the device does not exist, or several processes have no GPU.
+    """
     import torch
 
     available = torch.cuda.is_available()
     if "MODEL.DEVICE" not in explicit:
         if num_processes > 1 and not available:
             raise UserError(
-                f"{num_processes} processes (--num-gpus or torchrun) train on as many GPUs, but "
-                "torch sees no GPU; set MODEL.DEVICE cpu to let them share the CPU"
+                f"{num_processes} processes (--num-gpus or torchrun) need one GPU each, but torch "
+                "sees none; set MODEL.DEVICE cpu to let them share the CPU"
             )
         cfg.MODEL.DEVICE = "cuda" if available else "cpu"
     kind = cfg.MODEL.DEVICE.split(":")[0]
@@ -37,49 +46,54 @@ def resolve_device(cfg: CfgNode, explicit: Collection[str], num_processes: int) 
 def resolve_precision(
     cfg: CfgNode, engine: str, explicit: Collection[str], *, eval_only: bool, resume: bool
 ) -> list[str]:
-    """SOLVER.PRECISION and the keys that follow from it (in place); a note on what `auto` chose, or
-    on a choice that this processor can only emulate.
+    """Set SOLVER.PRECISION and the keys that follow from it, in place.
 
-    A resumed run keeps the precision that it was begun with, also on another processor.
+    A resumed run keeps the precision that it was started with, also on another processor.
+
+    Returns:
+        Notes on what `auto` chose, and on a precision that this processor only emulates.
+
+    Raises:
+        UserError: If fp16 is set without Detectron2 on a GPU.
     """
     import torch
 
     from moco.engine.device import has_fast_bf16, slow_bf16
 
     solver, device, notes = cfg.SOLVER, torch.device(cfg.MODEL.DEVICE), []
-    theirs = engine == "detectron2" and device.type == "cuda"
+    has_fp16 = engine == "detectron2" and device.type == "cuda"
     if solver.PRECISION == "auto":
-        begun = config_in(cfg.OUTPUT_DIR) if resume else {}
+        before = config_in(cfg.OUTPUT_DIR) if resume else {}
         fast = has_fast_bf16(device)
         solver.PRECISION, why = ("bf16", "has") if fast else ("fp32", "does not have")
         why = f"{cfg.MODEL.DEVICE} {why} fast bf16"
-        if "SOLVER.PRECISION" in begun:
-            solver.PRECISION, why = begun["SOLVER.PRECISION"], "as the run was begun"
+        if "SOLVER.PRECISION" in before:
+            solver.PRECISION, why = before["SOLVER.PRECISION"], "as the run was started"
         notes.append(f"SOLVER.PRECISION auto: {solver.PRECISION}, {why}")
     elif solver.PRECISION == "fp32" and solver.AMP.ENABLED:
-        solver.PRECISION = "fp16" if theirs else "bf16"
-    if solver.PRECISION not in PRECISIONS:
-        choices = ", ".join(PRECISIONS)
-        raise UserError(f"SOLVER.PRECISION: got {solver.PRECISION!r}, choices are {choices}")
+        solver.PRECISION = "fp16" if has_fp16 else "bf16"
     if solver.PRECISION == "bf16" and not eval_only and not has_fast_bf16(device):
         notes.append(slow_bf16(cfg.MODEL.DEVICE))
     if solver.PRECISION == "bf16" and "MODEL.CHANNELS_LAST" not in explicit:
         cfg.MODEL.CHANNELS_LAST = True
-    if solver.PRECISION == "fp16" and not theirs and not eval_only:
-        raise UserError("SOLVER.PRECISION fp16: only with Detectron2 on a GPU; set bf16")
+    if solver.PRECISION == "fp16" and not has_fp16 and not eval_only:
+        raise UserError(
+            "SOLVER.PRECISION fp16 is available only with Detectron2 on a GPU; set bf16"
+        )
     solver.AMP.ENABLED = solver.PRECISION != "fp32"
     return notes
 
 
 def scale_to_processes(cfg: CfgNode, num_processes: int) -> list[str]:
-    """Scale batch, learning rate and schedule (in place) as Detectron2 does, and say so.
+    """Scale batch size, learning rate and schedule in place, as Detectron2 does; return notes.
 
-    The rule is that of `DefaultTrainer.auto_scale_workers`: the batch of each process stays, the
-    learning rate follows the whole batch (Goyal et al. 2017), and the durations in iterations are
-    divided, so that the number of epochs stays. With SOLVER.REFERENCE_WORLD_SIZE 0 nothing changes.
+    The rule is that of `DefaultTrainer.auto_scale_workers`: each process keeps its batch size, the
+    learning rate is proportional to the total batch size (Goyal et al. 2017), and durations in
+    iterations are divided, so that the number of epochs stays. With SOLVER.REFERENCE_WORLD_SIZE 0
+    nothing changes.
 
     Raises:
-        UserError: the batch cannot be divided among the reference's processes.
+        UserError: If the batch cannot be divided among the reference's processes.
     """
     solver, test = cfg.SOLVER, cfg.TEST
     reference = solver.REFERENCE_WORLD_SIZE
@@ -111,7 +125,7 @@ def scale_to_processes(cfg: CfgNode, num_processes: int) -> list[str]:
 
 
 def resolve_seed(cfg: CfgNode, *, resume: bool) -> list[str]:
-    """SEED (in place): the user's, the folder's, or a new one, and then a note that says so."""
+    """Set SEED in place to the user's, the resumed run's, or a sampled one; return notes."""
     if cfg.SEED >= 0:
         return []
     if resume and (seed := config_in(cfg.OUTPUT_DIR).get("SEED", -1)) >= 0:
@@ -121,42 +135,59 @@ def resolve_seed(cfg: CfgNode, *, resume: bool) -> list[str]:
     return [f"SEED was not set; {cfg.SEED} was sampled"]
 
 
-def resolve_names(cfg: CfgNode, given: Collection[str], *, eval_only: bool) -> None:
-    """DATASETS.TRAIN and TEST (in place); of an evaluation TEST alone.
+def resolve_names(cfg: CfgNode, overrides: Collection[str], *, eval_only: bool) -> None:
+    """Set DATASETS.TRAIN and TEST in place; for an evaluation TEST only.
 
-    A custom dataset replaces that of the YAML file, but not what is on the command line; then
-    DATASETS.PART takes its part.
+    A custom dataset replaces the YAML file's, but not the command line's; then DATASETS.PART is
+    applied.
 
     Args:
-        given: keys of the command line.
+        cfg: Configuration.
+        overrides: Keys set on the command line.
+        eval_only: Whether nothing is trained.
 
     Raises:
-        UserError: keys that contradict each other, no such part, or an index file without a subset.
-        DataError: a custom folder without such splits.
+        UserError: If keys contradict each other, or a part or a subset of an index file does not
+            exist.
+        DataError: If a custom folder lacks the splits.
     """
     datasets = cfg.DATASETS
     needed = ("TEST",) if eval_only else ("TRAIN", "TEST")
     own = custom_names(cfg)
-    if own and datasets.VOC_DIR:
-        raise UserError("DATASETS.VOC_DIR and DATASETS.COCO_*_JSON are both set; keep one of them")
+    files = {"COCO_TRAIN_JSON": "COCO_*_JSON", "COCO_TEST_JSON": "COCO_*_JSON"}
+    kinds = list(dict.fromkeys(files.get(key, key) for key in custom_keys(datasets)))
+    if len(kinds) > 1:
+        both = " and ".join(f"DATASETS.{kind}" for kind in kinds[:2])
+        raise UserError(f"{both} are both set; keep one of them")
     for key, name in own.items():
         kept = datasets[key] and parts.base_name(datasets[key][0]) in own.values()
-        if f"DATASETS.{key}" not in given and not kept:
+        if f"DATASETS.{key}" not in overrides and not kept:
             datasets[key] = (name,)
     if own and (missing := [f"DATASETS.COCO_{key}_JSON" for key in needed if key not in own]):
         raise UserError(f"{' and '.join(missing)} is not set, but the other one is; set both")
     if datasets.VOC_DIR:
-        _resolve_voc_folder(cfg, given, needed)
+        voc = folder_sources(datasets)
+        splits: dict[str, Source] = {source.split: source for source in voc}
+        _resolve_splits(cfg, overrides, needed, "VOC_DIR", splits, LISTS)
+        datasets.VOC_CLASSES = list(voc[0].classes)
     elif list(datasets.VOC_CLASSES):
         raise UserError("DATASETS.VOC_CLASSES belongs to DATASETS.VOC_DIR; set both or none")
+    elif datasets.YOLO_YAML:
+        splits = {source.split: source for source in data_sources(datasets)}
+        _resolve_splits(cfg, overrides, needed, "YOLO_YAML", splits, "it")
+    elif datasets.COCO_DIR:
+        splits = {source.split: source for source in roboflow_sources(datasets)}
+        _resolve_splits(cfg, overrides, needed, "COCO_DIR", splits, "it")
     if not eval_only and not datasets.TRAIN:
         raise UserError(
-            "DATASETS.TRAIN is empty; name a dataset, set DATASETS.VOC_DIR or "
-            "DATASETS.COCO_TRAIN_JSON, or give a task that does, e.g. --config-file "
-            + shown("voc/faster_rcnn_R_18_C4_small")
+            "DATASETS.TRAIN is empty; name a dataset, set DATASETS.VOC_DIR, DATASETS.YOLO_YAML, "
+            "DATASETS.COCO_DIR or DATASETS.COCO_TRAIN_JSON, or give a task that does, e.g. "
+            "--config-file " + shown("voc/faster_rcnn_R_18_C4_small")
         )
     if datasets.PART_INDEX and datasets.PART in ("", parts.TUNE):
-        raise UserError("DATASETS.PART_INDEX: names subsets of DATASETS.PART; set it as 10%.3")
+        raise UserError(
+            "DATASETS.PART_INDEX names subsets of DATASETS.PART; set that to one, e.g. 10%.3"
+        )
     if datasets.PART and not eval_only:
         train, test = parts.with_part(datasets.TRAIN, datasets.TEST, datasets.PART)
         datasets.TRAIN, datasets.TEST = tuple(train), tuple(test)
@@ -171,34 +202,55 @@ def check_one_test(cfg: CfgNode) -> None:
         )
 
 
-def _resolve_voc_folder(cfg: CfgNode, given: Collection[str], needed: Sequence[str]) -> None:
-    """DATASETS.TRAIN, TEST and VOC_CLASSES (in place) from the splits of DATASETS.VOC_DIR."""
-    datasets = cfg.DATASETS
-    sources = {source.name: source for source in folder_sources(datasets)}
+def _resolve_splits(
+    cfg: CfgNode,
+    overrides: Collection[str],
+    needed: Sequence[str],
+    own: str,
+    splits: Mapping[str, Source],
+    where: str,
+) -> None:
+    """Set DATASETS.TRAIN and TEST in place from the splits that the key `own` of DATASETS names.
+
+    Args:
+        cfg: Configuration.
+        overrides: Keys set on the command line.
+        needed: Keys to set, TRAIN and TEST.
+        own: Key of DATASETS.
+        splits: Source of each split by its short name, such as train.
+        where: What has the splits, for errors.
+    """
+    datasets, names = cfg.DATASETS, {source.name for source in splits.values()}
     for key in needed:
-        names = tuple(datasets[key])
-        if names and all(parts.base_name(name) in sources for name in names):
+        set_to = tuple(datasets[key])
+        if set_to and all(parts.base_name(name) in names for name in set_to):
             continue
-        if names and f"DATASETS.{key}" in given:
+        if set_to and f"DATASETS.{key}" in overrides:
             raise UserError(
-                f"DATASETS.{key}: {', '.join(names)} is not in DATASETS.VOC_DIR "
-                f"{datasets.VOC_DIR}; choices are {', '.join(sources)}"
+                f"DATASETS.{key}: {', '.join(set_to)} is not in DATASETS.{own} {datasets[own]}; "
+                f"choices are {', '.join(sorted(names))}"
             )
-        splits = {source.split: source.name for source in sources.values()}
-        if not (chosen := choose_splits(splits, needed)):
-            raise DataError(f"DATASETS.VOC_DIR {datasets.VOC_DIR}: {lists_expected(splits)}")
-        datasets[key] = (splits[chosen[key]],)
-    datasets.VOC_CLASSES = list(next(iter(sources.values())).classes)
+        present = [split for split, source in splits.items() if source.present()]
+        if not (chosen := choose_splits(present, needed)):
+            error = splits_expected(where, present)
+            raise DataError(f"DATASETS.{own} {datasets[own]}: {error}")
+        datasets[key] = (splits[chosen[key]].name,)
 
 
 def resolve_classes(
-    cfg: CfgNode, test: Split, explicit: Collection[str], given: Collection[str]
+    cfg: CfgNode, test: Split, explicit: Collection[str], overrides: Collection[str]
 ) -> None:
-    """NUM_CLASSES (in place) follows the dataset, unless it was set and contradicts it.
+    """Set the head's NUM_CLASSES in place to the dataset's number of classes.
 
     Args:
-        explicit: keys set anywhere.
-        given: keys of the command line.
+        cfg: Configuration.
+        test: Test split.
+        explicit: Keys set in the task file or on the command line.
+        overrides: Keys set on the command line.
+
+    Raises:
+        UserError: If the key was set to another number, or the architecture does not fit the
+            dataset.
     """
     semantic = test.evaluator_type == "sem_seg"
     architecture = cfg.MODEL.META_ARCHITECTURE
@@ -210,9 +262,9 @@ def resolve_classes(
     heads = {"SemanticSegmentor": "SEM_SEG_HEAD", "RetinaNet": "RETINANET"}
     head = heads.get(architecture, "ROI_HEADS")
     node, key = cfg.MODEL[head], f"MODEL.{head}.NUM_CLASSES"
-    own = bool(cfg.DATASETS.VOC_DIR or custom_names(cfg) or test.from_catalog)
+    own = bool(custom_keys(cfg.DATASETS) or test.from_catalog)
     num_classes = len(test.classes)
-    if key not in (given if own else explicit):
+    if key not in (overrides if own else explicit):
         node.NUM_CLASSES = num_classes
     elif node.NUM_CLASSES != num_classes:
         raise UserError(

@@ -1,12 +1,12 @@
-"""A task: a YAML file in Detectron2's own key names, resolved and checked before anything heavy.
+"""Loading of a task: a YAML file with Detectron2's key names, resolved and checked before training.
 
-The same file and the same `KEY VALUE` overrides serve both engines; all keys are in keys.py. An
-unknown key is an error that names the nearest one, and so is a value that the engine cannot honor.
+Both engines take the same file and the same `KEY VALUE` overrides; keys.py lists all keys. An
+unknown key raises an error that names the nearest one; so does a value that the engine does not
+support.
 """
 
-import copy
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from detection.config.checks import (
     check_warmup,
 )
 from detection.config.engines import find_engine
-from detection.config.keys import DATA_KEY, DEFAULTS, TRANSFER
+from detection.config.keys import DATA_KEY, KEYS
 from detection.config.recipe import RecipeCheck, check
 from detection.config.resolve import (
     check_one_test,
@@ -66,15 +66,18 @@ class Task:
     """A task ready to run.
 
     Attributes:
-        name: the config file's name without ending.
-        cfg: every key resolved (weights' contract, dataset, device, seed), frozen.
-        init: `random` or the weights file's name without ending.
-        weights: the converted file, None for random and for evaluation only.
-        train: the training splits, empty for evaluation only.
-        data: (name, annotations_sha256) of the training splits, then of the test split; for
-            evaluation only those that the model was trained on, as far as its record has them.
-        recipe: how the configuration compares with the paper's.
-        notes: what a reader of the result has to know.
+        name: Name of the config file without its extension.
+        engine: Name of the engine: detectron2 or embedded.
+        cfg: Frozen configuration, with every key resolved (weights' contract, dataset, device,
+            seed).
+        init: `random`, or the name of the weights file without its extension.
+        weights: Converted weights; None for random ones and for evaluation only.
+        train: Training splits; empty for evaluation only.
+        test: Test split.
+        data: (name, annotations_sha256) of the training splits, then of the test split. For
+            evaluation only, the splits that the model was trained on, if its record has them.
+        recipe: Comparison of the configuration with the paper's.
+        notes: Lines that a reader of the result has to know.
     """
 
     name: str
@@ -90,33 +93,23 @@ class Task:
 
 
 def default_task() -> CfgNode:
-    """Detectron2's keys with its default values, and this project's own.
+    """Return the defaults of Detectron2's keys and of this project's own.
 
-    All keys of Detectron2 are there, so that its files load; which of them the embedded engine can
-    change is checked in `load_task`.
+    All keys of Detectron2 are included, so that its files load; `load_task` checks which of them
+    the embedded engine supports.
     """
     cfg = CfgNode()
-    _add_keys(cfg, DEFAULTS)
+    KEYS.add_to(cfg)
     return cfg
 
 
 def add_transfer_config(cfg: CfgNode) -> None:
     """Add this project's own keys to Detectron2's config (in place), as its plugins do."""
-    _add_keys(cfg, TRANSFER)
-
-
-def _add_keys(cfg: CfgNode, keys: Mapping[str, Any]) -> None:
-    for key, value in keys.items():
-        *parents, name = key.split(".")
-        node = cfg
-        for parent in parents:
-            # Of the same class: Detectron2 merges no YAML into another.
-            node = node.setdefault(parent, type(cfg)())
-        node[name] = copy.deepcopy(value)
+    KEYS.where(detectron2=False).add_to(cfg)
 
 
 def resolved_config(task: Task) -> dict[str, Any]:
-    """Every key, flat, and under `DATA_KEY` the hash of the datasets' contents."""
+    """Return every key by its full name, and the hash of the annotations under `DATA_KEY`."""
     digest = hashlib.sha256()
     for name, sha256 in task.data:
         digest.update(f"{name} {sha256}\n".encode())
@@ -130,18 +123,25 @@ def check_early(
     eval_only: bool = False,
     resume: bool = False,
 ) -> CfgNode | None:
-    """What can be checked in a moment, before torch and the engine are imported.
+    """Run the quick checks of a task, before torch and the engine are imported.
 
-    Keys and their values, the file of the weights, and that the data are there;
-    `load_task` checks them again, and everything else.
+    They cover keys and values, and that the weights and the data exist; `load_task` repeats them
+    and checks everything else.
+
+    Args:
+        config_file: YAML with local `_BASE_`; None: Detectron2's defaults.
+        opts: `KEY VALUE` overrides.
+        eval_only: Whether MODEL.WEIGHTS is a trained model.
+        resume: Whether to continue the run in OUTPUT_DIR.
 
     Returns:
-        The keys as they are set; None for DensePose, whose keys only its engine knows.
+        The configuration; None for DensePose, whose keys only Detectron2 knows.
 
     Raises:
-        UserError, DataError: as `load_task`.
+        UserError: See `load_task`.
+        DataError: See `load_task`.
     """
-    given = explicit_keys(None, opts)
+    overrides = explicit_keys(None, opts)
     if "MODEL.DENSEPOSE_ON" in explicit_keys(config_file, opts):
         return None
     cfg = load_cfg(default_task(), config_file, opts)
@@ -152,12 +152,12 @@ def check_early(
         check_warmup(cfg.SOLVER)
         check_weights(cfg.MODEL.WEIGHTS)
     cfg.defrost()
-    resolve_names(cfg, given, eval_only=eval_only)
+    resolve_names(cfg, overrides, eval_only=eval_only)
     check_one_test(cfg)
     sources = known(cfg)
     for name in (*(() if eval_only else cfg.DATASETS.TRAIN), *cfg.DATASETS.TEST):
         if base_name(name) in sources and not find_source(name, cfg).present():
-            read_split(name, cfg)  # says what is missing
+            read_split(name, cfg)  # Raises an error that names what is missing.
     return cfg
 
 
@@ -170,34 +170,37 @@ def load_task(
     resume: bool = False,
     num_processes: int = 1,
 ) -> Task:
-    """Resolve and check everything that can be wrong before training.
+    """Load a task: resolve its configuration and check everything that training depends on.
 
     Args:
         config_file: YAML with local `_BASE_`; None: Detectron2's defaults.
         opts: `KEY VALUE` overrides.
-        engine: detectron2 or embedded.
-        eval_only: MODEL.WEIGHTS is a trained model; with `resume` it is the folder's last one.
-        num_processes: over all machines; see `scale_to_processes`.
+        engine: Name of the engine: detectron2 or embedded.
+        eval_only: Whether MODEL.WEIGHTS is a trained model.
+        resume: Whether to continue the run in OUTPUT_DIR; with `eval_only`, the model is its last
+            checkpoint.
+        num_processes: Number of processes on all machines; see `scale_to_processes`.
 
     Raises:
-        UserError: unknown keys, values out of range or in contradiction with each other, with the
-            weights' contract or with the data; DataError: files missing or damaged.
+        UserError: If a key is unknown, or a value is out of range or contradicts another value,
+            the weights' contract or the data.
+        DataError: If a file is missing or damaged.
     """
-    runs_on, given = find_engine(engine), explicit_keys(None, opts)
+    runs_on, overrides = find_engine(engine), explicit_keys(None, opts)
     cfg, weights, explicit, notes = _before_data(
         config_file, opts, engine, eval_only, resume, num_processes
     )
     runs_on.check_config(cfg)
     notes += _norm_notes(cfg, num_processes)
     try:
-        resolve_names(cfg, given, eval_only=eval_only)
+        resolve_names(cfg, overrides, eval_only=eval_only)
         check_one_test(cfg)
         runs_on.provide_datasets(cfg)
         train = () if eval_only else tuple(read_split(name, cfg) for name in cfg.DATASETS.TRAIN)
         test = read_split(cfg.DATASETS.TEST[0], cfg)
-        resolve_classes(cfg, test, explicit, given)
+        resolve_classes(cfg, test, explicit, overrides)
         notes += check_splits(cfg, train, test)
-    except DataError as error:  # what is wrong with a custom dataset is rarely wrong in one place
+    except DataError as error:  # A custom dataset rarely has one error only.
         if doctor := doctor_command(cfg):
             raise DataError(f"{error}; to check all of it: {doctor}") from error
         raise
@@ -212,8 +215,8 @@ def load_task(
         trained_on = found
     elif eval_only:
         notes.append(
-            f"no {RECORD_NAME} beside the model names its training data, so the record's protocol "
-            "knows the test data alone"
+            f"no {RECORD_NAME} next to the model names its training data, so the protocol in the "
+            "record contains the test data only"
         )
     return Task(
         name=_task_name(config_file, cfg.DATASETS.PART, "tuned" if cfg.SOLVER.TUNED else ""),
@@ -232,7 +235,7 @@ def load_task(
 def keys_without_data(
     config_file: PathLike | None, opts: Sequence[str], engine: str, num_processes: int
 ) -> CfgNode:
-    """Resolve every key of a training that does not depend on its data; raises as `load_task`."""
+    """Resolve the keys of a training that do not depend on its data; raise as `load_task`."""
     return _before_data(config_file, opts, engine, False, False, num_processes)[0]
 
 
@@ -244,9 +247,9 @@ def _before_data(
     resume: bool,
     num_processes: int,
 ) -> "tuple[CfgNode, Converted | None, Collection[str], list[str]]":
-    """The keys, the weights, the keys that were set anywhere, and notes."""
+    """Return the configuration, the weights, all keys that were set, and notes."""
     runs_on = find_engine(engine)
-    explicit, given = explicit_keys(config_file, opts), explicit_keys(None, opts)
+    explicit, overrides = explicit_keys(config_file, opts), explicit_keys(None, opts)
     defaults = runs_on.default_config(dense_pose="MODEL.DENSEPOSE_ON" in explicit)
     cfg = load_cfg(defaults, config_file, opts)
     cfg.defrost()
@@ -263,13 +266,13 @@ def _before_data(
             apply_random(cfg, explicit)
             notes += frozen_random(flatten(cfg))
         else:
-            apply_contract(cfg, weights.contract, explicit, explicit - given)
+            apply_contract(cfg, weights.contract, explicit, explicit - overrides)
             notes += weights.notes
 
     resolve_device(cfg, explicit, num_processes)
     notes += resolve_seed(cfg, resume=resume)
     notes += resolve_precision(cfg, engine, explicit, eval_only=eval_only, resume=resume)
-    if not eval_only:  # the schedule that a model was trained with stays what it was
+    if not eval_only:  # An evaluation keeps the schedule that the model was trained with.
         notes += scale_to_processes(cfg, num_processes)
     check_values(cfg)
     if not eval_only:
@@ -278,7 +281,7 @@ def _before_data(
 
 
 def _norm_notes(cfg: CfgNode, num_processes: int) -> list[str]:
-    """Notes on norms that this number of processes computes in another way."""
+    """Return notes on norms that fall back to another one at this number of processes."""
     where = "one process" if num_processes == 1 else "on the CPU"
     names = {"BN": "plain BN"}
     return [
@@ -288,8 +291,10 @@ def _norm_notes(cfg: CfgNode, num_processes: int) -> list[str]:
 
 
 def _task_name(config_file: PathLike | None, *variants: str) -> str:
-    """The file's name, and what makes another task of it (10% of the data → 10pct); that of the run
-    for the config.yaml that a run left beside its record."""
+    """Return the name of a task: the name of its file, then its variants (10% of the data → 10pct).
+
+    For the config.yaml of a run, it is the name in the run's record.
+    """
     path = Path(config_file or "defaults")
     record = path.with_name(RECORD_NAME)
     if path.name == CONFIG_NAME and record.is_file():

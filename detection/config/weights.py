@@ -1,10 +1,9 @@
-"""MODEL.WEIGHTS: the values it takes, and the keys that the weights' input contract sets.
+"""Reading of MODEL.WEIGHTS, and the keys that the weights' input contract sets.
 
 The value is `random`; a file written by `convert/convert_to_d2.py`; a checkpoint that it reads,
-which is then converted in memory by the same functions and with the same proof; or what names one
-of these elsewhere (moco/common/pretrained.py). Nothing else starts a training: an empty string or a
-missing file is an error, because a network left at random under a real name is the worst result
-there is.
+which is then converted in memory by the same functions and with the same proof; or a name or URL of
+one of these (moco/common/pretrained.py). An empty string or a missing file is an error: otherwise a
+randomly initialized network would be evaluated under the name of real weights.
 """
 
 from __future__ import annotations
@@ -18,19 +17,20 @@ from fvcore.common.config import CfgNode
 
 from convert.contract import IMAGENET_MEAN, IMAGENET_STD, InputContract
 from convert.convert_to_d2 import convert_in_memory
-from convert.read import digest, is_converted, read_file
-from detection.config.keys import HONORED, TRANSFER
-from detection.modeling.backbones import backbone_type
+from convert.folders import digests, find_file
+from convert.read import is_converted, read_file
+from detection.config.keys import KEYS
+from detection.modeling.backbones import backbone_type, check_backbone
 from moco.common.cfgnode import flatten, read_yaml, same_value
 from moco.common.command import RANDOM, converter
 from moco.common.errors import DataError, UserError, first_few
-from moco.common.pretrained import find_remote, like, locate
+from moco.common.pretrained import find_remote, like
 from moco.common.shipped import CONFIGS, shown
 
 if TYPE_CHECKING:
     from convert.prove import Converted
 
-# What a network at random weights sees: torchvision's convention, as most weights have it.
+# Input of a randomly initialized network: torchvision's convention, which most weights follow.
 TORCHVISION_INPUT: dict[str, Any] = {
     "INPUT.FORMAT": "RGB",
     "MODEL.PIXEL_MEAN": IMAGENET_MEAN,
@@ -40,35 +40,38 @@ TORCHVISION_INPUT: dict[str, Any] = {
 
 
 def read_weights(weights: str, timm_model: str | None = None) -> Converted | None:
-    """The backbone that MODEL.WEIGHTS names, or None for `random`.
+    """Read the backbone that MODEL.WEIGHTS names; None for `random`.
 
-    `timm_model`: as `BackboneType.timm_model` says.
+    `Converted.notes` holds what a reader of the result has to know.
 
-    What a reader of the result has to know is in `Converted.notes`.
+    Args:
+        weights: Value of MODEL.WEIGHTS.
+        timm_model: See `BackboneType.timm_model`.
 
     Raises:
-        UserError: an empty value, a whole detector, a name that cannot be fetched; DataError: a
-            missing or damaged file, or one that convert/ does not recognize.
+        UserError: If the value is empty, names a whole detector, or cannot be downloaded.
+        DataError: If the file is missing, damaged, or not recognized by convert/.
     """
     from convert.prove import read_converted
 
     check_weights(weights)
     if weights == RANDOM:
         return None
-    found, objects = locate(weights), set[str]()
+    found, objects = find_file(weights), set[str]()
     raw = read_file(found.path, objects)
     if is_converted(raw):
         converted = read_converted(found.path, raw)
     else:
-        converted = convert_in_memory(found.path, raw, objects, timm_model)
+        converted = convert_in_memory(found.path, raw, objects, timm_model=timm_model)
     return replace(converted, notes=(*found.notes, *converted.notes), path=found.path)
 
 
 def check_weights(weights: str) -> None:
-    """Whether there is something that `read_weights` could read; torch is not imported.
+    """Check that MODEL.WEIGHTS names something that `read_weights` can read, without torch.
 
     Raises:
-        UserError: an empty value, or what cannot be downloaded; DataError: a missing file.
+        UserError: If the value is empty or cannot be downloaded.
+        DataError: If the file is missing.
     """
     give = (
         f"give a file from {converter()}, a checkpoint that it reads, a name that `moco-transfer "
@@ -76,13 +79,13 @@ def check_weights(weights: str) -> None:
     )
     if not weights:
         raise UserError(f"MODEL.WEIGHTS is empty; {give}")
-    if weights != RANDOM and find_remote(weights) is None and not Path(weights).is_file():
+    if weights != RANDOM and find_remote(weights) is None and not Path(weights).exists():
         raise DataError(f"MODEL.WEIGHTS {weights}: no such file{like(weights)}; {give}")
 
 
 def weights_sha256(weights: Converted | None) -> str | None:
-    """Of the file that MODEL.WEIGHTS names; None: random."""
-    return digest(weights.path) if weights and weights.path else None
+    """Return the SHA-256 of the file that MODEL.WEIGHTS names; None for random weights."""
+    return digests(weights.path)[0] if weights and weights.path else None
 
 
 def apply_contract(
@@ -91,13 +94,16 @@ def apply_contract(
     explicit: Collection[str],
     in_file: Collection[str] = (),
 ) -> None:
-    """Set the keys that the weights fix (in place); keys that were set must already agree.
+    """Set the keys that the weights' contract determines, in place.
 
     Args:
-        explicit: keys that were set. in_file: those of them that the task file set, not the user.
+        cfg: Configuration.
+        contract: Input contract of the weights.
+        explicit: Keys that were set; they have to agree with the contract.
+        in_file: Keys that only the task file sets, not the command line.
 
     Raises:
-        UserError: naming the key, its value and the weights'.
+        UserError: If a key that was set contradicts the contract.
     """
     values, owner = contract.d2_keys(), f"the weights (from {contract.source})"
     name = cfg.MODEL.BACKBONE.NAME
@@ -118,8 +124,7 @@ def apply_contract(
 
 
 def apply_random(cfg: CfgNode, explicit: Collection[str]) -> None:
-    """`TORCHVISION_INPUT` for what the user left open (in place), so that every row of a table sees
-    the same pixels."""
+    """Set unset keys to `TORCHVISION_INPUT` in place, so that all inits see equal pixels."""
     values = dict(TORCHVISION_INPUT)
     if "INPUT.FORMAT" in explicit and cfg.INPUT.FORMAT == "BGR":
         values |= {key: values[key][::-1] for key in ("MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD")}
@@ -130,19 +135,45 @@ def apply_random(cfg: CfgNode, explicit: Collection[str]) -> None:
 
 
 def _task_files(key: str, value: Any, family: str) -> str:
-    """Which task files of a family have this value of a key, by which they differ."""
-    fitting = []
-    known = {**HONORED, **TRANSFER}
-    for path in sorted(CONFIGS.rglob("*.yaml")):
-        keys = flatten(read_yaml(path))
-        name = keys.get("MODEL.BACKBONE.NAME", known["MODEL.BACKBONE.NAME"])
-        is_task = not path.name.startswith("Base-") and "DATASETS.TRAIN" in keys
-        is_task = is_task and backbone_type(name).family == family
-        if is_task and keys.get(key, known[key]) == value:
-            fitting.append(shown(path.relative_to(CONFIGS)))
+    """Format the names of a family's task files with this value of a key."""
+    fitting = [shown(path.relative_to(CONFIGS)) for path, _ in _tasks(key, value, family)]
     if not fitting:
         return f"no task file is for it; set {key} {value}"
     return f"task files for it: {first_few(fitting)}"
+
+
+def _tasks(key: str, value: Any, family: str) -> list[tuple[Path, Mapping[str, Any]]]:
+    """Return a family's task files with this value of a key, and the keys that each sets."""
+    found: list[tuple[Path, Mapping[str, Any]]] = []
+    known = KEYS.defaults
+    for path in sorted(CONFIGS.glob("*/*.yaml")):
+        if path.parent.name in ("pretrain", "suites"):
+            continue
+        keys = flatten(read_yaml(path))
+        name = keys.get("MODEL.BACKBONE.NAME", known["MODEL.BACKBONE.NAME"])
+        is_task = "DATASETS.TRAIN" in keys and backbone_type(name).family == family
+        if is_task and keys.get(key, known[key]) == value:
+            found.append((path, keys))
+    return found
+
+
+def fitting_tasks(contract: InputContract) -> list[str]:
+    """Return `folder/name` of each shipped task that takes weights with this contract."""
+    defaults, fitting = CfgNode(), []
+    KEYS.add_to(defaults)
+    known = set(KEYS.names)
+    key, _ = contract.architecture.task_key()
+    for path, keys in _tasks(key, contract.d2_keys()[key], contract.family.name):
+        cfg = defaults.clone()
+        for name in keys.keys() & known:  # others are those of Detectron2's DensePose
+            cfg.merge_from_list([name, keys[name]])
+        try:
+            apply_contract(cfg, contract, keys, keys)
+            check_backbone(cfg)
+        except UserError:
+            continue
+        fitting.append(path.relative_to(CONFIGS).with_suffix("").as_posix())
+    return fitting
 
 
 def apply_keys(
@@ -152,7 +183,7 @@ def apply_keys(
     owner: str,
     in_file: Collection[str] = (),
 ) -> None:
-    """Set `values` (in place), which `owner` needs; see `apply_contract`."""
+    """Set the keys that `owner` needs in place; see `apply_contract`."""
     known = flatten(cfg)
     for key, value in values.items():
         if key in explicit and not same_value(known[key], value, tolerance=1e-3):

@@ -1,7 +1,7 @@
-"""Detectron2's layers under bf16.
+"""Replacements of Detectron2's layers for training in bf16.
 
-Deviation: Detectron2 widens fp16 alone. Here RoIAlign has its regions in fp32, and on a CPU the
-fast gradient, and NaiveSyncBatchNorm its statistics.
+Deviation: Detectron2 widens only fp16. Here RoIAlign takes its regions in fp32, with the fast
+gradient on a CPU, and NaiveSyncBatchNorm computes its statistics in fp32.
 """
 
 from detectron2.layers import NaiveSyncBatchNorm, ROIAlign
@@ -12,7 +12,7 @@ from detection.modeling.roi_align import roi_align
 
 
 class Fp32RegionsROIAlign(nn.Module):
-    """As `layer`, which would round the regions to the features' dtype."""
+    """RoIAlign with regions in fp32; `ROIAlign` rounds them to the dtype of the features."""
 
     def __init__(self, layer: ROIAlign) -> None:
         super().__init__()
@@ -20,27 +20,29 @@ class Fp32RegionsROIAlign(nn.Module):
         self.sampling_ratio = layer.sampling_ratio
 
     def forward(self, features: Tensor, rois: Tensor) -> Tensor:
+        """Pool (N, C, H, W) in regions (R, 5), image index and box, to (R, C, P, P)."""
         return roi_align(features, rois, self.size, self.scale, self.sampling_ratio)
 
 
 def replace_roi_align(model: nn.Module) -> None:
-    """In all poolers (in place); there is nothing in a checkpoint about it."""
+    """Use `Fp32RegionsROIAlign` in all poolers (in place); the state dict does not change."""
     for pooler in model.modules():
         if isinstance(pooler, ROIPooler):
-            own = [Fp32RegionsROIAlign(layer) for layer in pooler.level_poolers]
-            pooler.level_poolers = nn.ModuleList(own)
+            layers = [Fp32RegionsROIAlign(layer) for layer in pooler.level_poolers]
+            pooler.level_poolers = nn.ModuleList(layers)
 
 
 class Fp32NaiveSyncBatchNorm(NaiveSyncBatchNorm):
-    """Takes mean and variance, which is a small difference of large numbers, in fp32."""
+    """NaiveSyncBatchNorm in fp32, because a variance is a small difference of large numbers."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """Normalize (N, C, H, W) in fp32 and return it in the dtype of `x`."""
         out: Tensor = super().forward(x.float()).to(x.dtype)
         return out
 
 
 def widen_sync_bn(model: nn.Module) -> None:
-    """Let all layers take their statistics in fp32 (in place)."""
+    """Compute the statistics of all NaiveSyncBatchNorm layers in fp32 (in place)."""
     for layer in model.modules():
         if isinstance(layer, NaiveSyncBatchNorm):
             layer.__class__ = Fp32NaiveSyncBatchNorm

@@ -1,7 +1,7 @@
-"""Detectron2's catalogs: the user's datasets in them, and this project's.
+"""Detectron2's catalogs: reading datasets that the user registered, and registering this project's.
 
-A name in DatasetCatalog that this project does not have is one of the user's own code, which
-registers it and is imported first, by `--import` of train_net.py. Its metric is Detectron2's own.
+A name in DatasetCatalog that this project does not know was registered by the user's code, which
+`--import` of train_net.py imports first. Such a dataset is evaluated by Detectron2's own metric.
 """
 
 import hashlib
@@ -41,32 +41,36 @@ _OURS = "registered_by_moco_transfer"  # in MetadataCatalog
 
 @dataclass(frozen=True)
 class CatalogSource:
-    """A name in DatasetCatalog."""
+    """Dataset that the user's code registered in DatasetCatalog."""
 
     name: str
 
     def present(self) -> bool:
+        """Return whether the name is registered."""
         return self.name in DatasetCatalog
 
     def read(self) -> Split:
-        """Call the registered function, and complete its records.
+        """Call the registered function and complete its records.
 
-        A missing size is read from the header of the image, and boxes in another mode than XYXY_ABS
-        and XYWH_ABS are converted, as Detectron2's mapper does.
+        A missing size is read from the image header. Boxes in a mode other than XYXY_ABS and
+        XYWH_ABS are converted, as Detectron2's mapper does.
 
         Raises:
-            DataError: it fails, or gives no records, or boxes that cannot be converted, or an image
-                cannot be read. UserError: no class names.
+            DataError: If the function fails or returns no records, if a box cannot be converted, or
+                if an image cannot be read.
+            UserError: If the metadata has no class names.
         """
         try:
             records = DatasetCatalog.get(self.name)
-        except Exception as error:  # of the user's code
+        except Exception as error:  # the user's code may raise any kind
             reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise DataError(f"{self.name}: its function in DatasetCatalog failed ({reason})") from (
-                error
-            )
+            raise DataError(
+                f"{self.name}: the function registered in DatasetCatalog failed ({reason})"
+            ) from error
         if not records or not all(isinstance(r, dict) and "file_name" in r for r in records):
-            raise DataError(f"{self.name}: DatasetCatalog gives no list of dicts with 'file_name'")
+            raise DataError(
+                f"{self.name}: DatasetCatalog returned no list of dicts with the key 'file_name'"
+            )
         metadata = MetadataCatalog.get(self.name)
         kind = metadata.get("evaluator_type", "")
         key = "stuff_classes" if kind == "sem_seg" else "thing_classes"
@@ -74,8 +78,8 @@ class CatalogSource:
         if not classes:
             raise UserError(f"{self.name}: MetadataCatalog has no {key}; set the class names there")
         objects = [item for record in records for item in record.get("annotations", ())]
-        of_coco = kind in ("coco", "lvis") and "json_file" in metadata.as_dict()
-        repaired = read_annotations(metadata.json_file).notes if of_coco else ()
+        is_coco_file = kind in ("coco", "lvis") and "json_file" in metadata.as_dict()
+        repaired = read_annotations(metadata.json_file).notes if is_coco_file else ()
         content = json.dumps(records, sort_keys=True, default=_plain)
         return Split(
             name=self.name,
@@ -84,8 +88,8 @@ class CatalogSource:
             records=tuple(_complete(record) for record in records),
             annotations_sha256=hashlib.sha256(content.encode()).hexdigest(),
             notes=(
-                "its records are those of DatasetCatalog, its metric is Detectron2's own",
-                *(f"its file, for the metric: {note}" for note in repaired),
+                "records come from DatasetCatalog, and the metric is Detectron2's own",
+                *(f"annotation file of the metric: {note}" for note in repaired),
             ),
             metadata=metadata.as_dict(),
             has_masks=bool(objects) and all(item.get("segmentation") for item in objects),
@@ -94,56 +98,56 @@ class CatalogSource:
         )
 
 
-def offer(cfg: CfgNode) -> None:
-    """Let names in DATASETS.TRAIN and TEST be those that the user has put into DatasetCatalog."""
+def provide_user_datasets(cfg: CfgNode) -> None:
+    """Make the names of DATASETS that the user's code registered known to `detection.datasets`."""
     for name in (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST):
         if name in DatasetCatalog and not MetadataCatalog.get(name).get(_OURS):
             provide(CatalogSource(name))
 
 
 def register(cfg: CfgNode, names: Iterable[str]) -> None:
-    """Let Detectron2 read `names` through this project's readers.
+    """Register `names` in Detectron2's catalogs with this project's readers.
 
-    For Detectron2's own names that replaces its readers, whose records are the same where they
-    work (tests/detection), and which for LVIS and Cityscapes do not work on today's stack.
+    They replace Detectron2's readers of its builtin datasets. Where those work, the records are
+    equal (tests/detection); those of LVIS and Cityscapes fail with current package versions.
     """
     for name in dict.fromkeys(names):
         split = read_split(name, cfg)
         if split.from_catalog:
             continue
         if split.evaluator_type == "densepose":
-            densepose.register(split)  # its records hold objects of that project
+            densepose.register(split)  # its records hold classes of the DensePose project
             continue
         if name in DatasetCatalog:
             DatasetCatalog.remove(name)
         if name in MetadataCatalog.list():
             MetadataCatalog.remove(name)
         DatasetCatalog.register(name, lambda name=name: list(read_split(name, cfg).records))
-        # What Detectron2 itself would call the dataset's metadata.
-        facts = {**split.metadata, "evaluator_type": split.evaluator_type, _OURS: True}
-        MetadataCatalog.get(name).set(**facts)
+        # The keys of Detectron2's own registrations.
+        metadata = {**split.metadata, "evaluator_type": split.evaluator_type, _OURS: True}
+        MetadataCatalog.get(name).set(**metadata)
 
 
 def check_evaluator(split: Split) -> None:
-    """Raise UserError where the metadata's evaluator_type is none of those that are known."""
+    """Raise UserError if the metadata's `evaluator_type` is unknown."""
     if split.evaluator_type not in _EVALUATORS:
         raise UserError(
-            f"{split.name}: evaluator_type in MetadataCatalog is {split.evaluator_type!r}, choices "
-            f"are {', '.join(_EVALUATORS)}"
+            f"{split.name}: got evaluator_type {split.evaluator_type!r} in MetadataCatalog, "
+            f"choices are {', '.join(_EVALUATORS)}"
         )
 
 
 def build_evaluator(split: Split, cfg: CfgNode, folder: Path) -> DatasetEvaluator:
-    """Detectron2's own evaluator of a split of its catalog."""
+    """Build Detectron2's own evaluator of a split that comes from its catalog."""
     evaluator = _EVALUATORS[split.evaluator_type](split, cfg, str(folder))
-    objects = any(record.get("annotations") for record in split.records)
-    return _ZeroOfNothing(evaluator) if objects else evaluator
+    has_objects = any(record.get("annotations") for record in split.records)
+    return _ZeroIfNothingDetected(evaluator) if has_objects else evaluator
 
 
-class _ZeroOfNothing(DatasetEvaluator):
-    """An evaluator of a split with objects, of which no detection finds 0.
+class _ZeroIfNothingDetected(DatasetEvaluator):
+    """Evaluator of a split with objects whose AP is 0 if the model detects nothing.
 
-    Deviation: Detectron2's COCO and LVIS metrics then have NaN (detection/evaluation/coco.py).
+    Deviation: Detectron2's COCO and LVIS metrics are NaN then (detection/evaluation/coco.py).
     """
 
     def __init__(self, evaluator: DatasetEvaluator) -> None:
@@ -160,9 +164,9 @@ class _ZeroOfNothing(DatasetEvaluator):
 
 def _coco(split: Split, cfg: CfgNode, folder: str) -> DatasetEvaluator:
     test = cfg.TEST
-    with _repaired(split.name, cfg) as its:
+    with _repaired(split.name, cfg) as name:
         return COCOEvaluator(
-            its,
+            name,
             metric_kinds(split, cfg),
             output_dir=folder,
             kpt_oks_sigmas=test.KEYPOINT_OKS_SIGMAS,
@@ -171,12 +175,12 @@ def _coco(split: Split, cfg: CfgNode, folder: str) -> DatasetEvaluator:
 
 
 def _lvis(split: Split, cfg: CfgNode, folder: str) -> DatasetEvaluator:
-    with _repaired(split.name, cfg) as its:
-        return LVISEvaluator(its, output_dir=folder)
+    with _repaired(split.name, cfg) as name:
+        return LVISEvaluator(name, output_dir=folder)
 
 
 def _complete(record: Record) -> Record:
-    """Return a record with its size, and with boxes in a mode that `detection.data` knows."""
+    """Return a copy of the record with its size and with boxes in a mode that `Mapper` supports."""
     record = dict(record)
     if not {"height", "width"} <= record.keys():
         size = image_size(record["file_name"], open_url=open_url)
@@ -188,7 +192,7 @@ def _complete(record: Record) -> Record:
 
 
 def _box(item: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return `bbox`, of Python's numbers, and `bbox_mode`."""
+    """Return `bbox` as Python numbers in a supported mode, and its `bbox_mode`."""
     try:
         mode = BoxMode(item["bbox_mode"])
         box = [value.item() if hasattr(value, "item") else value for value in item["bbox"]]
@@ -198,15 +202,15 @@ def _box(item: Mapping[str, Any], name: str) -> dict[str, Any]:
             raise ValueError(f"{len(box)} numbers")
     except (AssertionError, KeyError, NotImplementedError, TypeError, ValueError) as error:
         raise DataError(
-            f"{name}: a box of its record is {item.get('bbox')} in bbox_mode "
-            f"{item.get('bbox_mode')}, which cannot be converted to XYXY_ABS ({error!r})"
+            f"{name}: cannot convert the box {item.get('bbox')} of bbox_mode "
+            f"{item.get('bbox_mode')} to XYXY_ABS ({error!r})"
         ) from error
     return {"bbox": box, "bbox_mode": int(mode)}
 
 
 @contextmanager
 def _repaired(name: str, cfg: CfgNode) -> Iterator[str]:
-    """Give a name in MetadataCatalog whose `json_file` is repaired while an evaluator reads it.
+    """Provide a name in MetadataCatalog whose `json_file` is repaired, until the context exits.
 
     Deviation: Detectron2 evaluates files as they are (detection/datasets/coco_repair.py).
     """
@@ -218,12 +222,12 @@ def _repaired(name: str, cfg: CfgNode) -> Iterator[str]:
         if json_file == content["json_file"]:
             yield name
             return
-        own = f"{name} (repaired)"
-        MetadataCatalog.get(own).set(**{**content, "name": own, "json_file": json_file})
+        repaired = f"{name} (repaired)"
+        MetadataCatalog.get(repaired).set(**{**content, "name": repaired, "json_file": json_file})
         try:
-            yield own
+            yield repaired
         finally:
-            MetadataCatalog.remove(own)
+            MetadataCatalog.remove(repaired)
 
 
 _EVALUATORS: dict[str, Callable[[Split, CfgNode, str], DatasetEvaluator]] = {
@@ -236,5 +240,5 @@ _EVALUATORS: dict[str, Callable[[Split, CfgNode, str], DatasetEvaluator]] = {
 
 
 def _plain(value: Any) -> Any:
-    """What JSON lacks, as text that is the same in every process."""
+    """Convert what JSON cannot hold into lists or text that do not depend on the process."""
     return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -1,4 +1,4 @@
-"""Detectron2's config with this project's keys, and what must hold before Detectron2 builds it."""
+"""Detectron2's config with this project's keys, and its checks before Detectron2 builds a model."""
 
 import argparse
 
@@ -31,12 +31,12 @@ from moco.common.errors import UserError
 from moco.common.pretrained import MODEL_ZOO, find_remote
 from moco.common.shipped import resolve
 
-# The names that detectron2.layers.get_norm takes.
+# The names that detectron2.layers.get_norm accepts.
 _NORMS = ("", "BN", "SyncBN", "FrozenBN", "GN", "nnSyncBN", "naiveSyncBN", "naiveSyncBN_N", "LN")
 
 
 def transfer_defaults(*, dense_pose: bool = False) -> CfgNode:
-    """Detectron2's defaults with this project's own keys, and DensePose's where they are needed."""
+    """Return Detectron2's defaults with this project's keys and, if requested, DensePose's."""
     cfg = get_cfg()
     if dense_pose:
         densepose.add_keys(cfg)
@@ -49,42 +49,48 @@ def setup(cfg: CfgNode, args: argparse.Namespace) -> None:
 
     Adds this project's keys, merges the config file and the overrides, applies the input contract
     of MODEL.WEIGHTS (with `--eval-only` the config.yaml next to the trained model), and registers
-    the datasets that this project reads. Other names in DatasetCatalog stay as they are.
+    the datasets that this project reads. Other names in DatasetCatalog are left unchanged.
 
     Args:
         cfg: Detectron2's `get_cfg()`, with or without keys of another project.
-        args: the arguments of Detectron2's `default_argument_parser()`; a `config_file` that is
-            the name of a shipped file becomes its path.
+        args: Arguments of Detectron2's `default_argument_parser()`; a `config_file` that is the
+            name of a shipped file is replaced by its path.
 
     Raises:
-        UserError, DataError: an unknown key, a key that contradicts the weights, weights that
-            Detectron2's checkpointer cannot load, a dataset that cannot be read.
+        UserError: If a key is unknown or contradicts the weights, or if Detectron2's checkpointer
+            cannot load the weights.
+        DataError: If a dataset cannot be read.
     """
     config_file = resolve(args.config_file) if args.config_file else None
-    args.config_file = str(config_file or "")  # which Detectron2's `default_setup` opens
-    explicit, given = explicit_keys(config_file, args.opts), explicit_keys(None, args.opts)
+    args.config_file = str(config_file or "")  # Detectron2's `default_setup` opens it
+    explicit, overrides = explicit_keys(config_file, args.opts), explicit_keys(None, args.opts)
     add_transfer_config(cfg)
     merge_cfg(cfg, config_file, args.opts)
     if args.eval_only:
         cfg.MODEL.WEIGHTS = str(trained_file(cfg, resume=args.resume))
         apply_trained(cfg, explicit)
     else:
-        _apply_weights(cfg, explicit, given)
+        _apply_weights(cfg, explicit, overrides)
     cfg.MODEL.BACKBONE.NAME = builder_name(cfg)
-    resolve_names(cfg, given, eval_only=args.eval_only)
+    resolve_names(cfg, overrides, eval_only=args.eval_only)
     test, sources = tuple(cfg.DATASETS.TEST), known(cfg)
     names = test if args.eval_only else (*cfg.DATASETS.TRAIN, *test)
-    theirs = {n for n in names if n in DatasetCatalog and base_name(n) not in sources}
+    # Detectron2's mapper can read only its own copies of ADE20k's label maps.
+    theirs = {
+        n
+        for n in names
+        if n in DatasetCatalog and (base_name(n) not in sources or n.startswith("ade20k_"))
+    }
     register(cfg, [name for name in names if name not in theirs])
     if test and test[0] not in theirs:
-        resolve_classes(cfg, read_split(test[0], cfg), explicit, given)
+        resolve_classes(cfg, read_split(test[0], cfg), explicit, overrides)
 
 
-def _apply_weights(cfg: CfgNode, explicit: set[str], given: set[str]) -> None:
-    """Let `cfg` feed and build what MODEL.WEIGHTS holds (in place).
+def _apply_weights(cfg: CfgNode, explicit: set[str], overrides: set[str]) -> None:
+    """Adapt preprocessing and architecture in `cfg` to MODEL.WEIGHTS (in place).
 
-    Detectron2's checkpointer opens the file afterwards and only warns of names that it does not
-    know, so a checkpoint that is not converted would leave the backbone at random.
+    Detectron2's checkpointer opens the file later and only warns of names that it does not know,
+    so a checkpoint that was not converted would leave the backbone randomly initialized.
     """
     named = cfg.MODEL.WEIGHTS
     check_weights(named)
@@ -94,18 +100,18 @@ def _apply_weights(cfg: CfgNode, explicit: set[str], given: set[str]) -> None:
         weights = read_converted(named)
     else:
         raise UserError(
-            f"MODEL.WEIGHTS {named}: Detectron2's checkpointer opens no such name; give the file "
+            f"MODEL.WEIGHTS {named}: Detectron2's checkpointer cannot open this name; set the file "
             f"that `{converter()} {named} weights.pth` writes"
         )
     if weights is None:
         apply_random(cfg, explicit)
-        cfg.MODEL.WEIGHTS = ""  # Detectron2's word for it
+        cfg.MODEL.WEIGHTS = ""  # Detectron2's value for random initialization
     else:
-        apply_contract(cfg, weights.contract, explicit, explicit - given)
+        apply_contract(cfg, weights.contract, explicit, explicit - overrides)
 
 
 def check_transfer_config(cfg: CfgNode) -> None:
-    """Raise UserError for what Detectron2 would answer with an assertion or another network."""
+    """Raise UserError for keys that fail an assertion in Detectron2 or build another network."""
     resnets, values = cfg.MODEL.RESNETS, flatten(cfg)
     for key, allowed in (("STEM", STEMS), ("DEPTH", NUM_BLOCKS)):
         if resnets[key] not in allowed:
@@ -126,8 +132,8 @@ def check_transfer_config(cfg: CfgNode) -> None:
     builder_name(cfg)
     if not detectron2_has(cfg) and any(resnets.DEFORM_ON_PER_STAGE):
         raise UserError(
-            f"MODEL.RESNETS.DEFORM_ON_PER_STAGE {resnets.DEFORM_ON_PER_STAGE}: not with a ResNet-"
-            f"{resnets.DEPTH}, {resnets.STEM} stem; set all to False"
+            f"MODEL.RESNETS.DEFORM_ON_PER_STAGE {resnets.DEFORM_ON_PER_STAGE}: not supported by "
+            f"ResNet-{resnets.DEPTH} with the {resnets.STEM} stem; set all to False"
         )
     for key in norm_keys(cfg):
         if values[key] not in _NORMS:
@@ -135,11 +141,14 @@ def check_transfer_config(cfg: CfgNode) -> None:
     _check_test_aug(cfg)
     if cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor":
         if cfg.INPUT.CROP.ENABLED:
-            raise UserError("INPUT.CROP: semantic segmentation crops by INPUT.SEM_SEG_CROP_SIZE")
+            raise UserError(
+                "INPUT.CROP.ENABLED True: semantic segmentation crops by INPUT.SEM_SEG_CROP_SIZE; "
+                "set it to False"
+            )
         if cfg.INPUT.RANDOM_FLIP not in ("horizontal", "none"):
             raise UserError(
-                f"INPUT.RANDOM_FLIP: got {cfg.INPUT.RANDOM_FLIP!r}, semantic segmentation has "
-                "horizontal, none"
+                f"INPUT.RANDOM_FLIP: got {cfg.INPUT.RANDOM_FLIP!r}, choices for semantic "
+                "segmentation are horizontal, none"
             )
 
 
@@ -160,9 +169,9 @@ def _check_test_aug(cfg: CfgNode) -> None:
 
 
 def with_builder(cfg: CfgNode) -> CfgNode:
-    """`cfg` with the builder that can make its backbone in MODEL.BACKBONE.NAME (a frozen copy).
+    """Return a frozen copy of `cfg` whose MODEL.BACKBONE.NAME can build its backbone.
 
-    A task and its records keep Detectron2's name, which the embedded engine knows, too.
+    The task and its records keep Detectron2's name, which the embedded engine knows as well.
     """
     cfg = cfg.clone()
     cfg.defrost()

@@ -1,4 +1,4 @@
-"""COCO DensePose through Detectron2's own DensePose project, which is installed separately."""
+"""COCO DensePose by Detectron2's DensePose project, which is installed separately."""
 
 import contextlib
 import io
@@ -28,14 +28,14 @@ SURFACE_FILES = (
     "SMPL_SUBDIV_TRANSFORM.mat",
     "Pdist_matrix.pkl",
 )
-TIMEOUT_SECONDS = 10.0  # of one connection or read, not of the download
+TIMEOUT_SECONDS = 10.0  # per connection attempt or read, not for the whole download
 
 
 def add_keys(cfg: CfgNode) -> None:
-    """DensePose's keys (in place); importing the project registers its heads and datasets.
+    """Add DensePose's keys (in place). Importing the project registers its heads and datasets.
 
     Raises:
-        UserError: the project is not installed.
+        UserError: If the project is not installed.
     """
     try:
         from densepose import add_densepose_config
@@ -48,42 +48,42 @@ def add_keys(cfg: CfgNode) -> None:
 
 
 def check_processes(cfg: CfgNode, number: int) -> None:
-    """Raise UserError where the metric would be that of the first process's images alone."""
+    """Raise UserError if the metric would cover only the images of the first process."""
     if number > 1 and not cfg.DENSEPOSE_EVALUATION.DISTRIBUTED_INFERENCE:
         raise UserError(
             f"DENSEPOSE_EVALUATION.DISTRIBUTED_INFERENCE False: each of {number} processes tests "
-            "its share of the images; set it True"
+            "its share of the images; set it to True"
         )
 
 
 def fetch_surface() -> None:
-    """Have the files of the body's surface at hand before training, and not at its end.
+    """Download the body-surface files into iopath's cache, before training instead of at its end.
 
     Raises:
-        UserError: they are neither in iopath's cache nor to be had.
+        UserError: If a file is not cached and cannot be downloaded.
     """
-    # Its evaluator passes a time limit that not every handler of paths knows.
+    # DensePose's evaluator passes a timeout that not every path handler accepts.
     PathManager.set_strict_kwargs_checking(False)
     for name in SURFACE_FILES:
         try:
-            # iopath's progress bar would come before the one line of an error.
+            # Hide iopath's progress bar, which would precede the one-line error message.
             with _socket_timeout(), contextlib.redirect_stderr(io.StringIO()):
                 PathManager.get_local_path(SURFACE + name)
-        except Exception as error:  # of the network, of the file system, of iopath
+        except Exception as error:  # the network, the file system and iopath raise many kinds
             cache = Path(get_cache_dir()) / "densepose" / "data"
             raise UserError(
-                f"DensePose needs {SURFACE}{name}, which cannot be fetched ({error}); download it "
-                f"by hand into {cache} (the first part is $FVCORE_CACHE)"
+                f"DensePose needs {SURFACE}{name}, which cannot be downloaded ({error}); download "
+                f"it manually into {cache} ($FVCORE_CACHE sets its first part)"
             ) from error
 
 
 def register(split: Split) -> None:
-    """Register a split under its name from where this project found it.
+    """Register a split with the paths at which this project found it.
 
-    The project's own registration always looks in `./datasets`.
+    DensePose's own registration always looks in `./datasets`.
 
     Raises:
-        UserError: the files of the body's surface cannot be had.
+        UserError: If the body-surface files cannot be downloaded.
     """
     from densepose.data.datasets.coco import CocoDatasetInfo, register_dataset
 
@@ -99,30 +99,30 @@ def records_and_mapper(cfg: CfgNode) -> tuple[list[Record], Callable[[Record], A
     """Return the records that DensePose's own loader trains on, and its mapper."""
     from densepose.data import DatasetMapper, build_detection_train_loader
 
-    # The loader alone chooses the records; it hands each to a mapper, here one that keeps it.
-    loader: Any = build_detection_train_loader(cfg, mapper=_kept)
+    # Only the loader filters the records; a mapper that returns its input gives access to them.
+    loader: Any = build_detection_train_loader(cfg, mapper=_identity)
     while not isinstance(loader, MapDataset):
         loader = loader.dataset
     return [loader[index] for index in range(len(loader))], DatasetMapper(cfg, True)
 
 
-def _kept(record: Record) -> Record:
+def _identity(record: Record) -> Record:
     return record
 
 
 def build_evaluator(cfg: CfgNode, dataset_name: str) -> DatasetEvaluator:
-    """Return DensePose's own evaluators of box AP and DensePose AP (GPS)."""
+    """Build DensePose's own evaluators of box AP and DensePose AP (GPS)."""
     from densepose.data import build_detection_test_loader
     from densepose.engine import Trainer
 
-    # The loader, which is not used, writes the categories into the metadata.
-    build_detection_test_loader(cfg, dataset_name, mapper=_kept)
+    # Building the loader writes the categories into the metadata; the loader itself is unused.
+    build_detection_test_loader(cfg, dataset_name, mapper=_identity)
     return Trainer.build_evaluator(cfg, dataset_name)
 
 
 @contextlib.contextmanager
 def _socket_timeout() -> Iterator[None]:
-    """iopath opens its connections without a timeout of their own."""
+    """Set a default socket timeout, because iopath opens connections without one."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(TIMEOUT_SECONDS)
     try:

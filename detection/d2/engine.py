@@ -1,4 +1,4 @@
-"""The engine on Detectron2; see `detection.config.engines.Engine`."""
+"""Detectron2 engine; implements `detection.config.engines.Engine`."""
 
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ __all__ = ["check_config", "default_config"]
 
 loggers = ("detectron2", "densepose")
 open_url = catalog.open_url
-provide_datasets = catalog.offer
+provide_datasets = catalog.provide_user_datasets
 
 
 def check_evaluator(split: Split, cfg: CfgNode) -> None:
@@ -53,9 +53,9 @@ def check_evaluator(split: Split, cfg: CfgNode) -> None:
 
 @contextmanager
 def session() -> Iterator[None]:
-    """Let Detectron2 know the processes of this machine, and forget all of them at the end.
+    """Create Detectron2's process group of this machine, and drop its groups at the end.
 
-    It keeps its groups for ever, and with them the connection.
+    Detectron2 caches its process groups forever, which would keep the connections open.
     """
     if distributed.world_size() > 1:
         comm.create_local_process_group(distributed.local_processes())
@@ -67,7 +67,7 @@ def session() -> Iterator[None]:
 
 
 def build_model(cfg: CfgNode) -> nn.Module:
-    """Build the network; its datasets are registered before, since heads look up their metadata."""
+    """Register the datasets, whose metadata heads look up, and build the network."""
     if cfg.MODEL.get("DENSEPOSE_ON", False):
         densepose.check_processes(cfg, distributed.world_size())
     sources = known(cfg)
@@ -84,7 +84,7 @@ def build_model(cfg: CfgNode) -> nn.Module:
 
 
 def to_model(samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    """Return the dicts that Detectron2's mapper makes; those of `mapper` pass as they are."""
+    """Convert samples to the dicts of Detectron2's mapper; those of `mapper` pass unchanged."""
     return [_with_instances(sample) if "boxes" in sample else {**sample} for sample in samples]
 
 
@@ -92,7 +92,7 @@ def _with_instances(sample: Sample) -> dict[str, Any]:
     learned = {key: sample.get(key) for key in ("boxes", "classes", "masks", "keypoints")}
     instances = Instances(tuple(sample["image"].shape[-2:]))
     instances.gt_boxes, instances.gt_classes = Boxes(learned["boxes"]), learned["classes"]
-    if len(instances):  # what no object has is no field
+    if len(instances):  # as in Detectron2, without objects there are no such fields
         if (masks := learned["masks"]) is not None:
             kind = BitMasks if isinstance(masks, Tensor) else PolygonMasks
             instances.gt_masks = kind(masks)
@@ -125,7 +125,7 @@ def evaluator(split: Split, cfg: CfgNode, folder: Path) -> "_OwnEvaluator | None
 
 
 class _OwnEvaluator:
-    """An evaluator of Detectron2's, whose results are one dict."""
+    """Adapter of a Detectron2 evaluator that returns its results as one flat dict."""
 
     def __init__(self, evaluator: DatasetEvaluator) -> None:
         self._evaluator = evaluator
@@ -141,7 +141,7 @@ class _OwnEvaluator:
 
 @contextmanager
 def step_scope(iteration: int) -> Iterator[Mapping[str, tuple[float, bool]]]:
-    """Open an `EventStorage`; images and histograms in it are dropped."""
+    """Open an `EventStorage` and return its scalars; images and histograms are dropped."""
     scalars: dict[str, tuple[float, bool]] = {}
     with EventStorage(iteration) as storage:
         yield scalars
@@ -152,10 +152,9 @@ def step_scope(iteration: int) -> Iterator[Mapping[str, tuple[float, bool]]]:
 def mapper(
     cfg: CfgNode, *, training: bool
 ) -> tuple[Sequence[Record], Callable[[Record], Any]] | None:
-    """Return the records and Detectron2's own mapper for what they alone can tell.
+    """Return records and Detectron2's own mapper for tasks that `detection.data` cannot map.
 
-    That are DensePose's annotations, crops, proposals from files, and instances together with
-    labels of every pixel.
+    These are DensePose, INPUT.CROP, precomputed proposals, and panoptic segmentation.
     """
     model, names = cfg.MODEL, cfg.DATASETS.TRAIN if training else cfg.DATASETS.TEST
     if training and model.get("DENSEPOSE_ON", False):
@@ -174,14 +173,14 @@ def mapper(
 def _records_with_proposals(
     cfg: CfgNode, names: Sequence[str], files: Sequence[str]
 ) -> list[Record]:
-    """Read DATASETS.PROPOSAL_FILES_*, of which nothing is executed.
+    """Read DATASETS.PROPOSAL_FILES_* without executing anything in them.
 
-    Detectron2 unpickles such files, so it gets copies of what is in them.
+    Detectron2 unpickles such files, so it gets safe copies of their contents.
     """
     if len(files) != len(names):
         raise UserError(
-            f"MODEL.LOAD_PROPOSALS True: {plural(len(files), 'file')} of proposals for "
-            f"{', '.join(names)}; name one for each in DATASETS.PROPOSAL_FILES_TRAIN and _TEST"
+            f"MODEL.LOAD_PROPOSALS True: got {plural(len(files), 'proposal file')} for "
+            f"{', '.join(names)}; set one for each in DATASETS.PROPOSAL_FILES_TRAIN and _TEST"
         )
     found: list[Record] = []
     with TemporaryDirectory() as scratch:
@@ -192,7 +191,9 @@ def _records_with_proposals(
             try:
                 found += load_proposals_into_dataset(records, str(copy))
             except (KeyError, TypeError, IndexError) as error:
-                raise DataError(f"{file}: not the proposals of {name} ({error!r})") from error
+                raise DataError(
+                    f"{file}: does not contain proposals of {name} ({error!r})"
+                ) from error
     return found
 
 

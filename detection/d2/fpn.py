@@ -1,4 +1,4 @@
-"""Detectron2's FPN over the networks of both engines, and under it those of convert/modeling/."""
+"""Detectron2's FPN with maps named by stage, over the networks of convert/modeling."""
 
 from collections.abc import Mapping
 
@@ -12,12 +12,13 @@ from detection.modeling.backbones.pyramids import network_arguments, register_py
 
 
 class WithShapes(Backbone):
-    """To be inherited beside a network with `strides` and `stage_channels` by the maps' names."""
+    """Mixin that makes a network with `strides` and `stage_channels` a Detectron2 backbone."""
 
     strides: Mapping[str, int]
     stage_channels: Mapping[str, int]
 
     def output_shape(self) -> dict[str, ShapeSpec]:
+        """Return channels and stride by feature-map name."""
         return {
             name: ShapeSpec(channels=self.stage_channels[name], stride=stride)
             for name, stride in self.strides.items()
@@ -25,13 +26,13 @@ class WithShapes(Backbone):
 
 
 class StageFPN(FPN):
-    """Detectron2's FPN with maps named by their stage, whatever the stem's stride: res2 -> p2.
+    """Detectron2's FPN with maps named by their stage (res2 -> p2), whatever the stem's stride.
 
-    The task files name p2..p6. Detectron2 names a map by its stride, so that on a stem of stride 1
-    the same maps would be p0..p4. Strides are the true ones; behind a stem of stride 4 both
-    names are the same. The last map is max-pooled once more, as in `build_resnet_fpn_backbone`.
+    The task files name p2..p6. Detectron2 names a map by its stride, so on a stem of stride 1 the
+    same maps would be p0..p4. With a stem of stride 4 both names agree. The reported strides are
+    the true ones. The last map is max-pooled once more, as in `build_resnet_fpn_backbone`.
 
-    `square_pad`: MODEL.BACKBONE.SQUARE_PAD; the others as for Detectron2's.
+    The arguments are those of Detectron2's FPN; `square_pad` is MODEL.BACKBONE.SQUARE_PAD.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class StageFPN(FPN):
 
 
 def build_fpn(cfg: CfgNode, bottom_up: Backbone, in_features: list[str] | None = None) -> StageFPN:
-    """MODEL.FPN over a network, by default over its maps in IN_FEATURES."""
+    """Build MODEL.FPN over maps of a network, by default those in MODEL.FPN.IN_FEATURES."""
     fpn, square_pad = cfg.MODEL.FPN, cfg.MODEL.BACKBONE.SQUARE_PAD
     names = fpn.IN_FEATURES if in_features is None else in_features
     return StageFPN(bottom_up, names, fpn.OUT_CHANNELS, fpn.NORM, fpn.FUSE_TYPE, square_pad)
@@ -67,7 +68,7 @@ def build_fpn(cfg: CfgNode, bottom_up: Backbone, in_features: list[str] | None =
 def _build_pyramid(family: Family, cfg: CfgNode, input_shape: ShapeSpec) -> FPN:
     assert family.pyramid
     network = family.pyramid.network()
-    # The same class as a backbone of Detectron2.
+    # A subclass of the network that is also a Detectron2 backbone.
     backbone = type(f"{network.__name__}Backbone", (network, WithShapes), {})
     return build_fpn(cfg, backbone(**network_arguments(family, cfg.MODEL)))
 

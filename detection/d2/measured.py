@@ -1,6 +1,6 @@
-"""Plain Detectron2, which benchmarks/speed/ compares with: `DefaultTrainer` and its loader.
+"""Plain Detectron2 as the baseline of benchmarks/speed: `DefaultTrainer` and its data loader.
 
-The datasets and backbones are those of the task.
+Datasets and backbones are those of the task.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,7 +18,10 @@ from detection.modeling.norms import with_process_norms
 
 
 def training_iteration(cfg: CfgNode) -> Callable[[], None]:
-    """Return one whole iteration of a new training on one process: loader, step, hooks."""
+    """Start a training on one process and return a function that runs one whole iteration.
+
+    An iteration includes data loading, the optimizer's step and the hooks.
+    """
     register(cfg, (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST))
     seed_all_rng(cfg.SEED)
     trainer = DefaultTrainer(with_builder(with_process_norms(cfg, 1)))
@@ -37,7 +40,7 @@ def training_iteration(cfg: CfgNode) -> Callable[[], None]:
 
 
 def training_loader(cfg: CfgNode) -> Iterable[Any]:
-    """Return the training batches."""
+    """Build Detectron2's training data loader of the task."""
     register(cfg, cfg.DATASETS.TRAIN)
     seed_all_rng(cfg.SEED)
     loader: Iterable[Any] = build_detection_train_loader(cfg)

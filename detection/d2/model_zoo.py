@@ -1,4 +1,4 @@
-"""Detectron2's names of task files, as local files."""
+"""Safe reading of Detectron2's model-zoo configs."""
 
 import json
 from pathlib import Path
@@ -11,28 +11,30 @@ from moco.common.errors import UserError
 
 
 def plain_copy(path: Path, scratch: Path) -> Path:
-    """A copy in `scratch` of a task file and its bases without YAML's Python tags.
+    """Copy a config and its bases into `scratch`, with YAML's Python tags replaced by their values.
 
-    Not by Detectron2's `model_zoo.get_config_file`, which needs an older setuptools; nothing of
-    the files is evaluated.
+    Nothing in the files is evaluated. Detectron2's `model_zoo.get_config_file` is not used, because
+    it needs an older setuptools.
     """
     content = _ZooLoader(path.read_text(encoding="utf-8")).get_single_data()
     if BASE_KEY in content:
         base = (path.parent / content[BASE_KEY]).resolve()
         content[BASE_KEY] = str(plain_copy(base, scratch))
     copy = scratch / path.name
-    copy.write_text(json.dumps(content), encoding="utf-8")  # which is YAML, too
+    copy.write_text(json.dumps(content), encoding="utf-8")  # JSON is YAML, too
     return copy
 
 
 class _ZooLoader(yaml.SafeLoader):
-    """Knows the values of the expressions that the model zoo's files have."""
+    """Safe YAML loader with the values of the expressions in the model zoo's configs."""
 
 
 def _known_value(loader: _ZooLoader, node: yaml.SequenceNode) -> Any:
     (text,) = loader.construct_sequence(node)
     if text not in _EXPRESSIONS:
-        raise UserError(f"the model zoo's file has {text!r}, which is not evaluated here")
+        raise UserError(
+            f"the model-zoo config contains the expression {text!r}, which is not evaluated"
+        )
     return _EXPRESSIONS[text]
 
 

@@ -1,10 +1,9 @@
-"""ResNet backbones as MODEL.RESNETS describes them, alone, under an FPN, and dilated
-(R50-dilated-C5).
+"""ResNet backbones of MODEL.RESNETS: plain, under an FPN, and dilated (R50-dilated-C5).
 
-Detectron2's own builder makes every backbone that it can. It has the 7x7 stem only, no ResNet-10,
-and no widths of ResNet-18 and 34; those are put together here, from its own blocks and its own
-ResNet. Under the same seed they start as convert/modeling/resnet.py does, which the
-embedded engine trains.
+Detectron2's own builder makes every backbone that it can. It lacks stems other than 7x7, ResNet-10,
+and other widths of ResNet-18 and 34; those are built here from Detectron2's blocks. With the same
+seed, their initial weights equal those of convert/modeling/resnet.py, which the embedded engine
+trains.
 """
 
 import torch.nn.functional as F
@@ -24,21 +23,23 @@ from moco.common.errors import UserError
 FEATURE = "c5"
 CHANNELS = 512
 
-# Detectron2's builder -> this project's, for backbones that Detectron2's cannot make.
+# Detectron2's builder -> this project's, for backbones that Detectron2's cannot build.
 OWN_BUILDERS = {
     "build_resnet_backbone": "build_transfer_resnet_backbone",
     "build_resnet_fpn_backbone": "build_transfer_resnet_fpn_backbone",
-    # Has Detectron2's backbone or ours in it.
+    # It wraps either Detectron2's backbone or ours.
     "build_resnet_dilated_c5_backbone": "build_resnet_dilated_c5_backbone",
 }
 
 
 class SmallStem(CNNBlockBase):
-    """The 3x3 stems without max-pool: (N, 3, H, W) -> (N, C, H / stride, W / stride).
+    """3x3 stem without max-pool: (N, 3, H, W) -> (N, C, H / stride, W / stride).
 
     Args:
+        in_channels: Channels of the images.
+        out_channels: C.
         stride: 1 ("cifar") or 2 ("stride2").
-        norm: as detectron2.layers.get_norm takes it.
+        norm: Name of the norm for `detectron2.layers.get_norm`.
     """
 
     def __init__(self, in_channels: int, out_channels: int, stride: int, norm: str) -> None:
@@ -55,19 +56,21 @@ class SmallStem(CNNBlockBase):
         c2_msra_fill(self.conv1)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Apply convolution, norm and ReLU."""
         return F.relu_(self.conv1(x))
 
 
 class DilatedC5(Backbone):
-    """One feature map, "c5": (N, 512, H/16, W/16).
+    """R50-dilated-C5 backbone with one feature map, "c5": (N, 512, H/16, W/16).
 
     "the backbone includes the ResNet conv5 stage with a dilation of 2 and stride 1, followed by a
-    3x3 convolution (with BN) that reduces dimension to 512" (A.1). The text names a ReLU where
-    there is one (A.5) and names none here, so there is none, as after the convolutions of an FPN.
+    3x3 convolution (with BN) that reduces dimension to 512" (A.1). Where there is a ReLU, the paper
+    names it (A.5); it names none here, so there is none, as after the convolutions of an FPN.
 
     Args:
-        bottom_up: a backbone whose one output is res5, at stride 16 (behind a 3x3 stem 4 or 8).
-        norm: of the 3x3 convolution, as detectron2.layers.get_norm takes it.
+        bottom_up: Backbone whose only output is res5, at stride 16 (4 or 8 with a 3x3 stem).
+        norm: Norm of the 3x3 convolution, a name for `detectron2.layers.get_norm`.
+        channels: Output channels of the 3x3 convolution.
     """
 
     def __init__(self, bottom_up: Backbone, norm: str, channels: int = CHANNELS) -> None:
@@ -86,15 +89,16 @@ class DilatedC5(Backbone):
         self._shape = ShapeSpec(channels=channels, stride=shape.stride)
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
-        """(N, 3, H, W) → {"c5": (N, 512, H/16, W/16)}."""
+        """Map images (N, 3, H, W) to {"c5": (N, 512, H/16, W/16)}."""
         return {FEATURE: self.reduce(self.bottom_up(images)["res5"])}
 
     def output_shape(self) -> dict[str, ShapeSpec]:
+        """Return channels and stride of "c5"."""
         return {FEATURE: self._shape}
 
 
 def detectron2_has(cfg: CfgNode) -> bool:
-    """Whether Detectron2's own builder makes the backbone of MODEL.RESNETS."""
+    """Return whether Detectron2's own builder can build the backbone of MODEL.RESNETS."""
     resnets = cfg.MODEL.RESNETS
     if resnets.STEM != "imagenet" or resnets.DEPTH == 10:
         return False
@@ -102,10 +106,10 @@ def detectron2_has(cfg: CfgNode) -> bool:
 
 
 def builder_name(cfg: CfgNode) -> str:
-    """MODEL.BACKBONE.NAME, or this project's builder of the same where Detectron2's has no such.
+    """Return MODEL.BACKBONE.NAME, or this project's builder if Detectron2's lacks the network.
 
     Raises:
-        UserError: the named builder makes Detectron2's own backbones only.
+        UserError: If the named builder can build only Detectron2's own backbones.
     """
     name: str = cfg.MODEL.BACKBONE.NAME
     square_pad = cfg.MODEL.BACKBONE.SQUARE_PAD and name == "build_resnet_fpn_backbone"
@@ -114,7 +118,7 @@ def builder_name(cfg: CfgNode) -> str:
     if name not in OWN_BUILDERS:
         resnets = cfg.MODEL.RESNETS
         raise UserError(
-            f"MODEL.BACKBONE.NAME {name}: cannot be of ResNet-{resnets.DEPTH} with the "
+            f"MODEL.BACKBONE.NAME {name}: cannot build ResNet-{resnets.DEPTH} with the "
             f"{resnets.STEM} stem and {resnets.STEM_OUT_CHANNELS} channels; "
             f"choices are {', '.join(OWN_BUILDERS)}"
         )
@@ -123,7 +127,7 @@ def builder_name(cfg: CfgNode) -> str:
 
 @BACKBONE_REGISTRY.register()
 def build_transfer_resnet_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> ResNet:
-    """The ResNet of MODEL.RESNETS: Detectron2's where it has one, else made of its parts."""
+    """Build the ResNet of MODEL.RESNETS by Detectron2's builder if it can, else from its blocks."""
     if detectron2_has(cfg):
         return build_resnet_backbone(cfg, input_shape)
     resnets = cfg.MODEL.RESNETS
@@ -133,7 +137,7 @@ def build_transfer_resnet_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> ResN
     else:
         stem = SmallStem(input_shape.channels, channels, STEMS[resnets.STEM][2], norm)
     stages = []
-    # All four, also those that are not kept: as Detectron2, they consume random numbers.
+    # Build all four stages, also unused ones: like Detectron2's, they consume random numbers.
     for index, num_blocks in enumerate(NUM_BLOCKS[resnets.DEPTH]):
         dilation = resnets.RES5_DILATION if STAGES[index] == "res5" else 1
         first_stride = 1 if index == 0 or dilation > 1 else 2
@@ -166,7 +170,7 @@ def build_transfer_resnet_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> ResN
 
 @BACKBONE_REGISTRY.register()
 def build_transfer_resnet_fpn_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> FPN:
-    """An FPN over any ResNet of MODEL.RESNETS, its maps p2..p6 as the task files name them."""
+    """Build an FPN over any ResNet of MODEL.RESNETS, with maps named as in the task files."""
     if detectron2_has(cfg) and not cfg.MODEL.BACKBONE.SQUARE_PAD:
         return build_resnet_fpn_backbone(cfg, input_shape)
     return build_fpn(cfg, build_transfer_resnet_backbone(cfg, input_shape))
@@ -174,10 +178,10 @@ def build_transfer_resnet_fpn_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> 
 
 @BACKBONE_REGISTRY.register()
 def build_resnet_dilated_c5_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> DilatedC5:
-    """MODEL.BACKBONE.NAME of the dilated-C5 tasks (appendix A.1).
+    """Build the backbone of the dilated-C5 tasks (appendix A.1).
 
     Raises:
-        UserError: res5 is not the dilated one that the name promises.
+        UserError: If res5 is not the only output or is not dilated.
     """
     resnets = cfg.MODEL.RESNETS
     if list(resnets.OUT_FEATURES) != ["res5"] or resnets.RES5_DILATION != 2:

@@ -1,4 +1,4 @@
-"""The C4 box head of the paper: res5, a batch norm, global average pooling, two linear layers."""
+"""C4 box head of the paper: res5, a batch norm, global average pooling, two linear layers."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from convert.modeling.resnet import NUM_BLOCKS, is_bottleneck
 
 @ROI_HEADS_REGISTRY.register()
 class Res5ROIHeadsExtraNorm(Res5ROIHeads):
-    """`Res5ROIHeads` with one more norm, named `res5.norm` as in the official code.
+    """`Res5ROIHeads` with one more norm, named `res5.norm` as in the official MoCo code.
 
     (R, C4, P, P) pooled regions → res5 and norm (R, C5, P/2, P/2) → mean (R, C5) → scores, deltas.
 
@@ -29,13 +29,15 @@ class Res5ROIHeadsExtraNorm(Res5ROIHeads):
 
     @classmethod
     def from_config(cls, cfg: CfgNode, input_shape: dict[str, ShapeSpec]) -> dict[str, Any]:
+        """Return the constructor's arguments: those of `Res5ROIHeads`, with the norm in res5."""
         resnets = cfg.MODEL.RESNETS
         channels = resnets.RES2_OUT_CHANNELS * 8
         if is_bottleneck(resnets.DEPTH):
             ret = super().from_config(cfg, input_shape)
         else:
-            # Detectron2 builds three bottlenecks for every depth. They are replaced, and use a copy
-            # of the random stream, so that one seed gives both engines the same start.
+            # Detectron2 builds three bottleneck blocks for every depth. They are replaced here, and
+            # take their random numbers from a copy of the stream, so that with the same seed both
+            # engines have the same initial weights.
             with torch.random.fork_rng(devices=[]):
                 ret = super().from_config(cfg, input_shape)
             num_blocks = NUM_BLOCKS[resnets.DEPTH][-1]

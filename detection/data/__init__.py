@@ -1,1 +1,1 @@
-"""From records to samples: order, augmentation, mapping, batches; knows no network."""
+"""Data pipeline from records to batches of samples: order, augmentation, mapping."""

@@ -1,10 +1,10 @@
-"""Batches for a model: which images, in which order, with which changes.
+"""Planning and loading of batches: which images, in which order, with which augmentation.
 
 Bitwise identical to Detectron2's training samplers and AspectRatioGroupedDataset under the same
 NumPy seed. All random numbers are sampled in one place, the plan of batches, in the order in which
-Detectron2 samples them without workers. So the batches do not depend on the number of workers
-(Detectron2's do), and a run resumes at iteration i by skipping i batches of the plan, which reads
-no image.
+Detectron2 samples them without workers. Therefore the batches do not depend on the number of
+workers (Detectron2's do), and a run resumes at iteration i by skipping i batches of the plan, which
+reads no images.
 """
 
 import math
@@ -27,13 +27,13 @@ from moco.common.errors import DataError
 from moco.engine.loader import kill_workers_at_exit
 from moco.engine.stop import ignore_stop_signals
 
-# An image's number and its sampled changes, as its mapper takes them (mapper.py).
+# Index of an image and its sampled augmentation, as its mapper takes it (mapper.py).
 Planned = tuple[int, Any]
 Map = Callable[[Record, Any], Sample]
 
 
 def with_keypoints(records: Sequence[Record], minimum: int) -> list[Record]:
-    """The records with that many labeled keypoints (ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE)."""
+    """Keep the records with at least `minimum` labeled keypoints (MIN_KEYPOINTS_PER_IMAGE)."""
 
     def labeled(record: Record) -> int:
         return sum(v > 0 for item in record["annotations"] for v in item.get("keypoints", [])[2::3])
@@ -42,37 +42,42 @@ def with_keypoints(records: Sequence[Record], minimum: int) -> list[Record]:
 
 
 def shuffled_forever(size: int, seed: int) -> Iterator[int]:
-    """Permutations of range(size), one after the other without end: TrainingSampler's stream."""
+    """Yield permutations of range(size), one after the other without end, as TrainingSampler."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         yield from torch.randperm(size, generator=generator).tolist()
 
 
 def repeated_forever(factors: Sequence[float], seed: int) -> Iterator[int]:
-    """Every number about `factors` times in each permutation: RepeatFactorTrainingSampler's."""
+    """Yield permutations with each index repeated by its factor, as RepeatFactorTrainingSampler.
+
+    The fraction of a factor is the probability of one more repetition.
+    """
     generator = torch.Generator().manual_seed(seed)
-    wanted = torch.tensor(factors, dtype=torch.float32)
-    whole = wanted.trunc()
+    repeats = torch.tensor(factors, dtype=torch.float32)
+    whole = repeats.trunc()
     while True:
-        more = torch.rand(len(wanted), generator=generator) < wanted - whole
-        indices = torch.arange(len(wanted)).repeat_interleave((whole + more).long())
+        more = torch.rand(len(repeats), generator=generator) < repeats - whole
+        indices = torch.arange(len(repeats)).repeat_interleave((whole + more).long())
         yield from indices[torch.randperm(len(indices), generator=generator)].tolist()
 
 
 def repeat_factors(
     records: Sequence[Record], threshold: float, *, square_root: bool
 ) -> list[float]:
-    """How often each record is shown, by its rarest class (LVIS, appendix B.2): at least once.
+    """Compute the repeat factor of each record by its rarest class, at least 1 (LVIS, B.2).
 
     Args:
-        threshold: share of the images; a class in a smaller share f has the factor threshold / f
-            or, with `square_root`, its root (DATALOADER.REPEAT_THRESHOLD and REPEAT_SQRT).
+        records: The training records.
+        threshold: DATALOADER.REPEAT_THRESHOLD, a share of the images; a class in a smaller share f
+            of them has the factor threshold / f.
+        square_root: DATALOADER.REPEAT_SQRT; take the square root of the factors.
     """
     classes = [{item["category_id"] for item in record["annotations"]} for record in records]
-    counts = Counter(c for own in classes for c in own)
+    counts = Counter(c for image in classes for c in image)
     factors = {c: threshold / (count / len(records)) for c, count in counts.items()}
     scaled = math.sqrt if square_root else float
-    return [max((1.0, *(scaled(factors[c]) for c in own))) for own in classes]
+    return [max((1.0, *(scaled(factors[c]) for c in image))) for image in classes]
 
 
 def plan_batches(
@@ -83,13 +88,16 @@ def plan_batches(
     batch_size: int,
     rng: np.random.RandomState,
 ) -> Iterator[list[Planned]]:
-    """Batches without end, in which wide images are not mixed with others.
+    """Plan batches without end, in which wide images are not mixed with others.
 
-    An image that has no partners yet waits for them, as in AspectRatioGroupedDataset.
+    An incomplete batch waits for more images of its kind, as in AspectRatioGroupedDataset.
 
     Args:
-        is_wide: of each record, whether it belongs to the one group or to the other.
-        indices: of the records, without end. draw: what happens to the next image, from `rng`.
+        is_wide: The group of each record.
+        indices: Endless indices of the records.
+        draw: Samples the augmentation of the next image from `rng`.
+        batch_size: Images per batch.
+        rng: Random stream of the augmentation.
     """
     waiting: dict[bool, list[Planned]] = {True: [], False: []}
     for index in indices:
@@ -101,7 +109,7 @@ def plan_batches(
 
 
 class Images(Dataset[Any]):
-    """What was planned -> samples; `first_error` tells why unreadable ones are their error."""
+    """Dataset of planned images; an item is a sample, or its error (see `first_error`)."""
 
     def __init__(self, records: Sequence[Record], mapper: Map) -> None:
         self.records, self.mapper = records, mapper
@@ -115,18 +123,21 @@ class Images(Dataset[Any]):
 
 
 def load_batches(
-    images: Images, plan: Iterable[list[Planned]], num_workers: int, *, together: bool
+    images: Images, plan: Iterable[list[Planned]], num_workers: int, *, collective: bool
 ) -> Generator[list[Sample]]:
-    """Batches of samples in the order of the plan.
+    """Load batches of samples in the order of the plan.
 
-    The call itself (not the first batch) draws one number from torch's stream, as every
-    DataLoader does and so Detectron2. Close the iterator to end its workers.
+    The call itself (not the first batch) consumes one number of torch's stream, as every DataLoader
+    does, and so Detectron2's. Close the iterator to end its workers.
 
     Args:
-        together: what one process cannot read is an error of all, at the same batch.
+        images: The images to load.
+        plan: Batches of indices and sampled augmentations.
+        num_workers: Data-loader workers; 0 loads in this process.
+        collective: Raise an error of one process on all processes, at the same batch.
 
     Raises:
-        DataError: from the iterator; an image cannot be read.
+        DataError: If an image cannot be read; raised by the iterator.
     """
     if num_workers:
         kill_workers_at_exit()
@@ -137,30 +148,30 @@ def load_batches(
         collate_fn=list,
         worker_init_fn=ignore_stop_signals,
     )
-    return _raising(iter(loader), together)
+    return _raising(iter(loader), collective)
 
 
 def _raising(
-    batches: Iterator[list[Sample | DataError]], together: bool
+    batches: Iterator[list[Sample | DataError]], collective: bool
 ) -> Generator[list[Sample]]:
     try:
         for batch in batches:
             error = first_error(batch)
-            if together:
+            if collective:
                 raise_on_all(error)
             elif error is not None:
-                # Not `raise error`: it would refer to itself through this frame.
+                # `raise error` would create a reference cycle through this frame.
                 raise DataError(str(error))
             yield batch  # type: ignore[misc]
     finally:
-        del batches  # ends the workers now, and not when somebody drops the traceback
+        del batches  # end the workers now, not when the traceback is dropped
 
 
 def raise_on_all(error: DataError | None) -> None:
-    """Let no process wait for one that has an error; all of them call it.
+    """Raise an error of any process on all of them, so that none waits for it; a collective call.
 
     Raises:
-        DataError: of the first process that has one.
+        DataError: The error of the first process that has one.
     """
     if distributed.highest(error is not None):
         texts: list[Any] = [error and str(error)]
@@ -183,28 +194,35 @@ def training_batches(
     skip: int = 0,
     trained: int = 0,
 ) -> Generator[list[Sample]]:
-    """Training batches without end, from batch number `skip` on; see `plan_batches`.
+    """Load training batches without end; see `plan_batches`.
 
     Args:
-        is_wide: see `plan_batches`.
-        order: starts the endless indices of the records.
-        trained: the random numbers of `draw` continue as after a training of that many batches,
-            while the order starts again: what Detectron2's PreciseBN sees.
+        records: The training records.
+        is_wide: The group of each record.
+        order: Starts the endless indices of the records.
+        draw: Samples the augmentation of the next image.
+        mapper: Makes a sample of a record and its sampled augmentation.
+        batch_size: Images per batch of this process.
+        num_workers: Data-loader workers.
+        seed: Seed of the augmentation.
+        skip: Number of batches to skip, without reading their images.
+        trained: Continue the random stream of `draw` as after this number of batches, while the
+            order starts again, as for Detectron2's PreciseBN.
 
     Raises:
-        DataError: an image cannot be read.
+        DataError: If an image cannot be read.
     """
     rng = np.random.RandomState(seed % 2**32)
     plan = partial(plan_batches, is_wide, draw=draw, batch_size=batch_size, rng=rng)
     for _ in islice(plan(order()), trained):
         pass
     rest = islice(plan(order()), skip, None)
-    return load_batches(Images(records, mapper), rest, num_workers, together=True)
+    return load_batches(Images(records, mapper), rest, num_workers, collective=True)
 
 
 def evaluation_batches(
     records: Sequence[Record], draw: Any, mapper: Map, *, num_workers: int
 ) -> Generator[list[Sample]]:
-    """Every record once, in order, one image per batch as in Detectron2 (no padding)."""
+    """Load every record once, in order, one image per batch as in Detectron2 (no padding)."""
     plan = [[(index, draw)] for index in range(len(records))]
-    return load_batches(Images(PackedRecords(records), mapper), plan, num_workers, together=False)
+    return load_batches(Images(PackedRecords(records), mapper), plan, num_workers, collective=False)

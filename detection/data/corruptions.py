@@ -1,11 +1,11 @@
-"""Corrupted test images: the 15 of Hendrycks and Dietterich (2019, arXiv 1903.12261), as Michaelis
-et al. (2019, arXiv 1907.07484) use them for detection, by the package imagecorruptions.
+"""Corruptions of test images, from the package imagecorruptions.
 
-The random numbers of an image come from its id: every model, engine and run sees the same pixels.
+They are the 15 of Hendrycks and Dietterich (2019, arXiv 1903.12261), which Michaelis et al. (2019,
+arXiv 1907.07484) apply to detection. The random seed of an image is computed from its id, so every
+model, engine and run sees the same pixels.
 
-Deviation: imagecorruptions 1.1.2 is of 2020 and takes names from NumPy, scikit-image and setuptools
-that these have dropped; they get them back, for this package alone, and its salt-and-pepper noise
-a seed.
+Deviation: imagecorruptions 1.1.2 (2020) uses names that NumPy, scikit-image and setuptools have
+removed since. Stand-ins are given to this package alone, and its salt-and-pepper noise gets a seed.
 """
 
 import contextlib
@@ -42,7 +42,11 @@ PACKAGE = "imagecorruptions"
 
 
 def parse(text: str) -> tuple[str, int]:
-    """Name and severity of INPUT.CORRUPTION; raises UserError: none, or no package for it."""
+    """Parse INPUT.CORRUPTION into name and severity.
+
+    Raises:
+        UserError: If the value is invalid or the package is not installed.
+    """
     name, _, severity = text.partition(".")
     if name not in NAMES or severity not in map(str, SEVERITIES):
         raise UserError(
@@ -54,7 +58,7 @@ def parse(text: str) -> tuple[str, int]:
 
 
 def corrupt(pixels: NDArray[np.uint8], name: str, severity: int, seed: int) -> NDArray[np.uint8]:
-    """An RGB image (H, W, 3) of at least 32 px per side → its corruption, of the same size."""
+    """Corrupt an RGB image (H, W, 3) of at least 32 px per side."""
     state = np.random.get_state()
     np.random.seed(seed)
     try:
@@ -66,19 +70,19 @@ def corrupt(pixels: NDArray[np.uint8], name: str, severity: int, seed: int) -> N
 
 
 def failing() -> dict[str, str]:
-    """The corruptions that raise an error with what is installed here, and which."""
+    """Return the corruptions that fail with the installed package versions, and their errors."""
     pixels, found = np.full((64, 64, 3), 128, np.uint8), {}
     for name in NAMES:
         try:
             corrupt(pixels, name, 3, 0)
-        except Exception as error:  # whatever another version of a package may raise
+        except Exception as error:  # other versions of the package may raise any kind
             found[name] = f"{type(error).__name__}: {error}"
     return found
 
 
 @dataclass(frozen=True)
 class Corrupted:
-    """A mapper that reads the corrupted image in place of a record's own."""
+    """Mapper that reads the corrupted image in place of the record's own."""
 
     mapper: Callable[..., Any]
     name: str
@@ -86,14 +90,18 @@ class Corrupted:
     open_url: OpenURL | None = None
 
     def __call__(self, record: Record, draw: Any) -> dict[str, Any]:
-        """As the mapper's; raises DataError: an image that cannot be read or corrupted."""
+        """Corrupt the record's image and map it.
+
+        Raises:
+            DataError: If the image cannot be read or corrupted.
+        """
         path = record["file_name"]
         pixels = np.asarray(read_image(path, self.open_url))
         seed = zlib.crc32(str(record.get("image_id", Path(path).stem)).encode())
         try:
             pixels = corrupt(pixels, self.name, self.severity, seed)
         except Exception as error:  # the package raises many kinds
-            raise DataError(f"{path}: {self.name} cannot be applied ({error})") from error
+            raise DataError(f"{path}: cannot apply {self.name} ({error})") from error
         with NamedTemporaryFile(suffix=".png") as file:  # lossless
             Image.fromarray(pixels).save(file, "PNG", compress_level=1)
             file.flush()
@@ -104,7 +112,7 @@ class Corrupted:
 def with_corruption(
     mapper: Callable[..., Any], cfg: CfgNode, open_url: OpenURL | None = None
 ) -> Callable[..., Any]:
-    """Return a mapper of test images under INPUT.CORRUPTION."""
+    """Wrap a mapper of test images by INPUT.CORRUPTION, if that is set."""
     text = cfg.INPUT.CORRUPTION
     return Corrupted(mapper, *parse(text), open_url) if text else mapper
 

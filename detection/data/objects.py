@@ -1,6 +1,8 @@
 """Polygons, bitmaps and boxes of an image's objects.
 
-Equal to detectron2/structures/{masks,boxes}.py. R objects; H W pixels; boxes (x1, y1, x2, y2).
+Equal to detectron2/structures/{masks,boxes}.py.
+
+Shapes: R objects, H W pixels, boxes (x1, y1, x2, y2).
 """
 
 from collections.abc import Sequence
@@ -11,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-Polygons = Sequence[NDArray[np.float64]]  # of one object: x0, y0, x1, y1, ... each
+Polygons = Sequence[NDArray[np.float64]]  # of one object; each is x0, y0, x1, y1, ...
 
 
 def draw_polygons(polygons: Polygons, size: tuple[int, int]) -> NDArray[np.bool_]:
-    """Polygons of one object -> (H, W) bool, by COCO's rule."""
+    """Rasterize the polygons of one object by COCO's rule: (H, W) bool."""
     if not len(polygons):
         return np.zeros(size, dtype=bool)
     runs = mask_util.frPyObjects(list(polygons), *size)
@@ -23,7 +25,7 @@ def draw_polygons(polygons: Polygons, size: tuple[int, int]) -> NDArray[np.bool_
 
 
 def boxes_of_polygons(objects: Sequence[Polygons]) -> Tensor:
-    """(R, 4) around the polygons of R objects; (inf, inf, 0, 0) around none."""
+    """Return the boxes (R, 4) around the polygons of R objects; (inf, inf, 0, 0) without any."""
     boxes = torch.tensor([[torch.inf, torch.inf, 0, 0]]).repeat(len(objects), 1)
     for box, polygons in zip(boxes, objects, strict=True):
         for polygon in polygons:
@@ -34,7 +36,7 @@ def boxes_of_polygons(objects: Sequence[Polygons]) -> Tensor:
 
 
 def boxes_of_bitmaps(bitmaps: Tensor) -> Tensor:
-    """(R, H, W) bool → (R, 4) from the first to behind the last pixel; 0 around none."""
+    """Return the boxes (R, 4) of bitmaps (R, H, W), up to behind the last pixel; 0 without any."""
     boxes = torch.zeros(len(bitmaps), 4)
     for box, bitmap in zip(boxes, bitmaps, strict=True):
         rows, columns = bitmap.nonzero(as_tuple=True)
@@ -44,5 +46,5 @@ def boxes_of_bitmaps(bitmaps: Tensor) -> Tensor:
 
 
 def nonempty(boxes: Tensor, min_side_px: float = 0.0) -> Tensor:
-    """(R, 4) -> (R,) bool: both sides longer than `min_side_px`."""
+    """Return which boxes (R, 4) have both sides longer than `min_side_px`: (R,) bool."""
     return (boxes[:, 2:] - boxes[:, :2] > min_side_px).all(dim=1)

@@ -1,4 +1,4 @@
-"""Training and evaluation batches from a configuration."""
+"""Builders of training and evaluation batches from a config."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
@@ -37,21 +37,26 @@ from moco.common.errors import UserError
 
 
 def is_semantic(cfg: CfgNode) -> bool:
+    """Return whether the task is semantic segmentation."""
     return cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor"
 
 
 def training_records(cfg: CfgNode) -> list[Record]:
-    """Read the images of DATASETS.TRAIN that there is something to learn from.
+    """Read the records of DATASETS.TRAIN that the task trains on.
 
     Raises:
-        UserError: none is left.
+        UserError: If none is left.
     """
     records = [record for name in cfg.DATASETS.TRAIN for record in read_split(name, cfg).records]
     return to_learn_from(cfg, records)
 
 
 def to_learn_from(cfg: CfgNode, records: list[Record]) -> list[Record]:
-    """Keep the images that a task learns from; raises UserError: none is left."""
+    """Keep the records with annotations that the task trains on.
+
+    Raises:
+        UserError: If none is left.
+    """
     if is_semantic(cfg):
         return records
     if cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS:
@@ -59,25 +64,25 @@ def to_learn_from(cfg: CfgNode, records: list[Record]) -> list[Record]:
     if cfg.MODEL.KEYPOINT_ON:
         records = with_keypoints(records, cfg.MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE)
     if not records:
-        what = "labeled keypoints" if cfg.MODEL.KEYPOINT_ON else "an object"
-        raise UserError(f"DATASETS.TRAIN has no image with {what}; check its annotations")
+        missing = "labeled keypoints" if cfg.MODEL.KEYPOINT_ON else "an object"
+        raise UserError(f"DATASETS.TRAIN has no image with {missing}; check its annotations")
     return records
 
 
-# Records and a mapper of an engine's own (`detection.config.engines.Engine.mapper`).
+# Records and mapper of an engine (`detection.config.engines.Engine.mapper`).
 Mapped = tuple[Sequence[Record], Callable[[Record], Sample]]
 
 
 class TrainingData:
-    """What this process trains on: packed records, their order, and what happens to them.
+    """Training data of this process: packed records, their order, and their mapper.
 
     Args:
-        cfg: the task.
-        own: what the engine maps by itself; None: nothing.
-        open_url: opens images whose path contains `://`.
+        cfg: The task.
+        own: Records and mapper of the engine, if it maps the task by itself.
+        open_url: Opens images whose path contains `://`.
 
     Raises:
-        UserError: no image has an object.
+        UserError: If no image has an object.
     """
 
     def __init__(
@@ -98,10 +103,10 @@ class TrainingData:
     def batches(
         self, num_workers: int, *, skip: int = 0, trained: int = 0
     ) -> Generator[list[Sample]]:
-        """Batches without end; see `batches.training_batches`.
+        """Load batches without end; see `batches.training_batches`.
 
         Raises:
-            DataError: an image cannot be read.
+            DataError: If an image cannot be read.
         """
         cfg, rank, processes = self._cfg, distributed.rank(), distributed.world_size()
         return training_batches(
@@ -119,7 +124,7 @@ class TrainingData:
 
 
 def _order(cfg: CfgNode, records: Sequence[Record]) -> Callable[[], Iterator[int]]:
-    """DATALOADER.SAMPLER_TRAIN: what starts the endless indices of the records."""
+    """Return a function that starts the endless record indices of DATALOADER.SAMPLER_TRAIN."""
     settings = cfg.DATALOADER
     if settings.SAMPLER_TRAIN == "TrainingSampler":
         return partial(shuffled_forever, len(records), cfg.SEED)
@@ -134,19 +139,19 @@ def build_evaluation(
     own: Mapped | None = None,
     open_url: OpenURL | None = None,
 ) -> Generator[list[Sample]]:
-    """Yield every image once, one at a time; for `own` and `open_url` see `TrainingData`."""
-    given = cfg.INPUT
+    """Load every image once, one at a time; for `own` and `open_url` see `TrainingData`."""
+    keys = cfg.INPUT
     draw: Any = None
     mapper: Callable[..., Sample]
     if own is not None:
-        theirs = {image_key(record): record for record in own[0]}
-        records = [theirs[image_key(record)] for record in records]
+        by_key = {image_key(record): record for record in own[0]}
+        records = [by_key[image_key(record)] for record in records]
         mapper, draw = SeededMapper(own[1], open_url), 0
     elif is_semantic(cfg):
         _, mapper = _training_mapper(cfg, open_url)
     else:
-        mapper = Mapper(given.MAX_SIZE_TEST, given.FORMAT, learning=False, open_url=open_url)
-        draw = Draw(given.MIN_SIZE_TEST)
+        mapper = Mapper(keys.MAX_SIZE_TEST, keys.FORMAT, learning=False, open_url=open_url)
+        draw = Draw(keys.MIN_SIZE_TEST)
     mapper = with_corruption(mapper, cfg, open_url)
     return evaluation_batches(records, draw, mapper, num_workers=cfg.DATALOADER.NUM_WORKERS)
 
@@ -154,21 +159,22 @@ def build_evaluation(
 def _training_mapper(
     cfg: CfgNode, open_url: OpenURL | None
 ) -> tuple[Callable[..., Any], Callable[..., Sample]]:
-    """Return what draws, and what maps a record and a draw to a sample."""
-    given = cfg.INPUT
+    """Return the function that samples an augmentation, and the mapper that applies it."""
+    keys = cfg.INPUT
     if is_semantic(cfg):
         labels = sem_seg.Augmentation.from_config(cfg)
-        return labels.draw, LabelMapper(labels, given.FORMAT, open_url)
-    sizes, sampling = tuple(given.MIN_SIZE_TRAIN), given.MIN_SIZE_TRAIN_SAMPLING
+        tested = keys.MIN_SIZE_TEST, keys.MAX_SIZE_TEST
+        return labels.draw, LabelMapper(labels, keys.FORMAT, open_url, *tested)
+    sizes, sampling = tuple(keys.MIN_SIZE_TRAIN), keys.MIN_SIZE_TRAIN_SAMPLING
     flips = None
     if cfg.MODEL.KEYPOINT_ON:
         metadata = read_split(cfg.DATASETS.TRAIN[0], cfg).metadata
         flips = flip_indices(metadata["keypoint_names"], metadata["keypoint_flip_map"])
-    masks = given.MASK_FORMAT if cfg.MODEL.MASK_ON else ""
-    jitter = LargeScaleJitter.from_config(cfg) if given.LSJ.ENABLED else None
+    masks = keys.MASK_FORMAT if cfg.MODEL.MASK_ON else ""
+    jitter = LargeScaleJitter.from_config(cfg) if keys.LSJ.ENABLED else None
     mapper = Mapper(
-        given.MAX_SIZE_TRAIN, given.FORMAT, masks, flips, jitter=jitter, open_url=open_url
+        keys.MAX_SIZE_TRAIN, keys.FORMAT, masks, flips, jitter=jitter, open_url=open_url
     )
     if jitter is not None:
         return jitter.draw, mapper
-    return Augmentation(sizes, sampling, given.RANDOM_FLIP).draw, mapper
+    return Augmentation(sizes, sampling, keys.RANDOM_FLIP).draw, mapper

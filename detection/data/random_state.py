@@ -1,4 +1,4 @@
-"""The random streams of a process, in a form that a checkpoint can hold."""
+"""State of a process's random streams, in a form that a checkpoint can hold."""
 
 import random
 from collections.abc import Iterator, Mapping
@@ -12,14 +12,14 @@ State = Mapping[str, Any]
 
 
 def seed_all(seed: int) -> None:
-    """Seed all streams of this process, as Detectron2's `seed_all_rng`."""
+    """Seed all random streams of this process, as Detectron2's `seed_all_rng`."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
 def random_state() -> State:
-    """Return the state of all streams; of the GPUs' the one that this process uses."""
+    """Return the state of all random streams, on GPU that of the current device."""
     cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
     kind, keys, *rest = np.random.get_state(legacy=True)
     return {
@@ -31,7 +31,7 @@ def random_state() -> State:
 
 
 def restore_random(state: State) -> None:
-    """Set all streams to what `random_state` returned."""
+    """Restore all random streams to a state that `random_state` returned."""
     torch.set_rng_state(state["torch"].cpu())
     if state["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"].cpu())
@@ -43,7 +43,7 @@ def restore_random(state: State) -> None:
 
 @contextmanager
 def private_random() -> Iterator[None]:
-    """What is sampled inside does not advance the training's streams."""
+    """Restore all random streams at the end, so that sampling inside does not advance them."""
     before = random_state()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Records of a split in memory that data-loader workers share."""
+"""Records of a split in memory that is shared with data-loader workers."""
 
 import gc
 import pickle
@@ -14,10 +14,10 @@ from detection.datasets.base import Record
 
 @contextmanager
 def records_forgotten() -> Iterator[None]:
-    """Leave the records to those who have packed them.
+    """Clear the cached records, and exclude the remaining objects from garbage collection.
 
-    Those of a large dataset are millions of objects, which the garbage collector would walk
-    through, and so copy into every worker.
+    The records of a large dataset are millions of objects. The garbage collector would visit them,
+    and thereby copy them into every worker.
     """
     cache_clear()
     gc.collect()
@@ -29,11 +29,11 @@ def records_forgotten() -> Iterator[None]:
 
 
 class PackedRecords(Sequence[Record]):
-    """Records as one array of bytes, which is how Detectron2 keeps them.
+    """Records pickled into one byte array, as in Detectron2.
 
-    A worker shares its parent's pages until one of the two writes into them, and to read an object
-    of Python is to write: its references are counted. Lists of records would so be copied into
-    every worker. An array is not, and each access makes the record anew.
+    A worker shares its parent's memory pages until one of the two writes to them. Reading a Python
+    object writes its reference count, so a list of records would be copied into every worker. An
+    array is not copied; each access unpickles a record.
     """
 
     def __init__(self, records: Iterable[Record]) -> None:
@@ -54,5 +54,5 @@ class PackedRecords(Sequence[Record]):
         index = range(len(self))[index]
         start = self._ends[index - 1] if index else 0
         content = self._content[start : self._ends[index]].tobytes()
-        record: Record = pickle.loads(content)  # noqa: TID251  # its own, from `__init__`
+        record: Record = pickle.loads(content)  # noqa: TID251  # written by `__init__`
         return record

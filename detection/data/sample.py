@@ -1,4 +1,4 @@
-"""An image as the mappers make it and the engines take it."""
+"""Type of a sample, which mappers make and engines take."""
 
 from typing import Any, TypedDict
 
@@ -6,16 +6,17 @@ from torch import Tensor
 
 
 class Sample(TypedDict, total=False):
-    """An image and, in training, what is to be learned from it; R objects.
+    """Image and, in training, its targets; R objects.
 
-    A user's records may have more, which a model of the user's gets, too.
+    Other fields of a user's records are passed to the model as well.
 
     Attributes:
-        image: (3, H, W) uint8, in the channels' order of INPUT.FORMAT.
-        file_name: of the image as it is stored.
-        image_id: of the dataset, where it has one.
-        height: of the original, px, whose size predictions have; by default that of `image`.
-        width: likewise.
+        image: (3, H, W) uint8, channels in the order of INPUT.FORMAT.
+        file_name: Path of the image file.
+        image_id: Id in the dataset, if it has one.
+        height: Height of the original image in px, to which predictions are scaled; by default that
+            of `image`.
+        width: Width of the original image, likewise.
         boxes: (R, 4) as (x1, y1, x2, y2), px of `image`.
         classes: (R,) int64, in 0..K-1.
         masks: (R, H, W) bool, or polygons of every object (`detection.data.objects.Polygons`).

@@ -1,6 +1,6 @@
-"""Datasets by name: `read_split(name, cfg)` gives both engines the same validated records.
+"""Datasets by name: `read_split(name, cfg)` returns the same validated records for both engines.
 
-A format is one file here, which registers itself in `FORMATS`.
+Each dataset format is one file here, which registers itself in `FORMATS`.
 """
 
 import dataclasses
@@ -10,29 +10,39 @@ from collections.abc import Iterable
 
 from fvcore.common.config import CfgNode
 
-from detection.datasets import cityscapes, coco, lvis, voc  # noqa: F401  # they register themselves
+from detection.datasets import (  # noqa: F401  # register their formats
+    ade20k,
+    cityscapes,
+    coco,
+    lvis,
+    voc,
+    yolo,
+)
 from detection.datasets.base import Source, formats, official_counts, uncollected, with_masks
 from detection.datasets.base import Split as Split
 from detection.datasets.coco import custom_names as custom_names
+from detection.datasets.coco import roboflow_sources as roboflow_sources
 from detection.datasets.layout import datasets_root
 from detection.datasets.parts import PartSource
 from detection.datasets.voc import annotated_classes
 from detection.datasets.voc import folder_sources as folder_sources
+from detection.datasets.yolo import data_sources as data_sources
 from moco.common.errors import UserError, plural
 
 _PROVIDED: dict[str, Source] = {}
 
 
 def provide(source: Source) -> None:
-    """Make a source known in this process, by its name; this project's own names come first."""
+    """Register a source by its name in this process; this project's own names take precedence."""
     _PROVIDED[source.name] = source
 
 
 def known(cfg: CfgNode) -> dict[str, Source]:
-    """All datasets by name; custom ones (DATASETS.VOC_DIR, COCO_TRAIN_JSON) come first.
+    """Return all sources by name; those of `custom_keys` take precedence.
 
     Raises:
-        DataError, UserError: a custom dataset that is none.
+        DataError: If the files of a custom dataset are missing or damaged.
+        UserError: If the keys of a custom dataset contradict each other.
     """
     sources = [source for source in _PROVIDED.values() if source.present()]
     for format_ in formats().values():
@@ -42,21 +52,32 @@ def known(cfg: CfgNode) -> dict[str, Source]:
     return {source.name: source for source in sources}
 
 
-def read_split(name: str, cfg: CfgNode) -> Split:
-    """Read and check a whole split; the result is kept, so that reading twice costs nothing.
+def custom_keys(datasets: CfgNode) -> list[str]:
+    """Return the keys of DATASETS that name custom datasets, as far as they are set."""
+    keys = ("VOC_DIR", "COCO_DIR", "COCO_TRAIN_JSON", "COCO_TEST_JSON", "YOLO_YAML")
+    return [key for key in keys if datasets.get(key, "")]
 
-    Where the configuration learns masks, objects without a usable one are left out.
+
+def read_split(name: str, cfg: CfgNode) -> Split:
+    """Read and validate a split; the result is cached.
+
+    If the configuration trains masks, objects without a usable mask are left out.
 
     Raises:
-        UserError: an unknown name; DataError: anything that cannot be used.
+        UserError: If the name is unknown.
+        DataError: If the split contains anything that cannot be used.
     """
     split = _read(find_source(name, cfg))  # type: ignore[arg-type]  # sources are hashable
-    learned = cfg.get("MODEL", {}).get("MASK_ON", False)
-    return with_masks(split) if learned and split.has_masks else split
+    trains_masks = cfg.get("MODEL", {}).get("MASK_ON", False)
+    return with_masks(split) if trains_masks and split.has_masks else split
 
 
 def find_source(name: str, cfg: CfgNode) -> Source:
-    """The source of a split or of a part of one; raises UserError: an unknown name."""
+    """Return the source of a split, or of a part of one such as `name@10%`.
+
+    Raises:
+        UserError: If the name is unknown.
+    """
     whole, _, part = name.partition("@")
     table = known(cfg)
     if whole not in table:
@@ -67,7 +88,7 @@ def find_source(name: str, cfg: CfgNode) -> Source:
 
 
 def cache_clear() -> None:
-    """Forget what was read, for whoever rewrites files in place."""
+    """Clear the caches of read splits, for callers that rewrite annotation files in place."""
     _read.cache_clear()
     annotated_classes.cache_clear()
 
@@ -85,11 +106,12 @@ def _read(source: Source) -> Split:
 
 def _unknown(name: str, table: Iterable[str]) -> str:
     if any(name in f.private for f in formats().values()):
-        return f"{name}: its annotations are not public, so nothing can be measured on it"
+        return f"{name}: its annotations are not public, so it cannot be evaluated"
     names = list(table)
     near = difflib.get_close_matches(name, names, n=5, cutoff=0.5) or names[:1]
     return (
-        f"unknown dataset {name!r}; near it are {', '.join(near)}; for a custom dataset set "
-        "DATASETS.VOC_DIR (a folder in VOC layout), or DATASETS.COCO_TRAIN_JSON and "
-        "COCO_TEST_JSON, or register the name in Detectron2's DatasetCatalog (--import MODULE)"
+        f"unknown dataset {name!r}; did you mean {', '.join(near)}? For a custom dataset set "
+        "DATASETS.VOC_DIR (a folder in VOC layout), DATASETS.YOLO_YAML (a data.yaml), "
+        "DATASETS.COCO_DIR (Roboflow's folders), or DATASETS.COCO_TRAIN_JSON and COCO_TEST_JSON, "
+        "or register the name in Detectron2's DatasetCatalog (--import MODULE)"
     )

@@ -1,4 +1,4 @@
-"""Datasets by name: `moco-transfer datasets list`, `fetch` and `doctor`."""
+"""Datasets by name: `moco-transfer datasets list`, `fetch`, `doctor` and `split`."""
 
 import argparse
 import dataclasses
@@ -8,61 +8,80 @@ from pathlib import Path
 
 from detection.datasets import doctor, fetch
 from detection.datasets.archives import datasets
-from detection.datasets.base import NOTE, WRONG, Finding, Split, formats
+from detection.datasets.base import NOTE, WRONG, Finding, Split, formats, published_formats
 from detection.datasets.layout import DATASETS_VARIABLE, datasets_root
+from detection.datasets.split import write_splits
 from detection.evaluation.reachable import doctor_config, measurable, reachable
 from moco.common.command import program
 from moco.common.errors import DataError, UserError, run_cli
 
 
 def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of `list`, `fetch`, `doctor` and `split`."""
     parser = argparse.ArgumentParser(
         prog=program("datasets", "python -m detection.datasets"),
         description="Get published datasets, and check datasets before training.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    names = commands.add_parser("list", help="say what can be fetched, and what is present")
+    names = commands.add_parser("list", help="list the datasets that can be fetched")
     _add_common(names)
     get = commands.add_parser(
         "fetch",
         help="download, unpack and check published datasets",
-        description="Download what is missing of published datasets, compare it with the published "
-        "hashes, unpack and check it. Archives that exist in ROOT/archives are used.",
+        description="Download what is missing of published datasets, verify the published hashes, "
+        "unpack and check the files. Existing archives in ROOT/archives are used.",
     )
     get.add_argument("names", nargs="+", choices=list(datasets()), metavar="NAME")
-    get.add_argument("--mirror", default="", metavar="URL", help="folder with the same files")
-    get.add_argument("--keep", action="store_true", help="keep the archives")
+    get.add_argument(
+        "--mirror", default="", metavar="URL", help="URL of a folder with the same files"
+    )
+    get.add_argument("--keep", action="store_true", help="keep the archives after unpacking")
     get.add_argument(
         "--again",
         action="store_true",
-        help="get what is present too: files of it that are missing are added, none is overwritten",
+        help="fetch what is present too: add missing files, overwrite none",
     )
-    get.add_argument("--dry-run", action="store_true", help="only say what would be done")
+    get.add_argument("--dry-run", action="store_true", help="only print what would be done")
     _add_common(get)
     check = commands.add_parser(
         "doctor",
-        help="say what exists, is complete, is wrong",
+        help="show what exists, is complete, is wrong",
         description="Show the expected tree, and what exists, is complete, is wrong. Exit code 0: "
         "everything found is right; 3: something is wrong, or nothing exists.",
     )
     what = check.add_mutually_exclusive_group(required=True)
-    kinds = "{" + ",".join(formats()) + "}"
-    what.add_argument("kind", nargs="?", choices=list(formats()), metavar=kinds)
+    published = list(published_formats())
+    kinds = "{" + ",".join(published) + "}"
+    what.add_argument("kind", nargs="?", choices=published, metavar=kinds)
     for kind, format_ in formats().items():
         if format_.custom:
             what.add_argument(format_.custom.flag, dest=f"custom_{kind}", **format_.custom.options)
     what.add_argument(
         "--images",
         metavar="PATH",
-        help="images for pre-training, what DATA.ROOT is: a folder, a list or shards",
+        help="images for pre-training, as in DATA.ROOT: a folder, a list or shards",
     )
-    _add_common(check, ". With --coco-json the folder of the images; default: near the file")
+    _add_common(check, ". With --coco-json, the folder of the images; default: found near the file")
     check.add_argument(
         "--verify",
         action="store_true",
         help="also decode every image, and compare its size with the annotations; check every "
         "label map, and look for copies of images",
     )
+    divide = commands.add_parser(
+        "split",
+        help="divide a custom dataset that has no splits",
+        description="Write lists of images to train on, for validation and to test on, for a "
+        "dataset in YOLO layout, VOC layout or COCO's format that has none. Each class is divided "
+        "by the shares, and images of equal bytes stay together. No file is overwritten.",
+    )
+    divide.add_argument("path", metavar="DIR", help="its folder, or its data.yaml or JSON file")
+    for name in ("val", "test"):
+        divide.add_argument(
+            f"--{name}", type=float, default=0.2, metavar="SHARE", help=f"share of {name}, or 0"
+        )
+    divide.add_argument("--seed", type=int, default=0, help="default 0")
+    divide.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
 
@@ -73,8 +92,11 @@ def _add_common(parser: argparse.ArgumentParser, more: str = "") -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     args = build_parser().parse_args(argv)
+    if args.command == "split":
+        write_splits(args.path, _shares(args.val, args.test), args.seed)
+        return 0
     root = os.path.expanduser(args.root or datasets_root())
     if args.command == "list":
         print(f"in {root}:\n{fetch.listing(Path(root))}")
@@ -106,15 +128,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if doctor.all_right(findings) else DataError.exit_code
 
 
+def _shares(val: float, test: float) -> dict[str, float]:
+    """Return the share of each split; raise UserError unless they leave images to train on."""
+    if not (0 <= val < 1 and 0 <= test < 1 and 0 < val + test < 1):
+        raise UserError(f"--val {val:g} --test {test:g}: expected shares above 0, together below 1")
+    shares = {"train": 1 - val - test, "val": val, "test": test}
+    return {split: share for split, share in shares.items() if share}
+
+
 def _score(split: Split) -> Iterator[Finding]:
-    """Yield what perfect predictions score on a split, as each training on it checks first."""
+    """Yield the score of perfect predictions on a split, which every training checks first."""
     if not measurable(split) or not split.records:
         return
     try:
         scored = reachable(split, doctor_config(split))
     except DataError as error:
         yield Finding(split.name, WRONG, str(error))
-    except UserError as error:  # a package is missing, or keys that the doctor does not have
+    except UserError as error:  # a package or a key of the configuration is missing
         yield Finding(split.name, NOTE, f"perfect predictions were not scored: {error}")
         if split.has_keypoints:
             yield from _score(dataclasses.replace(split, has_keypoints=False))

@@ -1,4 +1,4 @@
-"""Which archives a published dataset is in: `archives.yaml`, as dataclasses."""
+"""Archives of the published datasets: `archives.yaml` as dataclasses."""
 
 import functools
 import shlex
@@ -15,7 +15,7 @@ FILE = Path(__file__).with_name("archives.yaml")
 
 @dataclass(frozen=True)
 class Archive:
-    """One file to download; archives.yaml says what its fields mean."""
+    """One file to download; the header of archives.yaml documents the fields."""
 
     name: str
     folder: str
@@ -30,13 +30,13 @@ class Archive:
     prepare: str = ""
 
     def present(self, root: Path) -> bool:
-        """Whether it is unpacked below `root`, the folder of all datasets."""
+        """Return whether the archive is unpacked below `root`, the folder of all datasets."""
         return all((root / self.folder / path).exists() for path in self.complete)
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """What one name of `datasets fetch` stands for."""
+    """A dataset that `datasets fetch` gets; the header of archives.yaml documents the fields."""
 
     name: str
     contains: str
@@ -45,11 +45,12 @@ class Dataset:
     archives: tuple[Archive, ...]
     terms: str
     account: str = ""
+    license: str = ""
 
 
 @functools.cache
 def datasets() -> dict[str, Dataset]:
-    """All datasets that can be fetched, by name."""
+    """Return all datasets that can be fetched, by name."""
     facts = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     archives = {name: Archive(name, **_fields(a)) for name, a in facts["archives"].items()}
     for dataset in facts["datasets"].values():
@@ -58,12 +59,12 @@ def datasets() -> dict[str, Dataset]:
 
 
 def _fields(values: dict[str, Any]) -> dict[str, Any]:
-    """Those that are not null, lists as tuples."""
+    """Drop null values and turn lists into tuples, so that the dataclasses are hashable."""
     return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if v is not None}
 
 
 def fetch_command(*splits: str, root: str = "") -> str:
-    """The command that gets the datasets with these splits; "" where there is none."""
+    """Return the command that fetches the datasets with these splits, or "" if there is none."""
     every = datasets().values()
     names = [next((d.name for d in every if split in d.splits), "") for split in splits]
     arguments = [*filter(None, dict.fromkeys(names)), *(["--root", root] if root else [])]

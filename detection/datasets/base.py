@@ -1,10 +1,10 @@
-"""What a dataset is to both engines: formats, sources of splits, validated splits."""
+"""Interfaces of datasets for both engines: formats, sources of splits, validated splits."""
 
 import dataclasses
 import gc
 import importlib.util
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -19,6 +19,7 @@ from moco.common.errors import UserError
 Record = dict[str, Any]
 
 XYXY_ABS, XYWH_ABS = 0, 1  # Detectron2's BoxMode
+_VAL = ("val", "valid")  # Roboflow's name is the second
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,20 +27,23 @@ class Split:
     """A validated split.
 
     Attributes:
-        name: as in DATASETS.TRAIN and TEST.
-        evaluator_type: Detectron2's word for the metric: pascal_voc, coco, lvis,
+        name: Name of the split in DATASETS.TRAIN and DATASETS.TEST.
+        evaluator_type: Detectron2's name of the metric: pascal_voc, coco, lvis,
             cityscapes_instance, sem_seg, densepose.
-        classes: in the order of their contiguous ids; things, or all classes for sem_seg.
-        annotations_sha256: hex digest of the images' names and annotations, not of their
-            location: two folders of one name are two datasets when it differs.
-        notes: what was clipped or left out, with counts.
-        metadata: what Detectron2's MetadataCatalog holds about the split.
-        truth: what the metric compares with, where that is not in `metadata` or the records:
-            of VOC `GroundTruth` by image id, of Cityscapes' instances a file by `file_name`.
-        from_catalog: from Detectron2's DatasetCatalog, and measured by Detectron2 itself.
-        images: ids of the images of a part (detection/datasets/parts.py); None: it is whole.
-        has_masks: every annotation has a segmentation, but for those that `with_masks` leaves out.
-        has_keypoints: every person has keypoints.
+        classes: Class names in the order of their contiguous ids; things, or all classes for
+            sem_seg.
+        annotations_sha256: Hex digest of the images' names and annotations, independent of their
+            location: two folders of the same name are different datasets if it differs.
+        notes: What was clipped or left out, with counts.
+        metadata: Detectron2's metadata of the split (MetadataCatalog).
+        truth: Ground truth of the metric if it is neither in `metadata` nor in the records: for
+            VOC `GroundTruth` by image id, for Cityscapes' instances a file by `file_name`.
+        has_masks: True if every annotation has a segmentation, except those that `with_masks`
+            leaves out.
+        has_keypoints: True if every person has keypoints.
+        from_catalog: True if the split comes from Detectron2's DatasetCatalog and is evaluated by
+            Detectron2 itself.
+        images: Image ids of a part (detection/datasets/parts.py); None for a whole split.
     """
 
     name: str
@@ -57,15 +61,21 @@ class Split:
 
 
 def image_key(record: Mapping[str, Any]) -> int | str:
-    """Return its id, since a COCO file may list a file under two; its file in a format without."""
+    """Return the image's id, or its file name in a format without ids.
+
+    A COCO file may list one image file under two ids, so the file name alone is not unique.
+    """
     key: int | str = record.get("image_id", record["file_name"])
     return key
 
 
 def object_counts(split: Split, *, measured: bool = False) -> Counter[str]:
-    """Class → number of its objects in a split of instances, without the classes that have none.
+    """Count the objects of each class in a split of instances; crowds never count.
 
-    Crowds never count. `measured`: nor do VOC's difficult objects, although they are trained on.
+    Args:
+        split: Split whose classes without objects are left out of the result.
+        measured: Count only objects that the metric counts: without VOC's difficult ones, although
+            they are trained on.
     """
     if measured and split.truth is not None and split.evaluator_type == "pascal_voc":
         ids = (i for truth in split.truth.values() for i in truth.classes[~truth.difficult])
@@ -76,12 +86,12 @@ def object_counts(split: Split, *, measured: bool = False) -> Counter[str]:
 
 
 def with_objects(records: Sequence[Record]) -> list[Record]:
-    """The records with an object that is no crowd (DATALOADER.FILTER_EMPTY_ANNOTATIONS)."""
+    """Return the records that have a non-crowd object (DATALOADER.FILTER_EMPTY_ANNOTATIONS)."""
     return [r for r in records if any(not item.get("iscrowd", 0) for item in r["annotations"])]
 
 
 def with_masks(split: Split) -> Split:
-    """Return a split that `has_masks` without the objects whose masks could not be used."""
+    """Return the split without the objects that have no usable mask; `has_masks` must be True."""
     objects = [[one for one in r["annotations"] if "segmentation" in one] for r in split.records]
     if all(len(a) == len(r["annotations"]) for a, r in zip(objects, split.records, strict=True)):
         return split
@@ -89,9 +99,26 @@ def with_masks(split: Split) -> Split:
     return dataclasses.replace(split, records=tuple({**r, "annotations": a} for r, a in records))
 
 
+def choose_splits(names: Collection[str], needed: Sequence[str]) -> dict[str, str]:
+    """Choose a custom dataset's splits for TRAIN and TEST; empty if a `needed` one is absent."""
+    for train, test in (("trainval", "test"), *(("train", each) for each in ("test", *_VAL))):
+        chosen = {"TRAIN": train, "TEST": test}
+        if all(chosen[key] in names for key in needed):
+            return chosen
+    return {}
+
+
+def splits_expected(where: str, names: Iterable[str]) -> str:
+    """Format the error about a dataset without the splits that `choose_splits` needs."""
+    return (
+        f"{where} has {', '.join(names) or 'no split'}; expected trainval or train, and test or "
+        "val (or name the splits in DATASETS.TRAIN and DATASETS.TEST)"
+    )
+
+
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Without garbage collection, which goes through millions of new objects again and again."""
+    """Disable garbage collection, which would traverse millions of new objects again and again."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -102,7 +129,13 @@ def uncollected() -> Iterator[None]:
 
 
 def require_package(module: str, extra: str, needs: str) -> None:
-    """Raise UserError where the package of an extra is not installed; begins with `needs`."""
+    """Raise UserError if `module`, a package of an extra, is not installed.
+
+    Args:
+        module: Name of the package that is imported.
+        extra: Extra of this project that installs it.
+        needs: Start of the message.
+    """
     if importlib.util.find_spec(module) is None:
         raise UserError(
             f"{needs} the package {module}; install it with: pip install 'moco-transfer[{extra}]'"
@@ -110,29 +143,30 @@ def require_package(module: str, extra: str, needs: str) -> None:
 
 
 class Source(Protocol):
-    """Where a split is and how it is read; frozen and hashable."""
+    """Location and reader of a split; implementations are frozen and hashable."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name of the split in DATASETS.TRAIN and DATASETS.TEST."""
 
     def present(self) -> bool:
-        """Whether its annotations exist, right or wrong."""
+        """Return whether the annotations exist, valid or not."""
 
     def read(self) -> Split:
-        """Read and check the whole split.
+        """Read and validate the whole split.
 
         Raises:
-            DataError: anything that cannot be used; the message names file, object and reason.
+            DataError: If anything cannot be used; the message names file, object and reason.
         """
 
 
-# States of a finding.
+# The states of a finding.
 OK, PART, NOTE, ABSENT, WRONG = "ok", "part", "note", "absent", "WRONG"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The doctor's result on one split or folder; `state` is one of the five above."""
+    """Result of the doctor on one split or folder; `state` is one of the five above."""
 
     name: str
     state: str
@@ -141,17 +175,18 @@ class Finding:
 
 @dataclass(frozen=True)
 class Custom:
-    """How the user names a custom dataset of a format.
+    """Support of a format for custom datasets.
 
     Attributes:
-        flag: of the doctor, for example --voc-dir; `options`: argparse's for it.
-        task: (splits that can be read, `parse`'s keys) → the file of a task that can train on them,
-            and its further keys. Raises DataError where there is a part missing; UserError where
-            the user has to name one.
-        sources: node DATASETS of a configuration → the splits that its keys name.
-        parse: (the flag's value, --root) → the splits, and the keys of DATASETS for them.
-        arguments: node DATASETS → the doctor's arguments, one list for each call.
-        check: a split that can be read → what else a user should know of it.
+        flag: Command-line flag of the doctor, for example --voc-dir.
+        options: Arguments of argparse's `add_argument` for the flag.
+        task: (readable splits, keys from `parse`) → the file of a task that can train on them, and
+            its further keys. Raises DataError if a split is missing, UserError if the user has to
+            name one.
+        sources: Node DATASETS of a configuration → the splits that its keys name.
+        parse: (value of the flag, --root) → the splits, and the keys of DATASETS for them.
+        arguments: Node DATASETS → the doctor's arguments, one list per call.
+        check: Readable split → further findings.
     """
 
     flag: str
@@ -165,17 +200,18 @@ class Custom:
 
 @dataclass(frozen=True)
 class Format:
-    """A dataset format: its published splits, and what the doctor knows about it.
+    """A dataset format: its published splits, and its part of the doctor.
 
     Attributes:
-        sources: folder of all datasets → the published splits in it.
-        counts: name of a published split → its (images, objects); 0 where not published.
-        tree: the expected files.
-        tasks: task file → the splits that it needs; the doctor proposes the first that can run.
-        download: how to get them into `{root}` where archives.yaml does not know them.
+        sources: Folder of all datasets → the published splits in it.
+        counts: Name of a published split → its (images, objects); 0 if not published.
+        tree: The expected files, as text.
+        tasks: Task file → the splits that it needs; the doctor proposes the first that can run.
+        download: Instructions for getting the files into `{root}`, for datasets that are not in
+            archives.yaml.
         check_folders: (folder of all datasets, state of each split) → findings on whole folders.
-        private: names of splits without public annotations.
-        custom: for custom datasets; None: not supported.
+        private: Names of splits without public annotations.
+        custom: Support for custom datasets; None if there is none.
     """
 
     sources: Callable[[str], Sequence[Source]]
@@ -188,15 +224,20 @@ class Format:
     custom: Custom | None = None
 
 
-# The doctor's word for a format → function without arguments that makes its `Format`.
+# The format's name on the doctor's command line → function that returns its `Format`.
 FORMATS = Registry("dataset format")
 
 
 def formats() -> dict[str, Format]:
-    """All registered formats by name."""
+    """Return all registered formats by name."""
     return {name: make() for name, make in FORMATS}
 
 
+def published_formats() -> dict[str, Format]:
+    """Return the registered formats that have published splits, by name."""
+    return {name: format_ for name, format_ in formats().items() if format_.counts}
+
+
 def official_counts(name: str) -> tuple[int, int]:
-    """Images and objects of a published split; 0 where unknown."""
+    """Return the numbers of images and objects of a published split; 0 if unknown."""
     return next((f.counts[name] for f in formats().values() if name in f.counts), (0, 0))

@@ -1,4 +1,4 @@
-"""Cityscapes, fine annotations: instance segmentation of 8 classes, semantic segmentation of 19.
+"""Cityscapes' fine annotations: instance segmentation (8 classes), semantic segmentation (19).
 
     cityscapes/leftImg8bit/<split>/<city>/<frame>_leftImg8bit.png
     cityscapes/gtFine/<split>/<city>/<frame>_gtFine_polygons.json, _instanceIds.png, _labelIds.png
@@ -7,8 +7,8 @@
 The records equal those of Detectron2's readers (detectron2/data/datasets/cityscapes.py, polygons
 from the JSON files), in the order of the file names instead of the file system's.
 
-Polygons are ordered from back to front, and each hides what is below it. So they are read from the
-last to the first, and each loses its hidden part. This needs shapely.
+Polygons are ordered from back to front, and each occludes those below it. So they are read from the
+last to the first, and each loses its occluded part. This needs shapely.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ from detection.datasets.layout import expected, read_json, require_files
 from moco.common.distributed import usable_cores
 from moco.common.errors import DataError
 
-# The names of all labels → id; below 0: not a label of pixels.
+# Name of each label → id; negative ids are no labels of pixels.
 _LABEL_IDS = {
     "unlabeled": 0, "ego vehicle": 1, "rectification border": 2, "out of roi": 3, "static": 4,
     "dynamic": 5, "ground": 6, "road": 7, "sidewalk": 8, "parking": 9, "rail track": 10,
@@ -61,12 +61,18 @@ IGNORED = 255
 
 _IMAGES = {"train": 2975, "val": 500}
 _IMAGE = "_leftImg8bit.png"
-_FEW = 64  # images that are read faster without processes of their own
+_FEW = 64  # up to this number, images are read faster in one process
 
 
 @dataclass(frozen=True)
 class CityscapesSource:
-    """Where a split is; `kind` is instance_seg or sem_seg, `root` the folder `cityscapes`."""
+    """Location and reader of a split.
+
+    Attributes:
+        kind: instance_seg or sem_seg.
+        split: train or val.
+        root: The folder `cityscapes`.
+    """
 
     kind: str
     split: str
@@ -74,21 +80,26 @@ class CityscapesSource:
 
     @property
     def name(self) -> str:
+        """Name of the split in DATASETS.TRAIN and DATASETS.TEST."""
         return f"cityscapes_fine_{self.kind}_{self.split}"
 
     @property
     def image_dir(self) -> str:
+        """Folder of the split's images, by city."""
         return os.path.join(self.root, f"leftImg8bit/{self.split}/")
 
     @property
     def gt_dir(self) -> str:
+        """Folder of the split's annotations, by city."""
         return os.path.join(self.root, f"gtFine/{self.split}/")
 
     def present(self) -> bool:
+        """Return whether any annotation of this kind exists."""
         ending = "labelTrainIds.png" if self.kind == "sem_seg" else "polygons.json"
         return any(Path(self.gt_dir).glob(f"*/*_{ending}"))
 
     def read(self) -> Split:
+        """Read the split; instances need the package shapely, else UserError is raised."""
         hint = expected("cityscapes", self.name, os.path.dirname(self.root))
         frames = self._frames()
         if not frames:
@@ -103,7 +114,7 @@ class CityscapesSource:
         return self._read_semantic(frames) if semantic else self._read_instances(frames)
 
     def _frames(self) -> list[tuple[str, str]]:
-        """(image, annotation's path without ending) of each frame, by name."""
+        """Return (image, path of its annotations without ending) of each frame, sorted by name."""
         frames = []
         for path in sorted(Path(self.image_dir).glob("*/[!.]*")):
             if not path.name.endswith(_IMAGE):
@@ -154,20 +165,20 @@ class CityscapesSource:
 
 
 def how_to_make_labels(root: str) -> str:
-    """Only the polygons are published; the labels in train ids are made from them."""
+    """Return the command that creates the label maps in train ids, which are not published."""
     package = "pip install cityscapesscripts"
     return f"make them with: {package} && CITYSCAPES_DATASET={root} csCreateTrainIdLabelImgs"
 
 
 def _parallel(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-    """`map` over processes: the polygons of 2975 images take minutes in one."""
-    # Not forked: a process that holds CUDA or threads must not be.
+    """Map over processes, because the polygons of 2975 images take minutes in one."""
+    # A process that holds CUDA or threads must not be forked.
     with ProcessPoolExecutor(min(8, usable_cores()), get_context("spawn")) as pool:
         return list(pool.map(function, items, chunksize=16))
 
 
 def _polygon_file(path: str) -> tuple[int, int, list[dict[str, Any]], str]:
-    """Height, width, objects in drawing order, SHA-256 of the file."""
+    """Read height, width, objects in drawing order, and the SHA-256 of the file."""
     content, sha256 = read_json(path)
     try:
         height, width, objects = (content[key] for key in ("imgHeight", "imgWidth", "objects"))
@@ -180,7 +191,7 @@ def _polygon_file(path: str) -> tuple[int, int, list[dict[str, Any]], str]:
 
 
 def _label(name: Any, where: str) -> tuple[int, bool]:
-    """(id, whether it is a group whose members were not told apart)."""
+    """Return the label's id, and whether it is a group of objects that are not separated."""
     single = name.removesuffix("group") if isinstance(name, str) else ""
     for known in (name, single):
         if isinstance(known, str) and known in _LABEL_IDS:
@@ -189,7 +200,7 @@ def _label(name: Any, where: str) -> tuple[int, bool]:
 
 
 def _instances(frame: tuple[str, str]) -> tuple[Record, str, int]:
-    """A frame's record, its annotations' SHA-256, and the number of objects that are hidden."""
+    """Return a frame's record, its annotations' SHA-256, and its number of hidden objects."""
     from shapely import GEOSException
     from shapely.geometry import Polygon
 
@@ -210,7 +221,7 @@ def _instances(frame: tuple[str, str]) -> tuple[Record, str, int]:
         if label < 0:
             continue
         try:
-            # Corners are pixel indices, and their drawing covers half a pixel around.
+            # Corners are pixel indices; a drawn polygon covers half a pixel around them.
             shape = Polygon(_corners(item.get("polygon"), where)).buffer(0.5, quad_segs=4)
             visible = shape.difference(above) if label in ids else shape
             if not visible.is_empty:
@@ -243,7 +254,7 @@ def _instances(frame: tuple[str, str]) -> tuple[Record, str, int]:
 
 
 def _corners(polygon: Any, where: str) -> np.ndarray:
-    """(corners, 2) float32, moved to the pixels' centers."""
+    """Return the corners (number of corners, 2), float32, shifted to the pixels' centers."""
     try:
         corners = np.asarray(polygon, dtype="f4") + 0.5
     except (TypeError, ValueError):
@@ -257,7 +268,7 @@ def _corners(polygon: Any, where: str) -> np.ndarray:
 
 @FORMATS.register()
 def cityscapes() -> Format:
-    """Cityscapes' fine annotations."""
+    """Return the format of Cityscapes' fine annotations."""
     return Format(
         sources=_published,
         counts={source.name: (_IMAGES[source.split], 0) for source in _published("")},

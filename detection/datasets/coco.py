@@ -2,6 +2,10 @@
 
 coco/annotations/<kind>_<split><year>.json
 coco/{train,val}{2014,2017}/      the images, by the `file_name` of each image
+
+A custom dataset is two JSON files, or a folder as Roboflow exports it:
+
+<folder>/{train,valid,test}/      _annotations.coco.json and the images
 """
 
 import dataclasses
@@ -15,59 +19,36 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from detection.datasets.base import ABSENT, FORMATS, NOTE, WRONG, Custom, Finding, Format, Split
+from detection.datasets.base import (
+    ABSENT,
+    FORMATS,
+    NOTE,
+    WRONG,
+    Custom,
+    Finding,
+    Format,
+    Split,
+    choose_splits,
+    splits_expected,
+)
 from detection.datasets.coco_json import AnnotationFile, Json, masks_in_run_lengths
+from detection.datasets.coco_names import (
+    COCO_CATEGORIES,
+    PERSON_FLIP_MAP,
+    PERSON_KEYPOINTS,
+    PERSON_LINES,
+)
 from detection.datasets.coco_oddities import oddities
 from detection.datasets.flips import flip_pairs
 from detection.datasets.layout import doctor_command, expected, image_size, read_json
 from moco.common.errors import DataError, UserError
 
-# (id, name) of the 80 categories that COCO annotates; the ids have gaps.
-COCO_CATEGORIES = (
-    (1, "person"), (2, "bicycle"), (3, "car"), (4, "motorcycle"), (5, "airplane"), (6, "bus"),
-    (7, "train"), (8, "truck"), (9, "boat"), (10, "traffic light"), (11, "fire hydrant"),
-    (13, "stop sign"), (14, "parking meter"), (15, "bench"), (16, "bird"), (17, "cat"), (18, "dog"),
-    (19, "horse"), (20, "sheep"), (21, "cow"), (22, "elephant"), (23, "bear"), (24, "zebra"),
-    (25, "giraffe"), (27, "backpack"), (28, "umbrella"), (31, "handbag"), (32, "tie"),
-    (33, "suitcase"), (34, "frisbee"), (35, "skis"), (36, "snowboard"), (37, "sports ball"),
-    (38, "kite"), (39, "baseball bat"), (40, "baseball glove"), (41, "skateboard"),
-    (42, "surfboard"), (43, "tennis racket"), (44, "bottle"), (46, "wine glass"), (47, "cup"),
-    (48, "fork"), (49, "knife"), (50, "spoon"), (51, "bowl"), (52, "banana"), (53, "apple"),
-    (54, "sandwich"), (55, "orange"), (56, "broccoli"), (57, "carrot"), (58, "hot dog"),
-    (59, "pizza"), (60, "donut"), (61, "cake"), (62, "chair"), (63, "couch"), (64, "potted plant"),
-    (65, "bed"), (67, "dining table"), (70, "toilet"), (72, "tv"), (73, "laptop"), (74, "mouse"),
-    (75, "remote"), (76, "keyboard"), (77, "cell phone"), (78, "microwave"), (79, "oven"),
-    (80, "toaster"), (81, "sink"), (82, "refrigerator"), (84, "book"), (85, "clock"), (86, "vase"),
-    (87, "scissors"), (88, "teddy bear"), (89, "hair drier"), (90, "toothbrush"),
-)  # fmt: skip
-
-_SIDES = ("eye", "ear", "shoulder", "elbow", "wrist", "hip", "knee", "ankle")
-PERSON_KEYPOINTS = ("nose", *(f"{side}_{part}" for part in _SIDES for side in ("left", "right")))
-# Keypoints that are exchanged when an image is flipped.
-PERSON_FLIP_MAP = tuple((f"left_{part}", f"right_{part}") for part in _SIDES)
-# Lines that a drawing has between keypoints, and their RGB colors.
-PERSON_LINES = (
-    ("left_ear", "left_eye", (102, 204, 255)),
-    ("right_ear", "right_eye", (51, 153, 255)),
-    ("left_eye", "nose", (102, 0, 204)),
-    ("nose", "right_eye", (51, 102, 255)),
-    ("left_shoulder", "right_shoulder", (255, 128, 0)),
-    ("left_shoulder", "left_elbow", (153, 255, 204)),
-    ("right_shoulder", "right_elbow", (128, 229, 255)),
-    ("left_elbow", "left_wrist", (153, 255, 153)),
-    ("right_elbow", "right_wrist", (102, 255, 224)),
-    ("left_hip", "right_hip", (255, 102, 0)),
-    ("left_hip", "left_knee", (255, 255, 77)),
-    ("right_hip", "right_knee", (153, 255, 204)),
-    ("left_knee", "left_ankle", (191, 255, 128)),
-    ("right_knee", "right_ankle", (255, 195, 77)),
-)
-
-_KEYS = ("iscrowd", "bbox", "keypoints", "category_id")  # of annotations
+_KEYS = ("iscrowd", "bbox", "keypoints", "category_id")  # copied from annotations
 DENSEPOSE_KEYS = ("dp_masks", "dp_x", "dp_y", "dp_I", "dp_U", "dp_V")
+_ROBOFLOW = "_annotations.coco.json"
 _DENSEPOSE_FILES = "https://dl.fbaipublicfiles.com/densepose/data/"
 
-# (images, objects) of the published splits by (kind, year and split); 0 where not published.
+# (kind, year and split) of a published split → its (images, objects); 0 if not published.
 _COUNTS = {
     ("instances", "2017_train"): (118287, 860001),
     ("instances", "2017_val"): (5000, 36781),
@@ -88,7 +69,7 @@ _COUNTS = {
     ("densepose", "2014_minival_100"): (0, 0),
     ("densepose", "2014_valminusminival"): (0, 0),
 }
-# Kind → prefix of the names (Detectron2's builtin.py and the DensePose project), of the files.
+# Kind → (prefix of Detectron2's names in builtin.py and DensePose, prefix of the files).
 _PREFIXES = {
     "instances": ("coco", "instances"),
     "keypoints": ("keypoints_coco", "person_keypoints"),
@@ -98,13 +79,16 @@ _PREFIXES = {
 
 @dataclass(frozen=True)
 class COCOSource:
-    """Where a split is and how it is read.
+    """Location and reader of a split.
 
     Attributes:
-        image_root: folder of the images; empty: looked for beside `json_file`.
+        name: Name of the split in DATASETS.TRAIN and DATASETS.TEST.
+        json_file: Path of the annotations.
+        image_root: Folder of the images; if empty, it is searched near `json_file`.
         kind: instances, keypoints or densepose for Detectron2's own names, else custom.
-        role: TRAIN or TEST for a custom dataset, as in DATASETS.COCO_TRAIN_JSON; empty: the
-            doctor's, which takes flags.
+        split: Folder of the split in a folder of Roboflow, such as valid; else empty.
+        role: TRAIN or TEST for a custom dataset, as in DATASETS.COCO_TRAIN_JSON; empty if it was
+            named by the doctor's flags.
         flip_pairs: DATASETS.KEYPOINT_FLIP_PAIRS.
     """
 
@@ -114,14 +98,17 @@ class COCOSource:
     kind: str
     role: str = ""
     flip_pairs: tuple[tuple[str, str], ...] = ()
+    split: str = ""
 
     def present(self) -> bool:
+        """Return whether the annotations exist."""
         return os.path.isfile(self.json_file)
 
     def read(self) -> Split:
+        """Read the split, repaired as in coco_repair.py."""
         if not self.present():
             raise DataError(f"{self.name}: {self.json_file} is missing; {self._expected()}")
-        # The minival files of 2014 hold some annotations twice, and Detectron2 lets them pass.
+        # The minival files of 2014 contain some annotations twice, and Detectron2 accepts them.
         tolerant = self.kind != "custom" and "minival" in os.path.basename(self.json_file)
         file = AnnotationFile(self.json_file, file_name=self._file_name, tolerant=tolerant)
         split = file.split(
@@ -134,13 +121,16 @@ class COCOSource:
             keys=_KEYS + DENSEPOSE_KEYS if self.kind == "densepose" else _KEYS,
         )
         for record in split.records:
-            # A JPEG never has more than 8 bits, and COCO's are too many to open.
+            # JPEG files never have more than 8 bits, and COCO has too many to open.
             if not record["file_name"].lower().endswith((".jpg", ".jpeg")):
                 image_size(record["file_name"])
         return split
 
     def _file_name(self, image: Json, where: str) -> Any:
-        """An image's name; of a whole path, as Detectron2's exporter writes, what is inside."""
+        """Return an image's file name, relative to its folder if it is absolute.
+
+        Detectron2's exporter writes absolute paths.
+        """
         name = image.get("file_name", "")
         if self.kind != "custom" or not isinstance(name, str) or not os.path.isabs(name):
             return name
@@ -150,7 +140,7 @@ class COCOSource:
         return next((str(Path(name).relative_to(f.absolute())) for f in inside), name)
 
     def _expected(self) -> str:
-        """The end of a message about missing files."""
+        """Return the hint of errors about missing files."""
         if self.kind == "custom":
             key = f"DATASETS.COCO_{self.role}_JSON"
             file = f"set {key} to a file in COCO's format and " if self.role else ""
@@ -160,15 +150,17 @@ class COCOSource:
 
     @property
     def images_folder(self) -> str:
-        """How to say where the images of a custom file are."""
+        """Hint of errors: how to set the images' folder of a custom file."""
+        if self.split:
+            return "the images belong beside that file"
         key = f"set DATASETS.COCO_{self.role}_ROOT to" if self.role else "give --root,"
         return f"{key} the images' folder"
 
     def _metadata(self, file: AnnotationFile) -> Json:
-        """What Detectron2's catalog has on such a split beyond any other file of the format."""
+        """Return Detectron2's metadata of this kind of split, beyond that of every COCO file."""
         wanted = {"instances": COCO_CATEGORIES, "keypoints": COCO_CATEGORIES[:1]}.get(self.kind)
-        given = tuple((category["id"], category["name"]) for category in file.categories)
-        if wanted and given != wanted:
+        found = tuple((category["id"], category["name"]) for category in file.categories)
+        if wanted and found != wanted:
             what = "COCO's 80" if self.kind == "instances" else "person alone"
             raise DataError(
                 f"{file.path}: the categories are not {what}; for a custom dataset set "
@@ -182,7 +174,7 @@ class COCOSource:
             }
         if self.kind == "densepose":
             return {
-                "categories": dict(given),
+                "categories": dict(found),
                 "densepose_transform_src": _DENSEPOSE_FILES + "UV_symmetry_transforms.mat",
                 "densepose_smpl_subdiv": _DENSEPOSE_FILES + "SMPL_subdiv.mat",
                 "densepose_smpl_subdiv_transform": _DENSEPOSE_FILES + "SMPL_SUBDIV_TRANSFORM.mat",
@@ -194,7 +186,7 @@ def _published(root: str) -> list[COCOSource]:
     sources = []
     for kind, fold in _COUNTS:
         prefix, file = _PREFIXES[kind]
-        year, split, *number = fold.split("_")  # the number of images, of the smallest ones
+        year, split, *number = fold.split("_")  # only the smallest splits have a number of images
         annotations = "_".join([file, split + year, *number])
         images = f"{'train' if split == 'train' else 'val'}{year}"
         json_file = os.path.join(root, f"coco/annotations/{annotations}.json")
@@ -204,16 +196,18 @@ def _published(root: str) -> list[COCOSource]:
 
 
 def custom_sources(datasets: CfgNode) -> list[COCOSource]:
-    """The splits of DATASETS.COCO_TRAIN_JSON and COCO_TEST_JSON, those that are set.
+    """Return the splits of DATASETS.COCO_TRAIN_JSON and COCO_TEST_JSON, as far as set.
 
-    Their name is `<folder of the file>_<file without ending>`.
+    They are named `<folder of the file>_<stem of the file>`.
+
+    Raises:
+        UserError: If a folder of images is set without a file, or two files have the same name.
     """
     sources = []
     for role, file, root in _custom_files(datasets):
         if file:
             source = _custom_source(file, root, role)
-            pairs = tuple((left, right) for left, right in datasets.get("KEYPOINT_FLIP_PAIRS", ()))
-            sources.append(dataclasses.replace(source, flip_pairs=pairs))
+            sources.append(dataclasses.replace(source, flip_pairs=_flip_pairs(datasets)))
         elif root:
             key = f"DATASETS.COCO_{role}"
             raise UserError(f"{key}_ROOT belongs to {key}_JSON; set both or none")
@@ -226,13 +220,43 @@ def custom_sources(datasets: CfgNode) -> list[COCOSource]:
     return sources
 
 
+def roboflow_sources(datasets: CfgNode) -> list[COCOSource]:
+    """Return the splits of DATASETS.COCO_DIR, named `<folder>_<split>`.
+
+    Raises:
+        DataError: If the folder has no split.
+    """
+    if not (folder := datasets.get("COCO_DIR", "")):
+        return []
+    root = Path(folder).expanduser()
+    files = {split: root / split / _ROBOFLOW for split in ("train", "valid", "val", "test")}
+    pairs = _flip_pairs(datasets)
+    stem = root.resolve().name
+    sources = [
+        COCOSource(f"{stem}_{split}", str(file), str(file.parent), "custom", "", pairs, split)
+        for split, file in files.items()
+        if file.is_file()
+    ]
+    if not sources:
+        raise DataError(
+            f"DATASETS.COCO_DIR {root}: expected the folders train, valid and test, each with "
+            f"{_ROBOFLOW} and its images; for other files set DATASETS.COCO_TRAIN_JSON and "
+            "DATASETS.COCO_TEST_JSON"
+        )
+    return sources
+
+
+def _flip_pairs(datasets: CfgNode) -> tuple[tuple[str, str], ...]:
+    return tuple((left, right) for left, right in datasets.get("KEYPOINT_FLIP_PAIRS", ()))
+
+
 def custom_names(cfg: CfgNode) -> dict[str, str]:
-    """{"TRAIN": name, "TEST": name} of custom COCO-JSON files; only of those that are set."""
+    """Return {"TRAIN": name, "TEST": name} of the custom COCO JSON files, as far as set."""
     return {source.role: source.name for source in custom_sources(cfg.DATASETS)}
 
 
 def _custom_files(datasets: CfgNode) -> list[tuple[str, str, str]]:
-    """(role, annotations, folder of images) as DATASETS has them, "" where it does not."""
+    """Return (role, annotations, folder of images) from DATASETS, with "" for unset keys."""
     return [
         (role, datasets.get(f"COCO_{role}_JSON", ""), datasets.get(f"COCO_{role}_ROOT", ""))
         for role in ("TRAIN", "TEST")
@@ -246,20 +270,20 @@ def _custom_source(file: str, root: str, role: str) -> COCOSource:
 
 
 def images_of(json_file: str, role: str) -> str:
-    """The folder with the images of a custom file for which DATASETS.COCO_*_ROOT is not set.
+    """Find the images' folder of a custom file for which DATASETS.COCO_*_ROOT is not set.
 
     Raises:
-        DataError: the file is damaged, or its images are not found.
+        DataError: If the file is damaged, or its images are not found.
     """
     source = _custom_source(json_file, "", role)
     return _find_images(source, AnnotationFile(source.json_file, file_name=source._file_name))
 
 
 def _find_images(source: COCOSource, file: AnnotationFile) -> str:
-    """The folder with the images of a custom file: its own, or one in it or beside it.
+    """Find the images' folder of a custom file: the file's own folder, or one in or next to it.
 
-    Among several that hold the first image the one whose name is part of the file's, as in
-    instances_train2017.json.
+    If several folders contain the first image, the one whose name is part of the file's is chosen,
+    as in instances_train2017.json.
     """
     here = Path(file.path).resolve().parent
     first = file.file_name(next(iter(file.images.values())), "")
@@ -270,7 +294,7 @@ def _find_images(source: COCOSource, file: AnnotationFile) -> str:
         for pattern in ("", "*/", "images/*/", "data/*/", "*/images/")
         for found in folder.glob(pattern + glob.escape(first))
     }
-    # Both a folder with the file itself in it and one of its name are beyond doubt.
+    # The file's own folder is unambiguous, and so is a folder whose name is part of the file's.
     chosen = (
         holding & {here}
         or {path for path in holding if path.name in Path(file.path).stem}
@@ -278,21 +302,22 @@ def _find_images(source: COCOSource, file: AnnotationFile) -> str:
     )
     if len(chosen) == 1:
         return str(chosen.pop())
-    where = f"in {', '.join(sorted(map(str, chosen)))}" if chosen else "not near it"
-    raise DataError(f"{file.path}: {first} is {where}; {source.images_folder}")
+    where = f"is in {', '.join(sorted(map(str, chosen)))}" if chosen else "was not found near it"
+    raise DataError(f"{file.path}: {first} {where}; {source.images_folder}")
 
 
 def _custom_keypoints(file: AnnotationFile, pairs: tuple[tuple[str, str], ...]) -> Json:
-    """Return names and left-right pairs from the categories, where they have keypoints.
+    """Return names and left-right pairs of the keypoints, or {} if the categories have none.
 
     Args:
-        pairs: DATASETS.KEYPOINT_FLIP_PAIRS; empty: they are found by the names.
+        file: The annotations.
+        pairs: DATASETS.KEYPOINT_FLIP_PAIRS; if empty, pairs are inferred from the names.
     """
-    given = [category.get("keypoints") for category in file.categories]
-    if not any(given):
+    by_category = [category.get("keypoints") for category in file.categories]
+    if not any(by_category):
         return {}
-    names = given[0]
-    if any(others != names for others in given):
+    names = by_category[0]
+    if any(others != names for others in by_category):
         raise DataError(f"{file.path}: categories have different keypoints; one set is supported")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise DataError(f"{file.path}: 'keypoints' of a category: expected a list of names")
@@ -306,7 +331,7 @@ def _custom_keypoints(file: AnnotationFile, pairs: tuple[tuple[str, str], ...]) 
 
 @FORMATS.register()
 def coco() -> Format:
-    """COCO's JSON files."""
+    """Return the format of COCO's JSON files."""
     return Format(
         sources=_published,
         counts={f"{_PREFIXES[kind][0]}_{fold}": n for (kind, fold), n in _COUNTS.items()},
@@ -336,10 +361,11 @@ coco/
             options={
                 "metavar": "FILE",
                 "action": "append",
-                "help": "a custom dataset, as DATASETS.COCO_TRAIN_JSON; again for its other files",
+                "help": "a custom dataset, as in DATASETS.COCO_TRAIN_JSON, may be repeated; or a "
+                "folder, as in DATASETS.COCO_DIR",
             },
             task=_custom_task,
-            sources=custom_sources,
+            sources=lambda datasets: [*roboflow_sources(datasets), *custom_sources(datasets)],
             parse=_parse_custom,
             arguments=_doctor_arguments,
             check=_check_custom,
@@ -348,7 +374,7 @@ coco/
 
 
 def _check_folders(root: str, states: Mapping[str, str]) -> Iterator[Finding]:
-    """Folders of images that no annotations use."""
+    """Yield findings on folders of images without annotations."""
     used = {Path(s.image_root).name for s in _published(root) if states[s.name] != ABSENT}
     for name in ("train2017", "val2017", "train2014", "val2014"):
         if name not in used and os.path.isdir(os.path.join(root, "coco", name)):
@@ -356,18 +382,27 @@ def _check_folders(root: str, states: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _parse_custom(files: list[str], root: str) -> tuple[list[COCOSource], dict[str, str]]:
-    keys: dict[str, str] = {}
+    if len(files) == 1 and os.path.isdir(files[0]):
+        keys = {"COCO_DIR": files[0]}
+        return roboflow_sources(CfgNode(keys)), keys
+    keys = {}
     for role, file in zip(("TRAIN", "TEST"), files, strict=False):
         keys |= {f"COCO_{role}_JSON": file} | ({f"COCO_{role}_ROOT": root} if root else {})
     return [_custom_source(file, root, "") for file in files], keys
 
 
 def _custom_task(splits: Sequence[Split], keys: Mapping[str, str]) -> list[str]:
-    """The tutorial's small task for boxes alone; COCO's own where every object has a mask."""
-    if "COCO_TEST_JSON" not in keys:
+    """Choose COCO's own task if all objects have masks, else the tutorial's small one for boxes."""
+    if "COCO_DIR" in keys:
+        names = [split.name.rpartition("_")[2] for split in splits]
+        if not choose_splits(names, ("TRAIN", "TEST")):
+            raise DataError(splits_expected(keys["COCO_DIR"], names))
+    elif "COCO_TEST_JSON" not in keys:
         [call] = _doctor_arguments(CfgNode(keys))
         again = shlex.join([*call, "--coco-json"])
-        raise UserError(f"give the test images' file as well: {doctor_command()} {again} FILE")
+        raise UserError(
+            f"also give the annotations of the test images: {doctor_command()} {again} FILE"
+        )
     if not all(split.has_masks for split in splits):
         return ["configs/voc/faster_rcnn_R_18_C4_small.yaml"]
     bitmask = ["INPUT.MASK_FORMAT", "bitmask"] if masks_in_run_lengths(splits[0]) else []
@@ -375,7 +410,9 @@ def _custom_task(splits: Sequence[Split], keys: Mapping[str, str]) -> list[str]:
 
 
 def _doctor_arguments(datasets: CfgNode) -> list[list[str]]:
-    """One call for each folder of images."""
+    """Return the doctor's arguments, one list per folder of images."""
+    if datasets.get("COCO_DIR", ""):
+        return [["--coco-json", datasets.COCO_DIR]]
     calls: dict[str, list[str]] = {}
     for _, file, root in _custom_files(datasets):
         call = calls.setdefault(root, ["--root", root] if root else [])
@@ -385,6 +422,6 @@ def _doctor_arguments(datasets: CfgNode) -> list[list[str]]:
 
 
 def _check_custom(source: COCOSource) -> Iterator[Finding]:
-    """What looks wrong in a file that can be read, and is nobody's to repair but the user's."""
+    """Yield notes on what looks wrong in a readable file, but only the user can repair."""
     for text in oddities(read_json(source.json_file)[0]):
         yield Finding(source.name, NOTE, text)

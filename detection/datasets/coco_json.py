@@ -1,14 +1,15 @@
-"""Files in COCO's JSON format: {"images": [...], "annotations": [...], "categories": [...]}.
+"""Reader of COCO's JSON format: {"images": [...], "annotations": [...], "categories": [...]}.
 
 The records equal those of Detectron2's reader (detectron2/data/datasets/coco.py): boxes XYWH in
 pixels, category ids contiguous in the order of the file's ids, keypoints moved by half a pixel,
 polygons of fewer than three points left out.
 
-What exporters write otherwise is repaired before (detection/datasets/coco_repair.py). A file that
+Common flaws of exporters are repaired before (detection/datasets/coco_repair.py). A file that
 contradicts itself is refused with the annotation's id. Boxes without area are only counted: both
 engines leave them out in training.
 """
 
+import dataclasses
 import math
 import os
 from collections import Counter
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from reprlib import repr  # short, for messages
 from typing import Any, NoReturn
 
-from detection.datasets.base import XYWH_ABS, Record, Split
+from detection.datasets.base import XYWH_ABS, XYXY_ABS, Record, Split
 from detection.datasets.coco_repair import (
     FARTHEST_PX,
     LARGEST_ID,
@@ -33,22 +34,24 @@ Json = dict[str, Any]
 
 _NOTES = {
     "empty": "boxes without area, left out in training",
-    "twice": "annotations with the id of another one, as known of the minival files of 2014",
+    "twice": "annotations with the id of another one, which the minival files of 2014 contain",
 }
 
 
 class AnnotationFile:
-    """The three lists of a file, each id once, with what every use of them needs.
+    """Validated images, annotations and categories of a file; ids are unique.
 
     Attributes:
-        images: by id, in the order of the ids; each has `height` and `width` > 0, and a file name
-            inside the root.
-        categories: in the order of their ids; `contiguous`: their id → index.
-        annotations: by image id, in the order of the file.
-        file_name: (image, where) → its path under the root.
+        path: Path of the file.
+        images: Images by id, in the order of the ids; each has `height` and `width` > 0, and a file
+            name inside the root.
+        categories: Categories in the order of their ids.
+        contiguous: Category id → index in `categories`.
+        annotations: Annotations by image id, in the order of the file.
+        file_name: (image, start of errors) → the image's path below the root.
 
     Raises:
-        DataError: what is missing, twice, or of the wrong type.
+        DataError: If anything is missing, duplicated, or of the wrong type.
     """
 
     def __init__(
@@ -61,8 +64,9 @@ class AnnotationFile:
         """Read the file.
 
         Args:
-            file_name: (image, where) → its path under the root.
-            tolerant: an annotation twice is counted and not refused.
+            path: Path of the file.
+            file_name: (image, start of errors) → the image's path below the root.
+            tolerant: Count annotations with equal ids instead of refusing them.
         """
         self.path, self.file_name = path, file_name
         self._found: Counter[str] = Counter()
@@ -70,11 +74,13 @@ class AnnotationFile:
         content = self._file.content
         for key in ("images", "categories"):
             if not content[key]:
-                raise DataError(f"{path}: no {key} in it")
+                raise DataError(f"{path}: has no {key}")
         categories = self._by_id(content["categories"], "category")
         for category_id, category in categories.items():
             if not isinstance(category.get("name"), str):
-                raise DataError(f"{path}: category {category_id}: 'name' is missing or no text")
+                raise DataError(
+                    f"{path}: category {category_id}: 'name' is missing or not a string"
+                )
         self._refuse_equal_names(categories)
         self.categories = list(categories.values())
         self.contiguous = {category_id: index for index, category_id in enumerate(categories)}
@@ -84,7 +90,7 @@ class AnnotationFile:
             for key in ("height", "width"):
                 value = image.get(key)
                 if type(value) is not int or not 0 < value <= FARTHEST_PX:
-                    expected = f"a whole number of 1 to {FARTHEST_PX}"
+                    expected = f"an integer from 1 to {FARTHEST_PX}"
                     raise DataError(f"{where}{key} is {repr(value)}, expected {expected}")
             inside(file_name(image, where + "file_name"), where + "file_name")
         self.annotations = self._by_image(content["annotations"], tolerant)
@@ -94,7 +100,7 @@ class AnnotationFile:
         for row in rows:
             key = row.get("id")
             if type(key) is not int or not 0 <= key <= LARGEST_ID:
-                expected = f"expected a number of 0 to {LARGEST_ID}"
+                expected = f"expected an integer from 0 to {LARGEST_ID}"
                 raise DataError(f"{self.path}: {what} with id {repr(key)}, {expected}")
             if key in table:
                 raise DataError(f"{self.path}: {what} {key}: there are two with this id")
@@ -102,7 +108,7 @@ class AnnotationFile:
         return dict(sorted(table.items()))
 
     def _refuse_equal_names(self, categories: Mapping[int, Json]) -> None:
-        """The table of results and the metrics of each class would show one of the two."""
+        """Raise DataError for equal names of categories, since per-class metrics would show one."""
         seen: dict[str, int] = {}
         for category_id, category in categories.items():
             other = seen.setdefault(category["name"], category_id)
@@ -118,7 +124,7 @@ class AnnotationFile:
         for annotation in annotations:
             annotation_id = annotation.get("id")
             if type(annotation_id) is not int:
-                raise DataError(f"{self.path}: an annotation without a whole-number id")
+                raise DataError(f"{self.path}: an annotation has no integer id")
             if abs(annotation_id) > LARGEST_ID:
                 self.refuse(annotation, f"the id is above {LARGEST_ID}")
             for key, known in (("image_id", self.images), ("category_id", self.contiguous)):
@@ -134,7 +140,7 @@ class AnnotationFile:
         return groups
 
     def refuse(self, annotation: Json, reason: str) -> NoReturn:
-        """Raise DataError with the annotation's id."""
+        """Raise DataError with the annotation's id in the file."""
         number = repr(self._file.file_id(annotation))
         raise DataError(f"{self.path}: annotation {number}: {reason}")
 
@@ -150,12 +156,17 @@ class AnnotationFile:
         keys: Sequence[str],
         image_keys: Sequence[str] = (),
     ) -> Split:
-        """The split of all images, whose files exist, with Detectron2's records and metadata.
+        """Build the split, with Detectron2's records and metadata; all image files must exist.
 
         Args:
-            root: of the images; missing: the end of the message where there is none.
-            metadata: beyond what every file in this format has.
-            keys: of annotations that are copied as they are; image_keys: of images.
+            name: Name of the split.
+            evaluator_type: See `Split`.
+            classes: Class names by contiguous id.
+            root: Folder of the images.
+            missing: Hint of the error about missing images.
+            metadata: Metadata in addition to that of every file in this format.
+            keys: Keys of annotations that are copied unchanged.
+            image_keys: Keys of images that are copied unchanged.
         """
         num_keypoints = len(metadata.get("keypoint_names", ()))
         records: list[Record] = [
@@ -195,7 +206,7 @@ class AnnotationFile:
         )
 
     def _objects(self, image_id: int, keys: Sequence[str], num_keypoints: int) -> list[Json]:
-        """One image's annotations as Detectron2's dicts."""
+        """Return the annotations of one image as Detectron2's dicts."""
         image = self.images[image_id]
         rows = []
         for annotation in self.annotations.get(image_id, ()):
@@ -214,7 +225,7 @@ class AnnotationFile:
         return rows
 
     def _check_box(self, annotation: Json, image: Json) -> None:
-        """XYWH in pixels, at least in part inside; counts boxes without area."""
+        """Check that a box, XYWH in pixels, overlaps the image; count boxes without area."""
         box = annotation.get("bbox")
         if not isinstance(box, list) or len(box) != 4 or not _all_numbers(box):
             expected = f"[x, y, width, height] of finite numbers up to {FARTHEST_PX}"
@@ -254,14 +265,16 @@ class AnnotationFile:
         return polygons
 
     def _mask(self, annotation: Json, rle: Json, image: Json) -> Json:
-        """A run-length encoding, compressed as Detectron2 keeps it."""
+        """Check a run-length encoding, and compress it as Detectron2 does."""
         size, counts = rle.get("size"), rle.get("counts")
         wanted = [image["height"], image["width"]]
         if size != wanted:
             self.refuse(annotation, f"RLE size {repr(size)} is not that of its image, {wanted}")
         runs = run_lengths(counts)
         if runs is None:
-            self.refuse(annotation, "RLE counts are no run lengths, as lists or pycocotools' texts")
+            self.refuse(
+                annotation, "RLE counts are neither a list of run lengths nor pycocotools' text"
+            )
         if sum(runs) != math.prod(wanted):
             reason = f"RLE counts add up to {sum(runs)}, expected {math.prod(wanted)} pixels"
             self.refuse(annotation, reason)
@@ -272,7 +285,7 @@ class AnnotationFile:
         return pycocotools.mask.frPyObjects(rle, *wanted)
 
     def _keypoints(self, annotation: Json, number: int) -> list[float]:
-        """(x, y, v) each; COCO's are pixel indices, Detectron2's are coordinates."""
+        """Convert keypoints (x, y, v) from COCO's pixel indices to Detectron2's coordinates."""
         points = self._coordinates(annotation, annotation["keypoints"], "keypoints")
         number = number or len(points) // 3
         if len(points) != 3 * number or any(v not in (0, 1, 2) for v in points[2::3]):
@@ -281,16 +294,61 @@ class AnnotationFile:
         return [v if index % 3 == 2 else v + 0.5 for index, v in enumerate(points)]
 
 
+def with_coco_metric(split: Split) -> Split:
+    """Return a split that COCO's metric evaluates; images and categories are numbered from 1."""
+    numbered = enumerate(split.records, start=1)
+    return dataclasses.replace(
+        split,
+        evaluator_type="coco",
+        records=tuple({**record, "image_id": number} for number, record in numbered),
+        metadata={
+            "thing_classes": list(split.classes),
+            "thing_dataset_id_to_contiguous_id": {i + 1: i for i in range(len(split.classes))},
+        },
+        truth=None,
+    )
+
+
+def annotations_of(split: Split) -> str | Json:
+    """Return what COCO's metric reads: the path of the file, or content made of the records."""
+    if "json_file" in split.metadata:
+        return str(split.metadata["json_file"])
+    categories = split.metadata["thing_dataset_id_to_contiguous_id"].items()
+    ids = {index: category_id for category_id, index in categories}
+    objects = [(record, item) for record in split.records for item in record["annotations"]]
+    shown = ("file_name", "height", "width")
+    return {
+        "images": [{"id": r["image_id"], **{key: r[key] for key in shown}} for r in split.records],
+        "annotations": [
+            {
+                "id": number,
+                "image_id": record["image_id"],
+                "category_id": ids[item["category_id"]],
+                "bbox": _xywh(item),
+                "segmentation": item.get("segmentation", []),
+                "iscrowd": item.get("iscrowd", 0),
+            }
+            for number, (record, item) in enumerate(objects, start=1)
+        ],
+        "categories": [{"id": ids[i], "name": name} for i, name in enumerate(split.classes)],
+    }
+
+
+def _xywh(item: Mapping[str, Any]) -> list[float]:
+    left, top, right, bottom = box = list(item["bbox"])
+    return [left, top, right - left, bottom - top] if item["bbox_mode"] == XYXY_ABS else box
+
+
 def masks_in_run_lengths(split: Split) -> int:
-    """Return how many masks that a training learns from are run lengths, not polygons."""
+    """Count the non-crowd masks that are run lengths instead of polygons."""
     return sum(_in_run_lengths(item) for one in split.records for item in one["annotations"])
 
 
 def require_polygons(split: Split) -> None:
-    """Every mask that INPUT.MASK_FORMAT polygon would learn from is one; a crowd's never is.
+    """Check that all non-crowd masks are polygons, as INPUT.MASK_FORMAT polygon requires.
 
     Raises:
-        DataError: how many are run lengths, and the first annotation in the file.
+        DataError: If masks are run lengths; has their number and the first annotation.
     """
     if not (number := masks_in_run_lengths(split)):
         return
@@ -305,7 +363,7 @@ def require_polygons(split: Split) -> None:
 
 
 def _in_run_lengths(annotation: Mapping[str, Any]) -> bool:
-    """Of a file's annotation or of a record's; no crowd."""
+    """Return whether an annotation (of a file or a record) is a non-crowd mask in run lengths."""
     return isinstance(annotation.get("segmentation"), dict) and not annotation.get("iscrowd", 0)
 
 

@@ -1,39 +1,30 @@
-"""What looks wrong in a file of COCO's format, but may be meant: only the doctor says it."""
+"""Suspicious but possibly intended contents of COCO files, which only the doctor reports."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from detection.datasets.coco_repair import Json, whole
+from detection.datasets.coco_repair import Json, as_integer
 
-_BEYOND_PX, _BEYOND_SHARE = 2.0, 0.1  # how far a mask may reach out of its box
-_MOST = 0.9  # the share of all boxes that tells their format
+_BEYOND_PX, _BEYOND_SHARE = 2.0, 0.1  # tolerated extent of a mask outside its box
+_MOST = 0.9  # share of the boxes that determines their format
 
 
 def oddities(content: Mapping[str, Any]) -> Iterator[str]:
-    """Yield notes on equal objects, odd boxes, masks elsewhere and dummy classes.
+    """Yield notes on duplicated objects, suspicious boxes, masks outside boxes.
 
     Args:
-        content: Of a file, as decoded, that `AnnotationFile` can read.
+        content: Decoded content of a file that `AnnotationFile` can read.
     """
     rows = content["annotations"]
     yield from _twice(rows)
     yield from _formats(content["images"], rows)
     yield from _counted(
         [row for row in rows if all(type(value) is int for value in row["bbox"])],
-        "boxes of whole numbers, which lose up to a pixel where training resizes them, as in "
-        "Detectron2",
+        "boxes of integers, which lose up to a pixel when training resizes them, as in Detectron2",
     )
     elsewhere = [row for row in rows if _mask_elsewhere(row)]
-    yield from _counted(elsewhere, "masks that reach out of their boxes")
-    used = {whole(row["category_id"]) for row in rows}
-    for category in content["categories"]:
-        if category.get("supercategory") == "none" and whole(category["id"]) not in used:
-            yield (
-                f"category {category['id']}, {category['name']!r}, has the supercategory none and "
-                "no object, as in files of Roboflow; it stays a class, which no AP counts, and is "
-                "no class once it is deleted from all files"
-            )
+    yield from _counted(elsewhere, "masks that extend beyond their boxes")
 
 
 def _counted(rows: Sequence[Json], text: str) -> Iterator[str]:
@@ -55,11 +46,14 @@ def _twice(rows: Sequence[Json]) -> Iterator[str]:
 
 
 def _formats(images: Sequence[Json], rows: Sequence[Json]) -> Iterator[str]:
-    sizes = {whole(i["id"]): (whole(i["width"]) or 0, whole(i["height"]) or 0) for i in images}
+    sizes = {
+        as_integer(i["id"]): (as_integer(i["width"]) or 0, as_integer(i["height"]) or 0)
+        for i in images
+    }
     relative, corners, beyond = [], 0, []
     for row in rows:
         x, y, w, h = row["bbox"]
-        width, height = sizes[whole(row["image_id"])]
+        width, height = sizes[as_integer(row["image_id"])]
         fits = x < w <= width + 1 and y < h <= height + 1
         corners += fits
         if fits and (x + w > width + 1 or y + h > height + 1):
@@ -68,12 +62,12 @@ def _formats(images: Sequence[Json], rows: Sequence[Json]) -> Iterator[str]:
             relative.append(row)
     if len(relative) >= _MOST * len(rows):
         yield from _counted(
-            relative, "boxes that look relative (0 to 1), where COCO's format has pixels"
+            relative, "boxes that look relative (0 to 1), but COCO's format has pixels"
         )
     elif corners >= _MOST * len(rows):
         yield from _counted(
             beyond,
-            "boxes beyond the image that look like [x1, y1, x2, y2], where COCO's format has "
+            "boxes beyond the image that look like [x1, y1, x2, y2], but COCO's format has "
             "[x, y, width, height]",
         )
 
@@ -82,7 +76,9 @@ def _mask_elsewhere(row: Json) -> bool:
     x, y, w, h = row["bbox"]
     shape = row.get("segmentation")
     if isinstance(shape, list):
-        polygons = [part for part in shape if len(part) >= 6]  # the others are no masks
+        polygons = [
+            part for part in shape if len(part) >= 6
+        ]  # shorter ones are dropped by the reader
         across = [value for part in polygons for value in part[::2]]
         down = [value for part in polygons for value in part[1::2]]
         if not across or not down:

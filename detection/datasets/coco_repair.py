@@ -1,13 +1,12 @@
-"""Files in COCO's format as exporters write them, repaired in memory, once for all who read them.
+"""In-memory repair of COCO files with the common flaws of exporters, shared by all readers.
 
-What can be put right without a guess is, and is counted. What cannot stays as it is, and
-`AnnotationFile` (detection/datasets/coco_json.py) refuses it. The file is never changed, and its
-hash is that of the disk. COCO's and LVIS's published files come through unchanged.
+Flaws with only one possible correction are repaired and counted. Others remain, and
+`AnnotationFile` (detection/datasets/coco_json.py) refuses them. The file itself is never changed,
+and the recorded hash is that of the file. COCO's and LVIS's published files need no repair.
 
-Deviation: plain Detectron2 reads and evaluates such files as they are. pycocotools takes a match
-with the object of id 0 for none, sorts objects into ranges of size by whatever `area` says, counts
-objects that training leaves out, and compares with boxes beyond the border, which no detector
-outputs.
+Deviation: plain Detectron2 reads and evaluates such files unrepaired. pycocotools counts a match
+with the object of id 0 as none, assigns objects to size ranges by the stored `area`, counts objects
+that training leaves out, and compares with boxes beyond the border, which no detector outputs.
 """
 
 import json
@@ -25,19 +24,21 @@ from moco.common.errors import DataError
 
 Json = dict[str, Any]
 
-FARTHEST_PX = 10**6  # of a coordinate, and the longest side of an image
-LARGEST_ID = 2**53  # beyond it a float, as which some tools keep ids, is another one
+FARTHEST_PX = 10**6  # largest coordinate, and largest side of an image
+LARGEST_ID = 2**53  # larger ids are not exact as floats, which some tools use
 TABLES = ("images", "annotations", "categories")
 
 _NOTES = {
-    "numbers": "ids, sizes or flags written as text, fraction or truth value, read as numbers",
-    "ids": "annotation ids below 1, with which the metric would count a hit as a miss, so that all "
-    "are numbered from 1 in memory",
-    "iscrowd": "objects without iscrowd, taken as 0",
+    "numbers": "ids, sizes or flags stored as text, float or boolean, read as integers",
+    "ids": "annotation ids below 1, whose matches the metric would count as misses; all are "
+    "numbered from 1 in memory",
+    "dummy": "category 0 of supercategory none, which groups the others in files from Roboflow and "
+    "has no object, left out",
+    "iscrowd": "objects without iscrowd, read as 0",
     "border": "boxes over the border, clipped",
     "area": "areas that are missing, not above 0, or contradict the mask or box, computed from it",
-    "num_keypoints": "num_keypoints that is missing or contradicts the keypoints, counted again",
-    "polygons": "polygons of fewer than 3 points or half a point, left out",
+    "num_keypoints": "num_keypoints that are missing or contradict the keypoints, recounted",
+    "polygons": "polygons of fewer than 3 points or an odd number of coordinates, left out",
     "shapeless": "objects without any other polygon, whose boxes count, and which training and "
     "test of masks leave out",
 }
@@ -46,7 +47,7 @@ _WHOLE = {
     "annotations": ("id", "image_id", "category_id", "iscrowd"),
     "categories": ("id",),
 }
-# What the packages need of each table, and what a temporary file has.
+# Keys that the metrics' packages need, which are the keys of a temporary file.
 _NEEDED = {
     "images": (
         "id",
@@ -69,22 +70,22 @@ _NEEDED = {
     ),
     "categories": ("id", "name", "frequency", "keypoints"),
 }
-# Keys whose type hotcoco insists on, although no metric needs them.
+# Keys whose types hotcoco requires, although no metric uses them.
 _TEXTS = ("coco_url", "flickr_url", "date_captured", "supercategory", "name", "url", "frequency")
 _INFO_TEXTS = ("description", "url", "version", "contributor", "date_created")
 
 
 @dataclass(frozen=True)
 class Annotations:
-    """A file's content, repaired.
+    """Repaired content of a file.
 
     Attributes:
-        content: Equal to the file's where nothing was repaired.
-        notes: What was repaired, with its number and the first one.
-        changed: A package must not be handed the file itself.
-        file_ids: The annotations' ids in the file, in order; empty where they are the same.
-        shapeless: How many objects lost all of their polygons.
-        sha256: Of the file as on disk, in hex.
+        content: Content; equal to the file's if nothing was repaired.
+        notes: What was repaired, with the number and the first one.
+        changed: True if the metrics' packages must not read the file itself.
+        file_ids: The annotations' ids in the file, in order; empty if they are unchanged.
+        shapeless: Number of objects that lost all of their polygons.
+        sha256: SHA-256 of the file on disk, in hex.
     """
 
     content: Any
@@ -95,7 +96,7 @@ class Annotations:
     sha256: str = ""
 
     def file_id(self, annotation: Json) -> Any:
-        """Return the id that an annotation has in the file."""
+        """Return the id of an annotation in the file."""
         return self.file_ids[annotation["id"] - 1] if self.file_ids else annotation["id"]
 
 
@@ -103,12 +104,14 @@ def read_annotations(path: str | Path) -> Annotations:
     """Read and repair a file.
 
     Raises:
-        DataError: unreadable, not JSON, or no object with the three lists.
+        DataError: If the file cannot be read, is not JSON, or lacks one of the three lists.
     """
     content, sha256 = read_json(path)
     if not isinstance(content, dict):
-        what = "null" if content is None else f"a {type(content).__name__}"
-        raise DataError(f"{path}: holds {what}, expected an object with lists {', '.join(TABLES)}")
+        lists = f"expected an object with lists {', '.join(TABLES)}"
+        if content is None:  # rf100vl's clean-up does so, run a second time
+            raise DataError(f"{path}: holds null, {lists}; a loader overwrote it: get it again")
+        raise DataError(f"{path}: holds a {type(content).__name__}, {lists}")
     for key in TABLES:
         rows = content.get(key)
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -118,20 +121,21 @@ def read_annotations(path: str | Path) -> Annotations:
 
 @contextmanager
 def annotation_file(
-    path: str, images: frozenset[str] | None = None, *, masked: bool = False
+    source: str | Json, images: frozenset[str] | None = None, *, masked: bool = False
 ) -> Iterator[tuple[str, dict[str, list[Json]]]]:
-    """Give what a metric's package is to read, and its content.
+    """Yield the path of the annotations for a metric's package, and their content.
 
-    The file itself, or, of a repaired one and of a part, a temporary one with the keys that metrics
-    read.
+    This is the file itself or, if it was repaired, a part is requested, or there is only content, a
+    temporary file with the keys that metrics read.
 
     Args:
-        images: Ids of the images of a part; None: all of them.
-        masked: Objects without a mask do not count, as in `with_masks`.
+        source: Path of the annotations, or their content.
+        images: Ids of the images of a part; None for all.
+        masked: Leave out objects without a mask, as `with_masks` does.
     """
-    annotations = read_annotations(path)
-    if images is None and not annotations.changed:
-        yield path, annotations.content
+    annotations = read_annotations(source) if isinstance(source, str) else repair(source)
+    if isinstance(source, str) and images is None and not annotations.changed:
+        yield source, annotations.content
         return
     content = {
         kind: [{key: row[key] for key in keys if key in row} for row in annotations.content[kind]]
@@ -149,11 +153,11 @@ def annotation_file(
 
 
 def repair(content: Json) -> Annotations:
-    """Repair the decoded JSON of a file with three lists of objects; pure."""
+    """Repair the decoded JSON of a file with three lists of objects; a pure function."""
     found = _Found()
     tables = {kind: [_with_numbers(row, kind, found) for row in content[kind]] for kind in TABLES}
     images = {i["id"]: i for i in tables["images"] if type(i.get("id")) is int}
-    # LVIS has polygons of three points or more only, and no crowds.
+    # LVIS has only polygons of three or more points, and no crowds.
     lvis = any("neg_category_ids" in image for image in tables["images"])
     rows: list[Json] = []
     for row in tables["annotations"]:
@@ -174,6 +178,7 @@ def repair(content: Json) -> Annotations:
         for row in low:
             found.add("ids", row)
         rows = [{**row, "id": number} for number, row in enumerate(rows, start=1)]
+    tables["categories"] = _without_dummy(tables["categories"], rows, found)
     changed = bool(found.counts)
     return Annotations(
         {**content, **tables, "annotations": rows} if changed else content,
@@ -184,19 +189,32 @@ def repair(content: Json) -> Annotations:
     )
 
 
+def _without_dummy(categories: list[Json], rows: list[Json], found: "_Found") -> list[Json]:
+    """Return the categories without Roboflow's, which is the only one at the root of the others."""
+    roots = [row for row in categories if row.get("supercategory") == "none"]
+    if len(roots) != 1 or len(categories) == 1 or roots[0].get("id") != 0:
+        return categories
+    if any(row.get("category_id") == 0 for row in rows):
+        return categories
+    found.add("dummy", roots[0], "category")
+    return [row for row in categories if row is not roots[0]]
+
+
 class _Found:
-    """Counts what was repaired."""
+    """Counts of the repairs."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self._first: dict[str, str] = {}
 
     def add(self, key: str, row: Json, what: str = "annotation", number: int = 1) -> None:
+        """Count repairs of a row; `key` is one of `_NOTES`."""
         self.counts[key] += number
         if key not in self._first:
             self._first[key] = f"{what} {row.get('id')!r:.40}"
 
     def notes(self) -> tuple[str, ...]:
+        """Format a note on each kind of repair, with the first row."""
         return tuple(
             f"{text}: {self.counts[key]} (the first: {self._first[key]})"
             for key, text in _NOTES.items()
@@ -206,7 +224,7 @@ class _Found:
 
 def finite(numbers: Sequence[Any]) -> bool:
     """Return whether all are numbers, none of them infinite, NaN, or beyond a float's range."""
-    # The sum is what is fast: a dataset has tens of millions of these.
+    # A sum is the fastest check, and a dataset has tens of millions of numbers.
     try:
         return math.isfinite(sum(numbers))
     except (TypeError, OverflowError):
@@ -221,18 +239,20 @@ def within(numbers: Sequence[Any], farthest_px: int = FARTHEST_PX) -> bool:
 
 
 def farthest_of_polygons(image: Json) -> int:
-    """Return what no coordinate is beyond: pycocotools walks along an edge, outside the image too.
+    """Return the largest coordinate of a polygon.
 
-    It takes memory for every pixel of the way, and above 2^31 writes into that of others.
+    pycocotools allocates memory for every pixel along an edge, also outside the image, and above
+    2^31 pixels it writes out of bounds.
     """
     return 4 * max(image["width"], image["height"])
 
 
 def run_lengths(counts: Any) -> list[int] | None:
-    """Return a mask's runs, decoded where they are compressed; None: they are no such code.
+    """Return a mask's run lengths, decoded if they are compressed; None if they are invalid.
 
-    The compressed form is that of rleFrString in pycocotools' maskApi.c, which accepts any text: 6
-    bits in a character, the lower 5 of them of a number, from the third on of a difference.
+    The compressed form is that of rleFrString in pycocotools' maskApi.c, which accepts any text:
+    each character has 6 bits, the lower 5 of which belong to a number; from the third number on
+    (counting from 0), the difference to the one two before is stored.
     """
     if isinstance(counts, list):
         return counts if all(type(run) is int and run >= 0 for run in counts) else None
@@ -255,8 +275,8 @@ def run_lengths(counts: Any) -> list[int] | None:
     return runs if not shift and min(runs) >= 0 else None
 
 
-def whole(value: Any) -> int | None:
-    """Return the whole number that a number or text of digits says; None where it says none."""
+def as_integer(value: Any) -> int | None:
+    """Convert a number or text of digits to an integer; None if it is not an integer."""
     if type(value) is int:
         return value
     if isinstance(value, float) and value.is_integer():
@@ -267,13 +287,13 @@ def whole(value: Any) -> int | None:
 
 
 def _with_numbers(row: Json, kind: str, found: _Found) -> Json:
-    """A row whose ids, sizes and flags are whole numbers, where they say one."""
+    """Return the row with ids, sizes and flags converted to integers where possible."""
     changes = {}
     for key in _WHOLE[kind]:
         value = row.get(key)
         if type(value) is int or value is None:
             continue
-        number = int(value) if key == "iscrowd" and isinstance(value, bool) else whole(value)
+        number = int(value) if key == "iscrowd" and isinstance(value, bool) else as_integer(value)
         if number is not None:
             changes[key] = number
     if not changes:
@@ -288,7 +308,7 @@ def _is_polygon(part: list[Any]) -> bool:
 
 
 def _shape(row: Json, found: _Found) -> Json:
-    """The changes of an object's polygons."""
+    """Return the changes to an object's polygons."""
     shape = row.get("segmentation")
     if not shape:
         return {} if shape is None or shape == [] else {"segmentation": []}
@@ -322,12 +342,12 @@ def _has_size(image: Json) -> bool:
 
 
 def _measures(row: Json, image: Json, found: _Found) -> Json:
-    """The changes of a box and its area."""
+    """Return the changes to a box and its area."""
     changes: Json = {}
     x, y, w, h = row["bbox"]
     stated, own = row.get("area"), w * h
     width, height = image["width"], image["height"]
-    over = min(x, y) < -1 or x + w > width + 1 or y + h > height + 1  # not by rounding alone
+    over = min(x, y) < -1 or x + w > width + 1 or y + h > height + 1  # more than rounding
     if over and own and x < width and y < height and x + w > 0 and y + h > 0:
         # Deviation: Detectron2 trains on the clipped box, but compares with the whole one.
         found.add("border", row)
@@ -335,7 +355,7 @@ def _measures(row: Json, image: Json, found: _Found) -> Json:
         w, h = min(x + w, width) - left, min(y + h, height) - top
         changes["bbox"] = [left, top, w, h]
         if not row.get("segmentation") and _is_number(stated) and abs(stated - own) <= own / 100:
-            changes["area"] = stated = w * h  # it was the box's
+            changes["area"] = stated = w * h  # the stated area was that of the box
     area = _area(stated, w, h, row, image)
     if area is not stated:
         # Deviation: Detectron2's metric takes the area, of whatever size and sign, as it is.
@@ -345,7 +365,11 @@ def _measures(row: Json, image: Json, found: _Found) -> Json:
 
 
 def _area(stated: Any, w: float, h: float, row: Json, image: Json) -> Any:
-    """An object's area; `stated`, unless it is above the box, or below a tenth of mask or box."""
+    """Return the `stated` area if it is plausible, else that of the mask or box.
+
+    It is plausible up to the size of the box (or 1.1 times the mask), and from a tenth of the mask
+    (or box) on.
+    """
     number, most = _is_number(stated), (w + 2) * (h + 2)
     if not w or not h:
         return stated if number and stated >= 0 else 0
@@ -363,7 +387,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _mask_area(shape: Any, image: Json) -> float:
-    """Pixels of polygons or of run lengths; 0 of none, and of what will be refused."""
+    """Count the pixels of polygons or run lengths; 0 for none and for invalid ones."""
     size = [image["height"], image["width"]]
     if not shape:
         return 0.0
@@ -394,7 +418,7 @@ def _num_keypoints(row: Json, found: _Found) -> Json:
 
 
 def _plain(content: Json) -> bool:
-    """Whether a package that checks the types of all keys can read the file itself."""
+    """Return whether a package that checks the types of all keys can read the file itself."""
     info, licenses = content.get("info") or {}, content.get("licenses", [])
     if not isinstance(info, dict) or not isinstance(licenses, list):
         return False

@@ -1,7 +1,7 @@
-"""What of a dataset exists, is complete, is wrong: the readers' own checks, split by split.
+"""Diagnosis of datasets: what exists, is complete, is wrong, by the readers' own checks.
 
 `verify` also decodes every image and checks every label map, which training does not. Images for
-pre-training are read as `moco/data` reads them.
+pre-training are read by `moco/data`, as in training.
 """
 
 import hashlib
@@ -47,13 +47,13 @@ from moco.common.progress import Progress
 from moco.common.shipped import shown
 from moco.data.images import bad_images, notes_on, open_images
 
-_SHOWN = 30  # classes, bad images
-# What the metric of a split gives for perfect predictions (detection/evaluation/reachable.py).
+_SHOWN = 30  # classes or bad images in one list
+# Findings on the score of perfect predictions (detection/evaluation/reachable.py).
 Score = Callable[[Split], Iterable[Finding]]
 
 
 def command(cfg: CfgNode) -> str:
-    """The command that checks the whole custom dataset of a task; "" if it has none."""
+    """Return the command that checks the custom dataset of a task, or "" if there is none."""
     return " && ".join(
         f"{doctor_command()} {shlex.join(arguments)} --verify"
         for format_ in formats().values()
@@ -63,7 +63,7 @@ def command(cfg: CfgNode) -> str:
 
 
 def all_right(findings: Sequence[Finding]) -> bool:
-    """Something exists, and nothing is wrong with it; it may be a part of what is published."""
+    """Return whether something exists and nothing is wrong; a part of the dataset is enough."""
     states = {finding.state for finding in findings}
     return WRONG not in states and bool(states & {OK, PART})
 
@@ -79,16 +79,18 @@ def examine(
     """Read the published splits of a format in the folder of all datasets.
 
     Args:
-        verify: decode every image and check every label map.
-        splits: only these; none: all.
-        score: what the metric gives for perfect predictions on a split.
+        format_: The format.
+        root: Folder of all datasets.
+        verify: Decode every image and check every label map.
+        splits: Names of the splits to read; empty for all.
+        score: Returns findings on the score of perfect predictions on a split.
     """
     every = format_.sources(root)
     sources = [source for source in every if not splits or source.name in splits]
     results = _examine(sources, verify)
     findings = [finding for finding, _ in results]
     for _, split in results:
-        # Nobody tests on the published training splits, and theirs would take minutes.
+        # The published training splits are not tested on, and scoring them takes minutes.
         if split and "train" not in split.name:
             findings += score(split)
     if len(sources) < len(every):
@@ -107,14 +109,18 @@ def examine_custom(
     """Read a custom dataset's splits, count its classes, compare the splits with each other.
 
     Args:
-        value: of the format's flag; root: of --root, or "".
-        score: what the metric gives for perfect predictions on a split.
+        custom: The format's support for custom datasets.
+        value: Value of the format's flag.
+        root: Value of --root, or "".
+        verify: Decode every image and check every label map.
+        score: Returns findings on the score of perfect predictions on a split.
 
     Returns:
-        The findings, and what to do next.
+        The findings, and the next step.
 
     Raises:
-        DataError, UserError: `value` names no dataset.
+        DataError: If `value` does not name a dataset.
+        UserError: If `root` does not belong to this format.
     """
     sources, keys = custom.parse(value, root)
     results = _examine(sources, verify)
@@ -127,7 +133,9 @@ def examine_custom(
             findings.append(Finding(split.name, NOTE, _flipped(split)))
     if len({split.classes for split in splits}) > 1:
         names = ", ".join(split.name for split in splits)
-        findings.append(Finding(names, WRONG, "their classes are not the same in the same order"))
+        findings.append(
+            Finding(names, WRONG, "have different classes, or the same in another order")
+        )
     findings += _repeated(splits, verify)
     usable = {split.name for split in splits}
     findings += [found for s in sources if s.name in usable for found in custom.check(s)]
@@ -139,24 +147,24 @@ def examine_custom(
             findings.append(Finding(names, WRONG, str(error)))
         except UserError as error:
             return findings, str(error)
-    return findings, "fix what is WRONG or absent, then the same command again"
+    return findings, "fix what is WRONG or absent, then run the same command again"
 
 
 def examine_images(root: str, *, verify: bool = False) -> tuple[list[Finding], str]:
-    """Find the images that `root` gives pre-training: a folder, a list, shards or CIFAR-10.
+    """Examine the images for pre-training: a folder, a list, shards or CIFAR-10.
 
     Args:
-        root: what DATA.ROOT may be.
-        verify: decode every image.
+        root: Value of DATA.ROOT.
+        verify: Decode every image.
 
     Returns:
-        The findings, and what to do next.
+        The findings, and the next step.
     """
     try:
         images = open_images(root)
         bad = bad_images(images) if verify else []
     except DataError as error:
-        return [Finding("images", WRONG, str(error))], "fix what is WRONG, then the same again"
+        return [Finding("images", WRONG, str(error))], "fix what is WRONG, then run it again"
     decoded = ", all decoded" if verify and not bad else ""
     findings = [Finding("images", OK, plural(len(images), "image") + decoded)]
     findings += [Finding("images", NOTE, note) for note in notes_on(images)]
@@ -164,7 +172,7 @@ def examine_images(root: str, *, verify: bool = False) -> tuple[list[Finding], s
     if bad:
         left = f", the first {_SHOWN} are named above" if len(bad) > _SHOWN else ""
         findings.append(Finding("images", WRONG, f"{len(bad)} cannot be decoded{left}"))
-        return findings, "replace or remove what is WRONG, then the same command again"
+        return findings, "replace or remove what is WRONG, then run the same command again"
     recipe = shown("configs/pretrain/small_r18.yaml")
     pretrain = program("pretrain", "python -m benchmarks pretrain")
     return findings, f"{pretrain} --config-file {recipe} DATA.ROOT {shlex.quote(root)}"
@@ -177,7 +185,7 @@ def _check_command(task: Sequence[str], keys: Mapping[str, str]) -> str:
 
 
 def report(findings: Sequence[Finding], following: str, tree: Iterable[str] = ()) -> str:
-    """For people: the expected `tree`, the findings, the `following` command."""
+    """Format the expected `tree`, the findings and the `following` command as text."""
     width = max(len(finding.name) for finding in findings)
     absent = [finding.name for finding in findings if finding.state == ABSENT and not finding.text]
     shown = [f for f in findings if f.state != ABSENT or f.text]
@@ -190,17 +198,17 @@ def report(findings: Sequence[Finding], following: str, tree: Iterable[str] = ()
 
 
 def next_step(kind: str, format_: Format, root: str, findings: Sequence[Finding]) -> str:
-    """What to do after the doctor read the published splits of a format."""
+    """Return the next step after examining the published splits of a format."""
     again = f"{doctor_command()} {shlex.join([kind, '--root', root])}"
     if any(finding.state == WRONG for finding in findings):
-        return f"fix what is WRONG, then again: {again}"
+        return f"fix what is WRONG, then run again: {again}"
     usable = {finding.name for finding in findings if finding.state in (OK, PART)}
     task = next((task for task, names in format_.tasks.items() if usable.issuperset(names)), None)
     if task is None:
         first, splits = next(iter(format_.tasks.items()), ("", ()))
         fetch = fetch_command(*splits, root=root)
         get = f"for {shown(first)}: {fetch}" if fetch else format_.download.format(root=root)
-        return f"{get}; then again: {again}"
+        return f"{get}; then run again: {again}"
     arguments = shlex.join(["--config-file", shown(task), "--check-only"])
     where = f"{DATASETS_VARIABLE}={shlex.quote(root)}"
     return f"{where} {_train_command()} {arguments} MODEL.WEIGHTS random"
@@ -211,8 +219,8 @@ def _train_command() -> str:
 
 
 def _examine(sources: Sequence[Source], verify: bool) -> list[tuple[Finding, Split | None]]:
-    """Each source's finding, and its split where it can be used."""
-    seen: set[str] = set()  # images that were decoded
+    """Return each source's finding, and its split if it can be used."""
+    seen: set[str] = set()  # images that were already decoded
     results: list[tuple[Finding, Split | None]] = []
     for source in sources:
         if not source.present():
@@ -224,7 +232,7 @@ def _examine(sources: Sequence[Source], verify: bool) -> list[tuple[Finding, Spl
                 _verify(split, seen)
         except DataError as error:
             results.append((Finding(source.name, WRONG, str(error)), None))
-        except UserError as error:  # a package that is not installed: not the data's fault
+        except UserError as error:  # a missing package is no fault of the data
             results.append((Finding(source.name, ABSENT, f"not examined: {error}"), None))
         else:
             results.append((_complete(split), split))
@@ -232,7 +240,7 @@ def _examine(sources: Sequence[Source], verify: bool) -> list[tuple[Finding, Spl
 
 
 def _complete(split: Split) -> Finding:
-    """Whether a split that can be read has as many images as the published one."""
+    """Compare the number of images of a readable split with the published one."""
     images, (official, official_objects) = len(split.records), official_counts(split.name)
     text = plural(images, "image")
     if split.evaluator_type != "sem_seg":
@@ -251,7 +259,7 @@ def _verify(split: Split, seen: set[str]) -> None:
     """Decode every image that is not in `seen` (extended), and check every label map.
 
     Raises:
-        DataError: how many are damaged or of another size than annotated, and the first.
+        DataError: If images are damaged or not of the annotated size; names the first one.
     """
     records = [record for record in split.records if record["file_name"] not in seen]
     seen.update(record["file_name"] for record in records)
@@ -283,7 +291,7 @@ def _fault(record: Record) -> str:
 
 
 def _classes(split: Split) -> str:
-    """`classes: cat 12, dog 3; no object of cow`."""
+    """Format the objects of each class: `classes: cat 12, dog 3; no object of cow`."""
     counts = object_counts(split)
     present = first_few(
         [f"{name} {counts[name]}" for name in split.classes if counts[name]], _SHOWN
@@ -296,33 +304,33 @@ def _classes(split: Split) -> str:
 def _flipped(split: Split) -> str:
     try:
         text = pairs_note(split)
-    except UserError as error:  # only a task of keypoints needs them
+    except UserError as error:  # only keypoint tasks need the pairs
         text = str(error)
     return text.removeprefix(f"{split.name}: ")
 
 
 def _turned(split: Split) -> Iterator[Finding]:
-    """Yield a note on images that EXIF turns, which their size alone does not always show."""
+    """Yield a note on images that EXIF rotates, which their size does not always reveal."""
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         turned = list(pool.map(is_turned, (record["file_name"] for record in split.records)))
     if number := sum(turned):
         first = split.records[turned.index(True)]["file_name"]
-        text = f"{number} image(s) turned by EXIF: annotations must be of the turned image"
+        text = f"{number} image(s) rotated by EXIF: annotations must be of the rotated image"
         yield Finding(split.name, NOTE, f"{text}; the first is {first}")
 
 
 def _repeated(splits: Sequence[Split], verify: bool) -> Iterator[Finding]:
-    """Images that are twice in a split or in two splits, and, to `verify`, files that are equal."""
+    """Yield notes on images that occur twice, or in two splits; `verify` also finds equal files."""
     files = {split.name: [record["file_name"] for record in split.records] for split in splits}
     for name, paths in files.items():
         if twice := [path for path, count in Counter(paths).items() if count > 1]:
             number = plural(len(twice), "image")
             text = f"listed under several ids: {number}, the first is {twice[0]}"
-            yield Finding(name, NOTE, f"{text}; trained and tested on as often")
+            yield Finding(name, NOTE, f"{text}; each id is trained and tested on")
     for one, other in itertools.combinations(files, 2):
         endings = {name.rsplit("_", 1)[-1] for name in (one, other)}
         both = set(files[one]) & set(files[other])
-        # VOC's trainval is made of train and val.
+        # VOC's trainval is the union of train and val.
         if both and endings not in ({"train", "trainval"}, {"val", "trainval"}):
             text = f"in both: {plural(len(both), 'image')}, the first is {min(both)}"
             yield Finding(f"{one}, {other}", NOTE, text)

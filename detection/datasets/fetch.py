@@ -1,8 +1,8 @@
-"""Published datasets, from their official archives: downloaded, checked, unpacked, examined.
+"""Download, verification and unpacking of published datasets from their official archives.
 
 An archive is downloaded to `archives/` in the folder of all datasets, unpacked into a scratch
-folder beside its target, moved there, and removed. So whatever ends the process, no file is
-half-written under its final name, and the next call continues with what is missing.
+folder next to its target, moved there, and removed. So no file is ever half-written under its final
+name, however the process ends, and the next call continues with what is missing.
 """
 
 import filecmp
@@ -26,12 +26,12 @@ from moco.common.errors import DataError, LockedError, UserError
 from moco.common.files import TEMPORARY_PREFIX, cannot_write
 from moco.common.progress import format_seconds
 
-ARCHIVES = "archives"  # folder of the archives, below that of all datasets
-MBIT_PER_SECOND = 100  # for the estimate of the time
+ARCHIVES = "archives"  # subfolder of the folder of all datasets
+MBIT_PER_SECOND = 100  # assumed for the estimated duration
 
 
 def listing(root: Path) -> str:
-    """All names: what of each is present below `root`, size, contents."""
+    """Format a table of all datasets: what is present below `root`, size, contents, terms."""
     rows = []
     for dataset in datasets().values():
         present, number = sum(a.present(root) for a in dataset.archives), len(dataset.archives)
@@ -43,14 +43,14 @@ def listing(root: Path) -> str:
 
 @dataclass(frozen=True)
 class Fetch:
-    """How datasets are fetched, and to where.
+    """Options of fetching datasets; call it with their names.
 
     Attributes:
-        root: the folder of all datasets.
-        mirror: address of a folder with the same files; "": the official addresses.
-        keep: leave the archives where they are.
-        again: get what is present too, and add the files of it that are missing.
-        dry_run: only say what would be done.
+        root: Folder of all datasets.
+        mirror: URL of a folder with the same files; "" for the official addresses.
+        keep: Keep the archives after unpacking.
+        again: Fetch what is present too, and add its missing files.
+        dry_run: Only print what would be done.
     """
 
     root: Path
@@ -60,16 +60,16 @@ class Fetch:
     dry_run: bool = False
 
     def __call__(self, names: Sequence[str]) -> bool:
-        """Get what is missing of the datasets, then let the doctor examine them.
+        """Fetch what is missing of the datasets, then let the doctor examine them.
 
         Returns:
-            Whether the doctor found nothing wrong.
+            True if the doctor found nothing wrong.
 
         Raises:
-            UserError: no network, no space, an archive that needs an account.
-            DataError: an archive with another hash than published, damaged, or made to do harm;
-                files in the way that are not equal.
-            LockedError: another process fetches into the same folder.
+            UserError: If there is no network or too little space, or an archive needs an account.
+            DataError: If the hash of an archive is not the published one, an archive is damaged or
+                malicious, or a different file exists under a name of the archive.
+            LockedError: If another process fetches into the same folder.
         """
         wanted = [datasets()[name] for name in dict.fromkeys(names)]
         for dataset in wanted:
@@ -77,12 +77,14 @@ class Fetch:
         missing = list(dict.fromkeys(a for dataset in wanted for a in self._missing(dataset)))
         print(self._plan(missing))
         print("terms of use:", *dict.fromkeys(d.terms for d in wanted), flush=True)
+        for dataset in filter(lambda d: d.license, wanted):
+            print(f"{dataset.name}: {dataset.license}", flush=True)
         if self.dry_run:
             return True
         if missing:
             self._get_all(missing)
         if unchecked := [archive.name for archive in missing if not archive.hash]:
-            print(f"not compared with a hash, as none is published: {', '.join(unchecked)}")
+            print(f"not verified, because no hash is published: {', '.join(unchecked)}")
         right = True
         for kind in dict.fromkeys(dataset.doctor for dataset in wanted):
             format_, root = formats()[kind], str(self.root)
@@ -92,7 +94,7 @@ class Fetch:
             print(f"\n{doctor.report(findings, following)}", flush=True)
             right = right and doctor.all_right(findings)
         if not (right or missing):
-            print("files that are missing from what is present: the same command with --again")
+            print("to add files that are missing, run the same command with --again")
         return right
 
     def _missing(self, dataset: Dataset) -> list[Archive]:
@@ -102,7 +104,7 @@ class Fetch:
         return self.root / ARCHIVES / archive.name
 
     def _address(self, archive: Archive) -> str:
-        """Where to download from; "" for what needs an account."""
+        """Return the URL of an archive, or "" if it needs an account."""
         return f"{self.mirror.rstrip('/')}/{archive.name}" if self.mirror else archive.url
 
     def _check_account(self, dataset: Dataset) -> None:
@@ -115,21 +117,20 @@ class Fetch:
             )
 
     def _plan(self, missing: Sequence[Archive]) -> str:
-        """What is about to be done; how much, how long."""
+        """Describe what will be downloaded, with sizes, estimated duration and disk space."""
         if not missing:
-            return f"in {self.root}: all of it is present"
+            return f"in {self.root}: everything is present"
         absent = [archive for archive in missing if not self._file(archive).is_file()]
         seconds = 8 * sum(map(_bytes, absent)) / MBIT_PER_SECOND / 1e6
         rows = [(_total([a]), self._address(a) if a in absent else self._file(a)) for a in missing]
         return (
             f"to {self.root}:\n{tabulate(rows, tablefmt='plain', colalign=('right',))}\n"
             f"download {_total(absent)}: {format_seconds(seconds)} at {MBIT_PER_SECOND} Mbit/s\n"
-            f"disk {_size(self._needed(missing))} or more while it runs, "
-            f"{_size(self._free())} are free"
+            f"disk space {_size(self._needed(missing))} or more, {_size(self._free())} are free"
         )
 
     def _needed(self, missing: Sequence[Archive]) -> int:
-        """Bytes of disk at the worst moment, if nothing were compressed."""
+        """Estimate the peak disk usage in bytes, as if nothing were compressed."""
         used = needed = 0
         for archive in missing:
             used += _bytes(archive) * (1 if self._file(archive).is_file() else 2)
@@ -154,7 +155,7 @@ class Fetch:
                 for archive in missing:
                     self._get(archive)
         except Timeout as error:
-            raise LockedError(f"{folder}: another process fetches datasets into it") from error
+            raise LockedError(f"{folder}: another process is fetching datasets into it") from error
         except OSError as error:
             raise cannot_write(folder, error, 0) from error
 
@@ -162,24 +163,24 @@ class Fetch:
         """Download, check and unpack one archive."""
         file = self._file(archive)
         if address := self._address(archive):
-            # COCO's server has no https: what comes from there is known by its hash.
+            # COCO's server has no https; its files are verified by their hashes.
             download(address, file, archive.hash, archive.size, allow_http=True)
         elif archive.hash and not has_digest(file, archive.hash):
             raise DataError(f"{file}: not the published file ({archive.hash}); download it again")
         _place(archive, file, self.root / archive.folder)
-        if address and not self.keep:  # what needs an account is not ours to remove
+        if address and not self.keep:  # the user downloaded what needs an account, and keeps it
             file.unlink()
             file.with_name(f".{file.name}.lock").unlink(missing_ok=True)
 
 
 def _place(archive: Archive, file: Path, target: Path) -> None:
-    """Unpack into a scratch folder in `target`, and move the contents to their place."""
+    """Unpack an archive into a scratch folder in `target`, and move the contents to their place."""
     scratch = target / f"{TEMPORARY_PREFIX}{archive.name}"
-    shutil.rmtree(scratch, ignore_errors=True)  # of a call that was killed
+    shutil.rmtree(scratch, ignore_errors=True)  # left by a call that was killed
     content = scratch / "content"
     try:
         if archive.takes:
-            # The files in an uncompressed tar are smaller than it.
+            # An uncompressed tar is larger than the files in it.
             limit = archive.size if file.suffix == ".tar" else 0
             unpack(file, content, archive.takes, archive.strip, limit)
         else:
@@ -199,10 +200,10 @@ def _place(archive: Archive, file: Path, target: Path) -> None:
 
 
 def _moves(source: Path, target: Path) -> Iterator[tuple[Path, Path]]:
-    """What has to be moved where, whole folders at once where there is none of the name.
+    """Yield the (source, target) pairs to move; a folder that is new is moved as a whole.
 
     Raises:
-        DataError: a file is in the way that is not equal.
+        DataError: If a different file exists at a target.
     """
     if source.is_dir() and target.is_dir():
         for child in source.iterdir():
@@ -211,7 +212,7 @@ def _moves(source: Path, target: Path) -> Iterator[tuple[Path, Path]]:
         yield source, target
     elif not (target.is_file() and source.is_file() and filecmp.cmp(source, target, False)):
         raise DataError(
-            f"{target}: exists, and is not what the archive has; nothing was overwritten. Move it "
+            f"{target}: exists and differs from the archive's; nothing was overwritten; move it "
             "away and run again"
         )
 
@@ -221,7 +222,7 @@ def _bytes(archive: Archive) -> int:
 
 
 def _total(archives: Sequence[Archive]) -> str:
-    """`19.3GB`, `19.3GB or more` where some size is not known, `?` where none is."""
+    """Format the total size: `19.3GB`, `19.3GB or more` if some are unknown, `?` if all are."""
     total = sum(map(_bytes, archives))
     if all(map(_bytes, archives)):
         return _size(total)

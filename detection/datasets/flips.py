@@ -1,4 +1,4 @@
-"""Pairs of keypoints that change places when an image is flipped, from their names."""
+"""Left-right pairs of keypoints, which horizontal flips swap, inferred from their names."""
 
 import re
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ _SIDES = {"left": "left", "l": "left", "right": "right", "r": "right"}
 def side_of(name: str) -> tuple[str, tuple[str, ...]]:
     """Return "left", "right" or "", and the words of a keypoint's name without its side.
 
-    Words are told apart by what is no letter and by capitals, in any case: `Left_Eye`, `LEFT EYE`,
-    `leftEye`, `eye.left`. A single L or R is a side at the beginning and at the end only.
+    Names are split at non-letters and at capitals, case-insensitively: `Left_Eye`, `LEFT EYE`,
+    `leftEye`, `eye.left`. A single L or R is a side only at the start or the end.
     """
     words = [word.lower() for word in _WORDS.findall(name)]
     for place, word in enumerate(words):
@@ -30,7 +30,7 @@ def side_of(name: str) -> tuple[str, tuple[str, ...]]:
 
 
 def flip_pairs(names: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Return the (left, right) pairs among the names of keypoints."""
+    """Return the (left, right) pairs among the keypoint names."""
     sides = {side_of(name): name for name in names}
     return tuple(
         (name, sides["right", rest])
@@ -40,25 +40,24 @@ def flip_pairs(names: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 
 def unpaired(names: Sequence[str], pairs: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the names that have a side and are in no pair."""
+    """Return the names that have a side but are in no pair."""
     paired = {name for pair in pairs for name in pair}
     return [name for name in names if side_of(name)[0] and name not in paired]
 
 
 def pairs_note(split: Split) -> str:
-    """Return which keypoints of a split change places in a flipped image.
+    """Format a note on the keypoints of a split that horizontal flips swap.
 
     Raises:
-        UserError: Their names do not tell.
+        UserError: If the names do not determine the pairs.
     """
     pairs = split.metadata["keypoint_flip_map"]
     lost = unpaired(split.metadata["keypoint_names"], pairs)
     if lost or not pairs:
-        what = f"no other side of {first_few(lost)}" if lost else "no left and right keypoints"
+        what = f"no opposite side of {first_few(lost)}" if lost else "no left and right keypoints"
         raise UserError(
-            f"{split.name}: {what} by their names, so that flipped images would be mislabeled; set "
-            "DATASETS.KEYPOINT_FLIP_PAIRS to the pairs that change places, or INPUT.RANDOM_FLIP "
-            "none"
+            f"{split.name}: {what} in the names, so flipped images would be mislabeled; set "
+            "DATASETS.KEYPOINT_FLIP_PAIRS to the pairs to swap, or INPUT.RANDOM_FLIP none"
         )
     shown = first_few([f"{left} and {right}" for left, right in pairs], _MAX_SHOWN)
-    return f"{split.name}: keypoints that change places in a flipped image: {shown}"
+    return f"{split.name}: keypoints that a horizontal flip swaps: {shown}"

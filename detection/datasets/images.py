@@ -1,4 +1,4 @@
-"""Images of a detector: reading, and the errors for one that cannot be used."""
+"""Reading of images for detection, and errors about unusable ones."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,10 +26,10 @@ OpenURL = Callable[[str], BinaryIO]  # opens a path that contains `://`
 
 
 def read_image(path: str, open_url: OpenURL | None = None) -> Image.Image:
-    """Read an RGB image, turned as its EXIF says.
+    """Read an image as RGB, rotated by its EXIF orientation.
 
     Raises:
-        DataError: missing, truncated, not an image, or of more than 8 bits.
+        DataError: If the file is missing, truncated, not an image, or has more than 8 bits.
     """
     try:
         with opened(path, open_url) as file, Image.open(file, formats=FORMATS) as image:
@@ -46,20 +46,20 @@ def read_image(path: str, open_url: OpenURL | None = None) -> Image.Image:
 
 @contextmanager
 def opened(path: str, open_url: OpenURL | None) -> Iterator[str | BinaryIO]:
-    """Open a path that contains `://`; any other is left to whoever reads the file."""
+    """Open a path that contains `://` by `open_url`; yield any other path unchanged."""
     if open_url is None or "://" not in path:
         yield path
         return
     try:
         file = open_url(path)
-    except Exception as error:  # of a handler of the user's, or of the network
+    except Exception as error:  # from the user's handler or from the network
         raise DataError(f"{path}: cannot be opened ({error})") from error
     with file:
         yield file
 
 
 def check_bits(image: Image.Image, path: object) -> None:
-    """Refuse gray of more than 8 bits, from the header alone; DataError names the file.
+    """Raise DataError if the header says gray of more than 8 bits; the error names the file.
 
     Deviation: Detectron2 lets PIL convert it, which clips every value above 255 to white.
     Pre-training (moco/data/decode.py) scales it.
@@ -75,20 +75,26 @@ def check_size(record: Mapping[str, Any], size: tuple[int, ...]) -> None:
     """Raise DataError if `size`, the image's (height, width), is not the record's."""
     if size != (record["height"], record["width"]):
         raise DataError(
-            f"{record['file_name']}: the image is {size[1]}x{size[0]}, its annotation says "
+            f"{record['file_name']}: the image is {size[1]}x{size[0]}, but its annotation has "
             f"{record['width']}x{record['height']}; correct the annotation's size"
         )
 
 
 def first_error(batch: Iterable[Any]) -> DataError | None:
-    """The first error among a batch's samples: raised in a worker, it would bring a traceback."""
+    """Return the first error in a batch, or None.
+
+    Data-loader workers return errors as samples, because raising there adds a traceback.
+    """
     return next((sample for sample in batch if isinstance(sample, DataError)), None)
 
 
 def resumable(error: DataError, checkpoint: PathLike | None, doctor: str) -> str:
-    """The message of a training that an image stopped: the error, and the checkpoint.
+    """Format the message of a training that stopped at an unusable image.
 
-    `doctor`: the command that checks all images (detection/datasets/doctor.py), or "".
+    Args:
+        error: The error about the image.
+        checkpoint: Checkpoint to resume from; None if nothing was trained.
+        doctor: Command that checks all images (detection/datasets/doctor.py), or "".
     """
     saved = "nothing was trained yet"
     if checkpoint is not None:

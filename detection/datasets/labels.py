@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,16 @@ _SAMPLE = 32  # label maps whose values are checked before training
 
 
 def read_labels(path: Path | str, open_url: OpenURL | None = None) -> NDArray[np.uint8]:
-    """Read class ids (H, W) as stored: gray value, or index into the palette and never its color.
+    """Read a label map's class ids (H, W): gray values, or palette indices, never colors.
 
     Raises:
-        DataError: the file is missing, damaged, or has neither 8-bit gray nor palette pixels.
+        DataError: If the file is missing, damaged, or has neither 8-bit gray nor palette pixels.
     """
     try:
         with opened(str(path), open_url) as file, Image.open(file, formats=FORMATS) as image:
             mode = image.mode
-            labels = np.array(image)  # never convert("L"): of a palette it would keep the colors
-    except Exception as error:  # Pillow raises many kinds, all mean the same to the user
+            labels = np.array(image)  # convert("L") would turn palettes into gray
+    except Exception as error:  # Pillow raises many types, all with the same meaning here
         raise DataError(f"{path}: not a label map or damaged ({error})") from error
     if mode not in ("L", "P"):
         raise DataError(
@@ -39,6 +39,19 @@ def read_labels(path: Path | str, open_url: OpenURL | None = None) -> NDArray[np
     return labels
 
 
+def labels_of(record: Mapping[str, Any], open_url: OpenURL | None = None) -> NDArray[np.uint8]:
+    """Read the class ids (H, W) of a record.
+
+    If the label map counts classes from `record["first_label"]`, lower values become 255.
+
+    Raises:
+        DataError: See `read_labels`.
+    """
+    labels = read_labels(record["sem_seg_file_name"], open_url)
+    # 0 - 1 wraps to 255 in uint8.
+    return labels - np.uint8(first) if (first := record.get("first_label", 0)) else labels
+
+
 def semantic_split(
     name: str,
     classes: tuple[str, ...],
@@ -46,10 +59,10 @@ def semantic_split(
     records: Sequence[Record],
     metadata: dict[str, Any],
 ) -> Split:
-    """A split of label maps, of which all headers and a sample of the labels are checked.
+    """Build a split of semantic segmentation; check all headers and a sample of the label maps.
 
     Raises:
-        DataError: a label map that is no image, has another size than its image or odd labels.
+        DataError: If a label map is no image, is not of its image's size, or has invalid labels.
     """
     digest = hashlib.sha256()
     for record in records:
@@ -79,18 +92,26 @@ def semantic_split(
 def check_labels(
     records: Sequence[Record], num_classes: int, ignored: int, *, everything: bool = False
 ) -> None:
-    """The labels are 0..num_classes - 1 or `ignored`, in an evenly spread sample or everywhere.
+    """Check that labels are 0..num_classes - 1 or `ignored`.
+
+    Args:
+        records: Records with `sem_seg_file_name`.
+        num_classes: Number of classes.
+        ignored: Label that is ignored.
+        everything: Check all label maps instead of an evenly spread sample.
 
     Raises:
-        DataError: names the first label map with another label, or with colors instead of labels.
+        DataError: If a label map has another label, or colors; names the first one.
     """
     step = 1 if everything else max(1, len(records) // _SAMPLE)
     for record in records[::step]:
         path = record["sem_seg_file_name"]
-        values = np.unique(read_labels(path))
+        first = record.get("first_label", 0)
+        values = np.unique(labels_of(record))
         odd = values[(values >= num_classes) & (values != ignored)]
         if odd.size:
+            last, other = first + num_classes - 1, (first + ignored) % 256
             raise DataError(
-                f"{path}: label {odd[0]}, expected 0..{num_classes - 1} or {ignored}; labels are "
+                f"{path}: label {first + odd[0]}, expected {first}..{last} or {other}; labels are "
                 "palette indices, not colors or gray values"
             )

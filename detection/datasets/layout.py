@@ -1,4 +1,4 @@
-"""The checks that all readers share: of paths, lists, JSON, image headers."""
+"""Checks shared by all readers: paths, image lists, JSON, image headers."""
 
 import contextlib
 import hashlib
@@ -25,46 +25,53 @@ _LONGEST_LINK = 255  # bytes
 
 
 def datasets_root() -> str:
-    """The folder of Detectron2's own datasets: $DETECTRON2_DATASETS, else `datasets`."""
+    """Return the folder of Detectron2's own datasets: $DETECTRON2_DATASETS, else `datasets`."""
     return os.path.expanduser(os.environ.get(DATASETS_VARIABLE, "datasets"))
 
 
 def expected(kind: str, split: str, root: str | Path, otherwise: str = "") -> str:
-    """The end of a message about missing files of a published split.
+    """Format the hint of an error about missing files of a published split.
 
     Args:
-        kind: the format's name; root: the folder of all datasets; otherwise: another way.
+        kind: Name of the format.
+        split: Name of the split.
+        root: Folder of all datasets.
+        otherwise: Another way to fix it.
     """
     get = f" get it: {fetch};" if (fetch := fetch_command(split)) else ""
     return (
-        f"expected in ${DATASETS_VARIABLE} (now {root}){otherwise};{get} what is expected: "
-        f"{doctor_command()} {kind}"
+        f"expected in ${DATASETS_VARIABLE} (now {root}){otherwise};{get} to see the expected "
+        f"files: {doctor_command()} {kind}"
     )
 
 
 def doctor_command() -> str:
-    """How the doctor is started."""
+    """Return the command that starts the doctor."""
     return program("doctor", "python -m detection.datasets doctor")
 
 
 def inside(name: Any, where: str) -> str:
-    """`name`, if it is a relative path that by its parts cannot lead out of its folder.
+    """Return `name` if it is a relative path whose parts cannot lead out of its folder.
 
     Raises:
-        DataError: empty, absolute, with a `..` in it, or not text; begins with `where`.
+        DataError: If it is empty, absolute, contains `..`, or is no text; starts with `where`.
     """
     if not isinstance(name, str) or not name or "\0" in name:
         raise DataError(f"{where}: got {name!r}, expected the name of a file")
-    if os.path.isabs(name) or ".." in name.replace("\\", "/").split("/"):
+    if os.path.isabs(name):
+        raise DataError(
+            f"{where}: {name!r} leads out of the dataset's folder; write the path below that folder"
+        )
+    if ".." in name.replace("\\", "/").split("/"):
         raise DataError(f"{where}: {name!r} leads out of the dataset's folder")
     return name
 
 
 def read_json(path: str | Path) -> tuple[Any, str]:
-    """The content of a JSON file, and the hex SHA-256 of its bytes.
+    """Read a JSON file; return its content and the hex SHA-256 of its bytes.
 
     Raises:
-        DataError: unreadable or not JSON.
+        DataError: If the file cannot be read or is not JSON.
     """
     try:
         raw = Path(path).read_bytes()
@@ -76,24 +83,25 @@ def read_json(path: str | Path) -> tuple[Any, str]:
 
 
 def read_ids(path: Path, columns: re.Pattern[str] | None = None) -> list[str]:
-    """The image ids of a list, one per line, none of them twice.
+    """Read the image ids of a list, one per line, all different.
 
     Args:
-        columns: another form of a line, whose first group is the id.
+        path: Text file.
+        columns: Alternative format of a line, whose first group is the id.
 
     Raises:
-        DataError: empty, odd lines, or an id that would lead out of the folder.
+        DataError: If the list is empty, has malformed lines, or an id leads out of the folder.
     """
     try:
         ids = [
             line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()
         ]
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not a text file") from error
+        raise DataError(f"{path}: not a text file in UTF-8") from error
     if columns:
         ids = [found[1] if (found := columns.fullmatch(line)) else line for line in ids]
     if not ids:
-        raise DataError(f"{path}: no image ids in it; expected one per line")
+        raise DataError(f"{path}: has no image ids; expected one per line")
     for image_id in ids:
         if len(image_id.split()) != 1:
             raise DataError(f"{path}: line {image_id!r}: expected one image id per line")
@@ -106,11 +114,11 @@ def read_ids(path: Path, columns: re.Pattern[str] | None = None) -> list[str]:
 
 
 def require_files(files: Sequence[str], what: str, hint: str) -> None:
-    """Every file exists; each folder is listed once, no file is opened.
+    """Check that all files exist, by listing each folder once and opening none of them.
 
     Raises:
-        DataError: how many of the `files` (called `what`) are missing, and the first; ends with the
-            files of its name but for the ending, or with `hint`.
+        DataError: If files are missing. The message has their number (`what` names the files) and
+            the first, and ends with existing files of the same stem, or else with `hint`.
     """
     if missing := absent(files):
         folder, name = os.path.split(missing[0])
@@ -122,13 +130,13 @@ def require_files(files: Sequence[str], what: str, hint: str) -> None:
 
 
 def absent(files: Sequence[str]) -> list[str]:
-    """Those of `files` that do not exist."""
+    """Return the `files` that do not exist."""
     listed = {folder: names_in(folder) for folder in {os.path.dirname(file) for file in files}}
     return [file for file in files if os.path.basename(file) not in listed[os.path.dirname(file)]]
 
 
 def names_in(folder: str) -> set[str]:
-    """The names in a folder; none if there is no such folder."""
+    """Return the names in a folder; empty if there is no such folder."""
     try:
         with os.scandir(folder) as entries:
             return {entry.name for entry in entries}
@@ -137,7 +145,7 @@ def names_in(folder: str) -> set[str]:
 
 
 def is_turned(path: str | Path) -> bool:
-    """Return whether an image's EXIF orientation turns or mirrors it; False where it is damaged."""
+    """Return whether an image's EXIF orientation rotates or mirrors it; False if it is damaged."""
     with contextlib.suppress(Exception), Image.open(path, formats=FORMATS) as image:
         return image.getexif().get(_ORIENTATION) in range(2, 9)
     return False
@@ -146,10 +154,15 @@ def is_turned(path: str | Path) -> bool:
 def image_size(
     path: str | Path, *, decode: bool = False, open_url: OpenURL | None = None
 ) -> tuple[int, int]:
-    """Read the (width, height) of an image as it is shown (EXIF orientation), px, from its header.
+    """Read an image's (width, height) in pixels from its header, after its EXIF orientation.
+
+    Args:
+        path: File, or URL for `open_url`.
+        decode: Also decode the pixels.
+        open_url: Opens a path that contains `://`.
 
     Raises:
-        DataError: not an image, of more than 8 bits, or, to `decode`, damaged.
+        DataError: If it is not an image, has more than 8 bits, or cannot be decoded.
     """
     try:
         with opened(str(path), open_url) as file, Image.open(file, formats=FORMATS) as image:
@@ -160,18 +173,18 @@ def image_size(
                 image.load()
     except DataError:
         raise
-    except Exception as error:  # Pillow raises many kinds, all mean the same to the user
+    except Exception as error:  # Pillow raises many types, all with the same meaning here
         raise DataError(f"{path}: {_damage(path, error)}") from error
     return (height, width) if turned else (width, height)
 
 
 def _damage(path: str | Path, error: Exception) -> str:
-    """What is wrong with an image that cannot be opened."""
+    """Describe why an image cannot be opened."""
     with contextlib.suppress(OSError, ValueError):
         target = Path(path).read_bytes()[:_LONGEST_LINK].decode().strip()
         if target and (Path(path).parent / target).is_file():
             return (
-                f"not an image but a text with the path {target}, as a copied symbolic link can "
-                "become; copy the dataset again with its links (cp -a, rsync -a, tar)"
+                f"not an image but a text with the path {target}, probably a symbolic link copied "
+                "as a file; copy the dataset again with its links (cp -a, rsync -a, tar)"
             )
     return f"not an image or damaged ({error})"

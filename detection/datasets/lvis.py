@@ -1,4 +1,4 @@
-"""LVIS v0.5 and v1: COCO's images, more than a thousand classes, not all annotated everywhere.
+"""LVIS v0.5 and v1: COCO's images, over a thousand classes, not exhaustively annotated.
 
     lvis/lvis_{v0.5,v1}_{train,val}.json
     coco/{train2017,val2017}/         by the last two parts of each image's `coco_url`
@@ -16,7 +16,7 @@ from detection.datasets.coco_json import AnnotationFile, Json
 from detection.datasets.layout import expected, inside
 from moco.common.errors import DataError
 
-CATEGORIES = {"v0.5": 1230, "v1": 1203}  # number of them, which tells the versions apart
+CATEGORIES = {"v0.5": 1230, "v1": 1203}  # their number, which distinguishes the versions
 
 # (images, objects) of the published splits; 0 where not published.
 _COUNTS = {
@@ -31,7 +31,7 @@ _CATEGORY_IDS = ("not_exhaustive_category_ids", "neg_category_ids")  # of an ima
 
 @dataclass(frozen=True)
 class LVISSource:
-    """Where a split is; `root` is the folder of lvis/ and coco/."""
+    """Location and reader of a split; `root` is the folder that contains lvis/ and coco/."""
 
     version: str
     split: str
@@ -39,16 +39,20 @@ class LVISSource:
 
     @property
     def name(self) -> str:
+        """Name of the split in DATASETS.TRAIN and DATASETS.TEST."""
         return f"lvis_{self.version}_{self.split}"
 
     @property
     def json_file(self) -> str:
+        """Path of the annotations."""
         return os.path.join(self.root, f"lvis/{self.name}.json")
 
     def present(self) -> bool:
+        """Return whether the annotations exist."""
         return os.path.isfile(self.json_file)
 
     def read(self) -> Split:
+        """Read the split; raise DataError also if the file belongs to LVIS's other version."""
         hint = expected("lvis", self.name, self.root)
         if not self.present():
             raise DataError(f"{self.name}: {self.json_file} is missing; {hint}")
@@ -84,7 +88,10 @@ class LVISSource:
         )
 
     def _classes(self, file: AnnotationFile) -> tuple[str, ...]:
-        """One version's file under the other's name would train, and its numbers mean nothing."""
+        """Return the class names, or raise DataError if the file is not of this version.
+
+        The other version's file would train without error, and its results would be meaningless.
+        """
         number, version = len(file.categories), self.version
         if number != CATEGORIES[version]:
             other = next((f" (LVIS {v} has {n})" for v, n in CATEGORIES.items() if n == number), "")
@@ -104,19 +111,22 @@ class LVISSource:
 
 
 def _file_name(image: Json, where: str) -> str:
-    """`train2017/000000000009.jpg`: v1 has no file_name, and v0.5's lacks the folder."""
+    """Return `train2017/000000000009.jpg` from the URL.
+
+    v1 has no file_name, and that of v0.5 lacks the folder.
+    """
     url = image.get("coco_url")
     if not isinstance(url, str) or url.count("/") < 1:
-        raise DataError(f"{where.removesuffix('file_name')}coco_url is missing or no URL")
+        raise DataError(f"{where.removesuffix('file_name')}coco_url is missing or not a URL")
     folder, name = url.split("/")[-2:]
     return inside(folder, where) + "/" + inside(name, where)
 
 
 def _check_polygons(file: AnnotationFile, annotation: Json) -> None:
-    """LVIS has polygons only, of three points or more, as Detectron2 asserts."""
+    """Check that masks are polygons of three points or more, as Detectron2 asserts."""
     polygons = annotation.get("segmentation")
     if not isinstance(polygons, list) or not polygons:
-        file.refuse(annotation, "segmentation is missing or no list of polygons")
+        file.refuse(annotation, "segmentation is missing or not a list of polygons")
     for polygon in polygons:
         if not isinstance(polygon, list) or len(polygon) % 2 or len(polygon) < 6:
             file.refuse(annotation, "expected polygons of 6 numbers or more, in pairs")
@@ -124,7 +134,7 @@ def _check_polygons(file: AnnotationFile, annotation: Json) -> None:
 
 @FORMATS.register()
 def lvis() -> Format:
-    """LVIS's JSON files."""
+    """Return the format of LVIS's JSON files."""
     return Format(
         sources=lambda root: [LVISSource(*version, root) for version in _COUNTS],
         counts={f"lvis_{version}_{split}": n for (version, split), n in _COUNTS.items()},

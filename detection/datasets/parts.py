@@ -1,15 +1,15 @@
-"""Parts of a split: few images for low-data protocols, and a tenth that is held out for tuning.
+"""Parts of a split: subsets for low-data protocols, and a tenth that is held out for tuning.
 
-A part has a name of its own, which any split may be followed by:
+A part is named by a suffix of the split's name:
 
     coco_2017_train@10%.3     the third subset of a tenth of the images that have an object
-    coco_2017_train@10%       one of the first five of these subsets, by the run's seed
-    coco_2017_train@kept      all but those of `held`
+    coco_2017_train@10%       one of the first five of these subsets, chosen by the run's seed
+    coco_2017_train@kept      all images except those of `held`
     coco_2017_train@held      a tenth, fixed by a hash
 
-Which images a subset has follows from their ids alone, by SHA-256, so it is the same everywhere;
-those of one number are nested (1% is in 2%). A published index file may say it instead
-(DATASETS.PART_INDEX), in the format of Unbiased Teacher's `dataseed/COCO_supervision.txt`
+The images of a subset are determined by the SHA-256 of their ids alone, so they are the same
+everywhere; subsets of the same number are nested (1% is in 2%). A published index file may be used
+instead (DATASETS.PART_INDEX), in the format of Unbiased Teacher's `dataseed/COCO_supervision.txt`
 (https://github.com/facebookresearch/unbiased-teacher, arXiv 2102.09480): JSON, percent as "10.0" →
 number as "3" → positions in the list of the images that have an object.
 """
@@ -35,18 +35,17 @@ _SUBSET = re.compile(r"(?P<percent>\d{1,3}(\.\d{1,4})?)%(\.(?P<number>\d{1,4}))?
 
 
 def base_name(name: str) -> str:
-    """The split that a part is of."""
+    """Return the name of the split without the part."""
     return name.partition("@")[0]
 
 
 def with_part(train: Sequence[str], test: Sequence[str], part: str) -> tuple[list[str], list[str]]:
-    """DATASETS.TRAIN and TEST under DATASETS.PART; names that are parts already stay.
+    """Apply DATASETS.PART to DATASETS.TRAIN and DATASETS.TEST; keep names that are parts already.
 
-    For tuning a tenth of the first training split is held out and tested on; the test split is in
-    neither list.
+    For tuning, a tenth of the first training split is held out and replaces the test splits.
 
     Raises:
-        UserError: no such part.
+        UserError: If there is no such part.
     """
     if part != TUNE:
         subset(part)
@@ -58,16 +57,16 @@ def with_part(train: Sequence[str], test: Sequence[str], part: str) -> tuple[lis
 
 
 def subset(part: str) -> tuple[float, int | None]:
-    """Percent, 0..100, and number of a subset such as 10%.3; None: by the seed.
+    """Parse a subset such as 10%.3 into its percent, 0..100, and number; None if by the seed.
 
     Raises:
-        UserError: no such part.
+        UserError: If there is no such part.
     """
     match = _SUBSET.fullmatch(part)
     if match is None or not 0 < (percent := float(match["percent"])) <= 100:
         raise UserError(
-            f"DATASETS.PART: got {part!r}, expected {TUNE}, a percentage as 10%, or one with the "
-            "number of its subset as 10%.3"
+            f"DATASETS.PART: got {part!r}, expected {TUNE}, a percentage such as 10%, or a "
+            "percentage and the number of a subset such as 10%.3"
         )
     return percent, int(match["number"]) if match["number"] else None
 
@@ -77,8 +76,10 @@ class PartSource:
     """A part of another source.
 
     Attributes:
-        seed: of the run; it chooses the subset where `part` does not.
-        index: DATASETS.PART_INDEX or empty.
+        whole: The other source.
+        part: Suffix of the name, without the @.
+        seed: Seed of the run; it chooses the subset if `part` does not.
+        index: DATASETS.PART_INDEX, or "".
     """
 
     whole: Source
@@ -88,16 +89,19 @@ class PartSource:
 
     @property
     def name(self) -> str:
+        """Name of the split in DATASETS.TRAIN and DATASETS.TEST."""
         return f"{self.whole.name}@{self.part}"
 
     def present(self) -> bool:
+        """Return whether the annotations of the whole split exist."""
         return self.whole.present()
 
     def read(self) -> Split:
         """Read the whole split and keep the part.
 
         Raises:
-            UserError: no such part, or a split that has none. DataError: as the whole split's.
+            UserError: If there is no such part, or the split does not support parts.
+            DataError: If the whole split cannot be used.
         """
         split = self.whole.read()
         if split.from_catalog or split.evaluator_type == "densepose":
@@ -107,9 +111,9 @@ class PartSource:
             )
         records = self._chosen(split)
         if not records:
-            raise UserError(f"{self.name}: no image of {len(split.records)} is in it")
+            raise UserError(f"{self.name}: selects none of {len(split.records)} images")
         images = frozenset(map(_id, records))
-        # Runs whose seeds choose their subsets are trials of one experiment.
+        # Runs whose seeds choose their subsets belong to one experiment, so they share a hash.
         by_seed = self.part.endswith("%")
         what = (
             f"{self.part} {self.index and sha256_file(self.index)}" if by_seed else sorted(images)
@@ -141,19 +145,22 @@ class PartSource:
 
 
 def lowest(records: Sequence[Record], count: float, salt: str) -> frozenset[str]:
-    """Ids of the `count` images (rounded down, at least 1) whose salted hashes are lowest."""
+    """Return the ids of the `count` (rounded down, at least 1) images of lowest salted hash."""
     ids = sorted(map(_id, records), key=lambda i: hashlib.sha256(f"{salt} {i}".encode()).digest())
     return frozenset(ids[: max(int(count), 1)])
 
 
 def positions(file: str, percent: float, number: int, count: int) -> list[int]:
-    """The published positions of a subset, in order.
+    """Read the published positions of a subset, in ascending order.
 
     Args:
-        count: images that have an object; the positions are below it.
+        file: Index file, see above.
+        percent: Percentage of the images, 0..100.
+        number: Number of the subset.
+        count: Number of images that have an object.
 
     Raises:
-        DataError: the file is none of the format, lacks the subset, or is of other images.
+        DataError: If the file has another format, lacks the subset, or belongs to another split.
     """
     content, _ = read_json(file)
     chosen = content.get(str(percent)) if isinstance(content, Mapping) else None
@@ -172,12 +179,12 @@ def positions(file: str, percent: float, number: int, count: int) -> list[int]:
 
 
 def _id(record: Record) -> str:
-    """Of an image, wherever it is: semantic segmentation's have only their file's name."""
+    """Return an image's id independent of its folder; its file name in semantic segmentation."""
     return str(record.get("image_id", os.path.basename(record["file_name"])))
 
 
 def _truth_of(truth: Any, records: Sequence[Record]) -> Any:
-    """Of VOC by image id, of Cityscapes by file; see `Split.truth`."""
+    """Keep the ground truth of `records`; see `Split.truth` for its keys."""
     if truth is None:
         return None
     names = {*map(_id, records), *(record["file_name"] for record in records)}

@@ -1,7 +1,7 @@
-"""VOC2012's train_aug from SBD (Hariharan et al. 2011): masks in MATLAB files → PNG files.
+"""Conversion of SBD's masks (Hariharan et al. 2011) to VOC2012's train_aug: MATLAB → PNG files.
 
-train_aug is all images with a mask in VOC2012 or in SBD but those of VOC's val. Where an image has
-a mask in VOC2012, that is taken: it marks the borders of objects as ignored, SBD's do not.
+train_aug contains all images with a mask in VOC2012 or SBD except those of VOC's val. If an image
+has a mask in VOC2012, that one is used: it marks the borders of objects as ignored, SBD's does not.
 """
 
 import shutil
@@ -19,10 +19,12 @@ def make_train_aug(sbd: Path, voc: Path, made: Path) -> None:
     """Write SegmentationClassAug/*.png and ImageSets/Segmentation/train_aug.txt into `made`.
 
     Args:
-        sbd: folder with `train.txt`, `val.txt`, `cls/<id>.mat`; voc: the folder VOC2012.
+        sbd: Folder with `train.txt`, `val.txt`, `cls/<id>.mat`.
+        voc: The folder VOC2012.
+        made: Folder for the output.
 
     Raises:
-        DataError: a list or mask that is missing or damaged.
+        DataError: If a list or mask is missing or damaged.
     """
     lists = voc / "ImageSets" / "Segmentation"
     train, val = ({*read_ids(lists / f"{name}.txt")} for name in ("train", "val"))
@@ -45,12 +47,12 @@ def make_train_aug(sbd: Path, voc: Path, made: Path) -> None:
 
 
 def _read_mask(path: Path) -> np.ndarray:
-    """Class ids (H, W) uint8, 0..20."""
+    """Read a mask of SBD as class ids (H, W) uint8, 0..20."""
     from scipy.io import loadmat
 
     try:
         mask = loadmat(path, variable_names=["GTcls"])["GTcls"]["Segmentation"][0, 0]
-    except Exception as error:  # it raises many kinds, all mean the same to the user
+    except Exception as error:  # scipy raises many types, all with the same meaning here
         raise DataError(f"{path}: not a mask of SBD, or damaged ({error})") from error
     if mask.dtype != np.uint8 or mask.ndim != 2:
         raise DataError(f"{path}: expected (H, W) of uint8, got {mask.shape} of {mask.dtype}")

@@ -1,8 +1,8 @@
-"""Zip and tar archives of untrusted origin: checked as a whole, then unpacked as plain files.
+"""Safe unpacking of untrusted zip and tar archives: validated as a whole, then written as files.
 
-Nothing is written before every name, kind and size in the archive is known to be harmless: no name
-leads out of the folder, everything is a file or folder, no file is there twice, and all of it
-together fits the given limit and the disk.
+Nothing is written before every name, type and size in the archive is known to be harmless: no name
+leads out of the folder, every member is a file or folder, no name occurs twice, and the total size
+fits the given limit and the disk.
 """
 
 import posixpath
@@ -30,13 +30,13 @@ _DAMAGED = (
     EOFError,
     ValueError,
     OverflowError,
-    NotImplementedError,  # a method of compression
+    NotImplementedError,  # an unknown compression method
     MemoryError,
 )
 
 
 class _Member(NamedTuple):
-    """What an archive says of a file or folder; `plain`: it is one, and not encrypted."""
+    """Entry of an archive; `plain` if it is an unencrypted file or folder."""
 
     name: str
     plain: bool
@@ -48,17 +48,19 @@ class _Member(NamedTuple):
 def unpack(
     archive: Path, folder: Path, takes: Collection[str] = ("",), strip: int = 0, limit: int = 0
 ) -> None:
-    """Unpack into `folder`, which is created.
+    """Unpack an archive into `folder`, which is created.
 
     Args:
-        takes: beginnings of the names that are wanted; others are checked and left out.
-        strip: number of folders to strip from the names.
-        limit: bytes that the files have at most; 0: not known.
+        archive: Zip or tar file.
+        folder: Folder to create.
+        takes: Prefixes of the wanted names; other members are validated and left out.
+        strip: Number of leading folders to strip from the names.
+        limit: Maximum total size of the files in bytes; 0 if unknown.
 
     Raises:
-        DataError: damaged, or anything in it that leads out of the folder, is no file or folder, is
-            there twice, or is not as large as declared.
-        UserError: not enough space.
+        DataError: If the archive is damaged, or a member leads out of the folder, is neither file
+            nor folder, occurs twice, or is not as large as declared.
+        UserError: If there is too little disk space.
     """
     try:
         with ExitStack() as stack:
@@ -82,7 +84,7 @@ def unpack(
                     _write(archive, folder / path, member)
                     progress.update()
     except (OSError, *_DAMAGED) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # gzip's own has none
+        if isinstance(error, OSError) and error.errno is not None:  # gzip's own errors have none
             raise cannot_write(folder, error, 0) from error
         raise DataError(
             f"{archive}: not a zip or tar archive, or damaged ({error}); remove it and run again"
@@ -92,7 +94,7 @@ def unpack(
 def _wanted(
     archive: Path, members: Iterator[_Member], takes: tuple[str, ...], strip: int
 ) -> dict[str, _Member]:
-    """Path → file, once all of the archive is checked."""
+    """Validate all members, and return the wanted files by path."""
     files: dict[str, _Member] = {}
     for member in members:
         inside(member.name, f"{archive}")
@@ -119,14 +121,14 @@ def _zip_members(archive: zipfile.ZipFile) -> Iterator[_Member]:
         kind = stat.S_IFMT(info.external_attr >> 16)
         plain = kind in (0, stat.S_IFREG, stat.S_IFDIR) and not info.flag_bits & 1
         opened = partial(archive.open, info)
-        # The name that zipfile shows ends at a NUL.
+        # `info.filename` is cut at a NUL; the check needs the original name.
         yield _Member(info.orig_filename, plain, info.is_dir(), info.file_size, opened)
 
 
 def _tar_members(archive: tarfile.TarFile) -> Iterator[_Member]:
     offset = -1
     while info := archive.next():
-        # Sizes that are negative lead back, for ever (CVE-2025-8194).
+        # A negative size leads back and loops forever (CVE-2025-8194).
         if not offset < info.offset_data <= info.offset_data + info.size:
             raise tarfile.ReadError(f"{shown(info.name)} has {info.size} bytes")
         offset = info.offset_data

@@ -1,4 +1,4 @@
-"""PASCAL VOC layout: read strictly, because what is half right trains without complaint.
+"""PASCAL VOC layout, read strictly, because flawed annotations train without an error.
 
     <root>/ImageSets/Main/<split>.txt    one image id per line
     <root>/Annotations/<id>.xml          size, and per object: name, difficult, bndbox
@@ -15,7 +15,7 @@ import hashlib
 import math
 import xml.etree.ElementTree as ET
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -35,7 +35,10 @@ from detection.datasets.base import (
     Format,
     Source,
     Split,
+    choose_splits,
+    splits_expected,
 )
+from detection.datasets.coco_json import with_coco_metric
 from detection.datasets.layout import expected, image_size, names_in, read_ids
 from detection.datasets.parts import TUNE
 from moco.common.errors import DataError, UserError, plural
@@ -52,12 +55,13 @@ _COUNTS = {
     (2012, "trainval"): 11540, (2012, "train"): 5717, (2012, "val"): 5823,
 }  # fmt: skip
 
-_EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp")  # in order of preference
+LISTS = "ImageSets/Main"  # folder of the splits
+ENDINGS = (".jpg", ".jpeg", ".png", ".bmp")  # in order of preference
 
 
 @dataclass(frozen=True)
 class GroundTruth:
-    """The objects of one image: boxes (R, 4), classes (R,), difficult (R,)."""
+    """Objects of one image: boxes (R, 4), classes (R,), difficult (R,)."""
 
     boxes: NDArray[np.float64]
     classes: NDArray[np.int64]
@@ -74,13 +78,16 @@ class VOCObject(NamedTuple):
 
 @dataclass(frozen=True)
 class VOCSource:
-    """Where a split is and how it is read.
+    """Location and reader of a split.
 
     Attributes:
-        name: as in DATASETS.TRAIN and TEST.
-        classes: allowed class names in order of their ids.
-        year: of the metric: 2007 = 11 points, 2012 = area.
-        published: one of Detectron2's own names.
+        name: Name of the split in DATASETS.TRAIN and DATASETS.TEST.
+        root: Folder of the dataset.
+        split: Name of the list.
+        year: Year of the metric: 2007 = 11 points, 2012 = area.
+        classes: Allowed class names in the order of their ids.
+        published: True for Detectron2's own names.
+        metric: DATASETS.VOC_METRIC.
     """
 
     name: str
@@ -89,18 +96,21 @@ class VOCSource:
     year: int
     classes: tuple[str, ...]
     published: bool
+    metric: str = "voc"
 
     @property
     def _list(self) -> Path:
         return self.root / "ImageSets" / "Main" / f"{self.split}.txt"
 
     def present(self) -> bool:
+        """Return whether the list of the split exists."""
         return self._list.is_file()
 
     def read(self) -> Split:
+        """Read the split; boxes over the border are clipped and noted."""
         if not self.present():
             raise DataError(f"{self.name}: {self._list} is missing; {self._expected()}")
-        files = defaultdict(list)  # by the name without ending
+        files = defaultdict(list)  # by stem
         for name in sorted(names_in(str(self.root / "JPEGImages"))):
             files[Path(name).stem].append(name)
         records, truth, clipped, from_zero = [], {}, 0, 0
@@ -111,14 +121,14 @@ class VOCSource:
                 raise self._missing(annotation, image_id)
             image = self._image(image_id, files[image_id])
             root = _parse(annotation)
-            # The image counts as it is shown, i.e. with its EXIF orientation.
+            # Annotations are of the image after its EXIF orientation.
             width, height = size = image_size(image)
             stated = [
                 _number(root, f"size/{side}", str(annotation)) for side in ("width", "height")
             ]
             if stated != [width, height]:
-                said, actual = (f"{w:g}x{h:g}" for w, h in (stated, size))
-                contradicts = f"size {said} contradicts {image.name}, which is {actual}"
+                annotated, actual = (f"{w:g}x{h:g}" for w, h in (stated, size))
+                contradicts = f"size {annotated} contradicts {image.name}, which is {actual}"
                 raise DataError(f"{annotation}: {contradicts}")
             nodes = _objects(root, annotation)
             found = [self._object(*item, width, height) for item in nodes]
@@ -147,7 +157,7 @@ class VOCSource:
                 classes=np.array([obj.class_id for obj in objects], dtype=np.int64),
                 difficult=np.array([obj.difficult for obj in objects], dtype=bool),
             )
-        return Split(
+        split = Split(
             name=self.name,
             evaluator_type="pascal_voc",
             classes=self.classes,
@@ -162,9 +172,10 @@ class VOCSource:
             },
             truth=truth,
         )
+        return with_coco_metric(split) if self.metric == "coco" else split
 
     def _expected(self) -> str:
-        """The end of a message about missing files."""
+        """Return the hint of errors about missing files."""
         if not self.published:
             return _tree(self.root, self.split)
         otherwise = ", or set DATASETS.VOC_DIR to a custom dataset"
@@ -177,19 +188,19 @@ class VOCSource:
         return DataError(f"{path}: {listed}; {hint or self._expected()}")
 
     def _image(self, image_id: str, files: Sequence[str]) -> Path:
-        """The image among the `files` that bear its id."""
+        """Return the image among the `files` with its id as stem."""
         folder = self.root / "JPEGImages"
         found = {Path(name).suffix.lower(): name for name in files}
-        for ending in _EXTENSIONS:
+        for ending in ENDINGS:
             if ending in found:
                 return folder / found[ending]
-        others = f"{', '.join(files)} exists, expected {' or '.join(_EXTENSIONS)}" if files else ""
+        others = f"{', '.join(files)} exists, expected {' or '.join(ENDINGS)}" if files else ""
         raise self._missing(folder / f"{image_id}.jpg", image_id, others)
 
     def _object(
         self, node: ET.Element, where: str, width: int, height: int
     ) -> tuple[VOCObject, bool]:
-        """An object, and whether its box had to be clipped; `where` is for errors."""
+        """Parse an object; also return whether its box was clipped. `where` starts errors."""
         name = _text(node, "name", where)
         if name not in self.classes:
             choices = ", ".join(self.classes)
@@ -210,10 +221,14 @@ class VOCSource:
 
 
 def folder_sources(datasets: CfgNode) -> list[VOCSource]:
-    """The splits of DATASETS.VOC_DIR, named `<folder>_<split>`, in order of their names.
+    """Return the splits of DATASETS.VOC_DIR, named `<folder>_<split>`, sorted by name.
 
-    Without DATASETS.VOC_CLASSES the classes are all names in the folder's annotations, sorted; of
-    those held out for tuning, which knows nothing of the test's, in the training lists' alone.
+    Without DATASETS.VOC_CLASSES the classes are all names in the folder's annotations, sorted; when
+    tuning, which must not see the test split, those in the annotations of the training lists.
+
+    Raises:
+        DataError: If the folder is missing or has another layout.
+        UserError: If DATASETS.VOC_YEAR is neither 2007 nor 2012.
     """
     if not datasets.get("VOC_DIR", ""):
         return []
@@ -224,53 +239,47 @@ def folder_sources(datasets: CfgNode) -> list[VOCSource]:
     parts = {f"{name}/": (root / name).is_dir() for name in ("Annotations", "JPEGImages")}
     parts["ImageSets/Main/*.txt"] = bool(lists)
     if missing := ", ".join(part for part, exists in parts.items() if not exists):
-        raise DataError(f"DATASETS.VOC_DIR {root}: without {missing}; {_tree(root, 'trainval')}")
+        raise DataError(f"DATASETS.VOC_DIR {root}: has no {missing}; {_tree(root, 'trainval')}")
     if datasets.VOC_YEAR not in (2007, 2012):
         raise UserError(f"DATASETS.VOC_YEAR: got {datasets.VOC_YEAR}, choices are 2007, 2012")
     tuning = datasets.get("PART", "") == TUNE
     classes = tuple(datasets.VOC_CLASSES) or annotated_classes(root, tuning)
-    stem = root.resolve().name
+    stem, metric = root.resolve().name, datasets.get("VOC_METRIC", "voc")
     return [
-        VOCSource(f"{stem}_{path.stem}", root, path.stem, datasets.VOC_YEAR, classes, False)
+        VOCSource(f"{stem}_{path.stem}", root, path.stem, datasets.VOC_YEAR, classes, False, metric)
         for path in lists
     ]
 
 
-def choose_splits(lists: Collection[str], needed: Sequence[str]) -> dict[str, str]:
-    """Return which lists of a custom folder are TRAIN and TEST, those `needed`; empty: none are."""
-    for train, test in (("trainval", "test"), ("train", "test"), ("train", "val")):
-        chosen = {"TRAIN": train, "TEST": test}
-        if all(chosen[key] in lists for key in needed):
-            return chosen
-    return {}
-
-
-def lists_expected(lists: Iterable[str]) -> str:
-    """Return an error's text on a folder without the lists that `choose_splits` needs."""
-    return (
-        f"ImageSets/Main has {', '.join(lists)}; expected trainval or train, and test or val (or "
-        "name the splits in DATASETS.TRAIN and DATASETS.TEST)"
-    )
-
-
 @functools.lru_cache(maxsize=8)
 def annotated_classes(root: Path, training: bool = False) -> tuple[str, ...]:
-    """All class names in a folder's annotations, sorted, so that every split agrees on the ids.
+    """Return all class names in a folder's annotations, sorted, the same for every split.
 
     Args:
-        training: open only those that the lists train and trainval name.
+        root: Folder in VOC layout.
+        training: Read only the annotations of the lists train and trainval.
+
+    Raises:
+        DataError: If an annotation is damaged, or there is no object.
     """
     files = sorted((root / "Annotations").glob("*.xml"))
     if training:
         lists = [root / "ImageSets" / "Main" / f"{name}.txt" for name in ("train", "trainval")]
         ids = {image_id for path in lists if path.is_file() for image_id in read_ids(path)}
         files = [path for path in files if path.stem in ids]
-    names = {
-        _text(node, "name", where) for path in files for node, where in _objects(_parse(path), path)
-    }
+    names = {name for path in files for name in class_names(path)}
     if not names:
         raise DataError(f"{root / 'Annotations'}: no annotated objects, so no classes to learn")
     return tuple(sorted(names))
+
+
+def class_names(path: Path) -> list[str]:
+    """Return the class name of each object of an annotation.
+
+    Raises:
+        DataError: If it is damaged.
+    """
+    return [_text(node, "name", where) for node, where in _objects(_parse(path), path)]
 
 
 def _tree(root: Path, split: str) -> str:
@@ -281,7 +290,7 @@ def _tree(root: Path, split: str) -> str:
 
 
 class _WithoutDoctype(ET.TreeBuilder):
-    """Refuses a document type, where entities are declared: expanding them can fill the memory."""
+    """Tree builder that refuses document types, whose entities can expand to fill the memory."""
 
     def doctype(self, name: str, pubid: str, system: str) -> None:
         raise ValueError("it declares a document type, or entities")
@@ -306,14 +315,14 @@ def _notes(clipped: int, from_zero: int) -> Iterator[str]:
     if from_zero:
         yield (
             f"boxes that start at 0: {from_zero}; the files count pixels from 0 and VOC counts "
-            "from 1, so that every box of theirs is one pixel off; add 1 to all coordinates"
+            "from 1, so every box is one pixel off; add 1 to all coordinates"
         )
     if clipped > from_zero:
         yield f"boxes over the border, clipped: {clipped - from_zero}"
 
 
 def _objects(root: ET.Element, path: Path) -> list[tuple[ET.Element, str]]:
-    """Each object, and its name in errors."""
+    """Return each object with the start of its errors."""
     return [(node, f"{path}: object {i}") for i, node in enumerate(root.findall("object"), 1)]
 
 
@@ -334,7 +343,7 @@ def _number(node: ET.Element, tag: str, where: str) -> float:
 
 @FORMATS.register()
 def voc() -> Format:
-    """Boxes and semantic segmentation in VOC layout."""
+    """Return the format of boxes and semantic segmentation in VOC layout."""
     return Format(
         sources=_published,
         counts={
@@ -364,7 +373,7 @@ VOC2007/  VOC2012/                     (trainval and test of 2007 in one folder)
         check_folders=_check_folders,
         custom=Custom(
             flag="--voc-dir",
-            options={"metavar": "DIR", "help": "a custom dataset, as DATASETS.VOC_DIR"},
+            options={"metavar": "DIR", "help": "a custom dataset, as in DATASETS.VOC_DIR"},
             task=_custom_task,
             sources=folder_sources,
             parse=_parse_custom,
@@ -393,13 +402,13 @@ def _parse_custom(folder: str, root: str) -> tuple[list[VOCSource], dict[str, st
 def _custom_task(splits: Sequence[Split], keys: Mapping[str, str]) -> list[str]:
     lists = sorted(split.metadata["split"] for split in splits)
     if not choose_splits(lists, ("TRAIN", "TEST")):
-        # Two of other names can be a training's, one alone cannot.
-        raise (UserError if len(lists) > 1 else DataError)(lists_expected(lists))
+        # The user can name two other lists, but one list alone cannot train and test.
+        raise (UserError if len(lists) > 1 else DataError)(splits_expected(LISTS, lists))
     return ["configs/voc/faster_rcnn_R_18_C4_small.yaml"]
 
 
 def _check_folders(root: str, states: Mapping[str, str]) -> Iterator[Finding]:
-    """How the lists of one year fit together."""
+    """Yield findings on the lists of each year."""
     devkit = Path(root) / "VOCdevkit"
     if devkit.is_dir() and not any(Path(root).glob("VOC20*")):
         text = f"is one folder too many; use --root {devkit}, or move its folders up"
@@ -411,10 +420,10 @@ def _check_folders(root: str, states: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _check_lists(folder: Path) -> Iterator[tuple[str, str]]:
-    """State and text of findings on one year's ImageSets."""
+    """Yield state and text of the findings on the ImageSets of one year."""
     lists = {}
     for split in ("train", "val", "trainval", "test"):
-        with contextlib.suppress(DataError, OSError):  # found by the readers
+        with contextlib.suppress(DataError, OSError):  # the readers report these
             lists[split] = set(read_ids(folder / "Main" / f"{split}.txt"))
     if not lists and not any((folder / "Segmentation").glob("*.txt")):
         yield WRONG, "exists, but ImageSets/Main and ImageSets/Segmentation have no lists"
@@ -428,4 +437,4 @@ def _check_lists(folder: Path) -> Iterator[tuple[str, str]]:
             yield OK, "trainval and test are in one folder and share no image"
     train, val, trainval = (lists.get(split) for split in ("train", "val", "trainval"))
     if train and val and trainval and train | val != trainval:
-        yield WRONG, "trainval.txt is not train.txt and val.txt together"
+        yield WRONG, "trainval.txt is not the union of train.txt and val.txt"

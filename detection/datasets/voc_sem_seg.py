@@ -1,4 +1,4 @@
-"""Semantic segmentation on PASCAL VOC: palette masks beside the boxes of voc.py.
+"""Semantic segmentation on PASCAL VOC: palette masks in the layout of voc.py.
 
     <root>/ImageSets/Segmentation/<split>.txt           one image id per line
     <root>/JPEGImages/<id>.jpg
@@ -6,7 +6,7 @@
     <root>/SegmentationClassAug/<id>.png                train_aug of VOC2012 (SBD's masks)
 
 Detectron2 has no such dataset; the names are this project's own. A mask's labels are its palette
-indices; opened with mode "L" it has gray values instead, which train without complaint.
+indices; converted to mode "L" it has gray values instead, which train without an error.
 """
 
 import re
@@ -22,7 +22,7 @@ from moco.common.errors import DataError
 IGNORED = 255
 
 _AUGMENTED = "train_aug"
-# Images of the splits.
+# Number of images of each split.
 _COUNTS = {
     (2012, _AUGMENTED): 10582,
     (2007, "train"): 209,
@@ -34,15 +34,22 @@ _COUNTS = {
     (2012, "trainval"): 2913,
 }
 COUNTS = {f"voc_{year}_sem_seg_{split}": (n, 0) for (year, split), n in _COUNTS.items()}
-# As its authors and several copies of it call the list.
+# Names of the list in the original and in several copies.
 _AUGMENTED_LISTS = ("train_aug.txt", "trainaug.txt")
-# A copy of it in use has lines of two paths instead of ids.
+# A common copy of it has lines of two paths instead of ids.
 _TWO_COLUMNS = re.compile(r"/?JPEGImages/(\S+)\.jpg\s+/?SegmentationClass(?:Aug)?/\1\.png")
 
 
 @dataclass(frozen=True)
 class VOCSegmentationSource:
-    """Where a split is; `root` is the folder VOC2007 or VOC2012, `classes` include background."""
+    """Location and reader of a split.
+
+    Attributes:
+        name: Name of the split in DATASETS.TRAIN and DATASETS.TEST.
+        root: The folder VOC2007 or VOC2012.
+        split: Name of the list.
+        classes: Class names, the first one background.
+    """
 
     name: str
     root: Path
@@ -50,9 +57,11 @@ class VOCSegmentationSource:
     classes: tuple[str, ...]
 
     def present(self) -> bool:
+        """Return whether the list of the split exists."""
         return self._list() is not None
 
     def read(self) -> Split:
+        """Read the split; train_aug also from copies with other names or a list of paths."""
         path = self._list()
         hint = expected("voc", self.name, self.root.parent)
         if path is None:
@@ -81,7 +90,7 @@ class VOCSegmentationSource:
         return next((folder / name for name in names if (folder / name).is_file()), None)
 
     def _masks(self, ids: Sequence[str]) -> list[str]:
-        """The masks, all of one folder; train_aug's may be in that of the others."""
+        """Return the masks, all from one folder; train_aug's may be in that of the other splits."""
         folders = ["SegmentationClass"]
         if self.split == _AUGMENTED:
             folders.insert(0, "SegmentationClassAug")
@@ -94,7 +103,7 @@ class VOCSegmentationSource:
 
 
 def sources(root: str, classes: tuple[str, ...]) -> list[VOCSegmentationSource]:
-    """The splits in `root`, the folder that holds VOC2007 and VOC2012."""
+    """Return the splits in `root`, the folder that contains VOC2007 and VOC2012."""
     return [
         VOCSegmentationSource(name, Path(root) / f"VOC{year}", split, classes)
         for name, (year, split) in zip(COUNTS, _COUNTS, strict=True)

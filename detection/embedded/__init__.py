@@ -1,1 +1,1 @@
-"""The detection engine made of torchvision's parts, bitwise identical to Detectron2 on a CPU."""
+"""Detection engine made of torchvision's parts, bitwise identical to Detectron2 on a CPU."""

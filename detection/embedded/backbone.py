@@ -1,8 +1,8 @@
-"""Backbones by the name that MODEL.BACKBONE.NAME has in Detectron2: ResNet, dilated C5, FPN.
+"""Backbones by Detectron2's names of MODEL.BACKBONE.NAME: ResNet, dilated C5, FPN.
 
-A backbone maps images (N, 3, H, W) to feature maps by name. It has their `strides` and their
-`stage_channels` by the same names, and the `size_divisibility` that images are padded to. The
-networks under an FPN are those of convert/families; vision transformers are in vit.py.
+A backbone maps images (N, 3, H, W) to feature maps by name. `strides` and `stage_channels` have the
+same names as keys, and images are padded to multiples of `size_divisibility`. The networks under an
+FPN are those of convert/families; vision transformers are in vit.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,22 +24,24 @@ DILATED_CHANNELS = 512
 
 
 class BottomUp(Protocol):
-    """What an FPN is over: of images, or of another network's maps."""
+    """Interface of the network under an FPN, which takes images or another network's maps."""
 
     strides: Mapping[str, int]
     stage_channels: Mapping[str, int]
 
-    def __call__(self, x: Any) -> dict[str, Tensor]: ...
+    def __call__(self, x: Any) -> dict[str, Tensor]:
+        """Return the feature maps by name."""
+        ...
 
 
 class Backbone(BottomUp, Protocol):
-    """See the module."""
+    """Interface of a backbone; see the module's docstring."""
 
     size_divisibility: int
 
 
 class LastLevelP6P7(nn.Module):
-    """The top of RetinaNet's pyramid: res5 (N, C', H, W) -> [(N, C, H/2, W/2), (N, C, H/4, W/4)].
+    """Top of RetinaNet's pyramid: res5 (N, C', H, W) -> [(N, C, H/2, W/2), (N, C, H/4, W/4)].
 
     Equal to detectron2/modeling/backbone/fpn.py.
     """
@@ -52,19 +54,24 @@ class LastLevelP6P7(nn.Module):
         c2_xavier_fill(self.p7)
 
     def forward(self, res5: Tensor) -> list[Tensor]:
+        """Return p6 and p7."""
         p6 = self.p6(res5)
         return [p6, self.p7(F.relu(p6))]
 
 
 class FPN(nn.Module):
-    """(N, 3, H, W) -> {"p2": (N, C, H/4, W/4), ...}: a map for each of `in_features` and more.
+    """Feature pyramid network: (N, 3, H, W) -> {"p2": (N, C, H/4, W/4), ...}.
 
-    Equal to detectron2/modeling/backbone/fpn.py; torchvision's has other names and no fusion but
-    the sum. Maps are named by their stage (res2 -> p2), layers by their stride (fpn_lateral2: 4).
+    Equal to detectron2/modeling/backbone/fpn.py; torchvision's FPN has other names and only sums.
+    Maps are named by their stage (res2 -> p2), layers by log2 of their stride (fpn_lateral2: 4 px).
 
     Args:
-        fuse_type: "sum" or "avg" of what comes from above and from the side.
-        top_block: makes two more maps of res5; None: one more, the last one max-pooled.
+        bottom_up: Network whose maps the pyramid is built on.
+        in_features: Names of these maps, from fine to coarse.
+        channels: C.
+        norm: Norm of every convolution; without one it has a bias.
+        fuse_type: "sum" or "avg" of the top-down and the lateral map.
+        top_block: Makes two more maps of res5; by default one more, by max pooling the last one.
     """
 
     def __init__(
@@ -98,6 +105,7 @@ class FPN(nn.Module):
         self.size_divisibility = bottom_up.strides[in_features[-1]]
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
+        """Return the maps by name, from fine to coarse."""
         features = self.bottom_up(images)
         maps: list[Tensor] = []
         above: Tensor | None = None
@@ -117,10 +125,11 @@ class FPN(nn.Module):
 
 
 class DilatedC5(nn.Module):
-    """(N, 3, H, W) -> {"c5": (N, 512, H/16, W/16)}: res5 of stride 1, dilated, and a convolution.
+    """Dilated res5 of stride 1 and a convolution: (N, 3, H, W) -> {"c5": (N, 512, H/16, W/16)}.
 
     "the backbone includes the ResNet conv5 stage with a dilation of 2 and stride 1, followed by a
-    3x3 convolution (with BN) that reduces dimension to 512" (A.1). Equal to detection/d2's.
+    3x3 convolution (with BN) that reduces dimension to 512" (A.1). Equal to the one of
+    detection/d2/resnet.py.
     """
 
     size_divisibility = 1
@@ -134,11 +143,13 @@ class DilatedC5(nn.Module):
         self.stage_channels = {"c5": DILATED_CHANNELS}
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
+        """Map images to "c5"."""
         return {"c5": self.reduce(self.bottom_up(images)["res5"])}
 
 
 @BACKBONES.register()
 def build_resnet_backbone(model: CfgNode) -> ResNet:
+    """Build the ResNet of MODEL.RESNETS, its first MODEL.BACKBONE.FREEZE_AT stages frozen."""
     resnets = model.RESNETS
     resnet = ResNet(
         resnets.DEPTH,
@@ -156,6 +167,7 @@ def build_resnet_backbone(model: CfgNode) -> ResNet:
 
 @BACKBONES.register()
 def build_resnet_fpn_backbone(model: CfgNode) -> FPN:
+    """Build MODEL.FPN over the ResNet of MODEL.RESNETS."""
     return build_fpn(model, build_resnet_backbone(model))
 
 
@@ -165,7 +177,7 @@ def build_fpn(
     in_features: Sequence[str] | None = None,
     top_block: LastLevelP6P7 | None = None,
 ) -> FPN:
-    """MODEL.FPN over a network, by default over its maps in IN_FEATURES."""
+    """Build MODEL.FPN over maps of a network, by default those in MODEL.FPN.IN_FEATURES."""
     fpn, norm = model.FPN, norm_layer(model.FPN.NORM)
     names = fpn.IN_FEATURES if in_features is None else in_features
     return FPN(bottom_up, names, fpn.OUT_CHANNELS, norm, fpn.FUSE_TYPE, top_block)
@@ -181,6 +193,7 @@ register_pyramids(BACKBONES, _build_pyramid)
 
 @BACKBONES.register()
 def build_retinanet_resnet_fpn_backbone(model: CfgNode) -> FPN:
+    """Build RetinaNet's backbone: an FPN over a ResNet, with p6 and p7 convolved from res5."""
     bottom_up = build_resnet_backbone(model)
     top_block = LastLevelP6P7(bottom_up.stage_channels["res5"], model.FPN.OUT_CHANNELS)
     return build_fpn(model, bottom_up, top_block=top_block)
@@ -188,11 +201,12 @@ def build_retinanet_resnet_fpn_backbone(model: CfgNode) -> FPN:
 
 @BACKBONES.register()
 def build_resnet_dilated_c5_backbone(model: CfgNode) -> DilatedC5:
+    """Build the backbone of the dilated-C5 tasks (appendix A.1)."""
     return DilatedC5(build_resnet_backbone(model), NORMS[model.RESNETS.NORM])
 
 
 def stage_arguments(model: CfgNode) -> dict[str, Any]:
-    """What the stages of a backbone and the res5 of a C4 head have in common."""
+    """Return the arguments that the backbone's stages share with the res5 of a C4 head."""
     return {
         "res2_out_channels": model.RESNETS.RES2_OUT_CHANNELS,
         "num_groups": model.RESNETS.NUM_GROUPS,
@@ -203,7 +217,7 @@ def stage_arguments(model: CfgNode) -> dict[str, Any]:
 
 
 def build_res5(model: CfgNode, channels: int) -> nn.Sequential:
-    """The box head of C4, a ResNet's last stage on regions of res4."""
+    """Build the box head of C4: a ResNet's last stage, applied to regions of res4."""
     blocks = stage_arguments(model)
     res5 = make_stage(model.RESNETS.DEPTH, "res5", in_channels=channels, **blocks)
     if model.ROI_HEADS.NAME == "Res5ROIHeadsExtraNorm":

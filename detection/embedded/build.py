@@ -1,4 +1,4 @@
-"""A model from a configuration; every component's builder is beside it."""
+"""Builder of a model from a config; each component's builder is in its own file."""
 
 from fvcore.common.config import CfgNode
 
@@ -21,12 +21,12 @@ from detection.modeling.memory_format import set_memory_format
 
 
 def build_model(cfg: CfgNode) -> Model:
-    """The model that Detectron2 would build from the same keys, on MODEL.DEVICE.
+    """Build the model that Detectron2 builds from the same keys, on MODEL.DEVICE.
 
-    Under the same torch seed the initial weights of both are equal.
+    With the same torch seed, both have the same initial weights.
 
     Raises:
-        UserError: a key has a value that this engine cannot honor.
+        UserError: If a key has a value that this engine does not support.
     """
     check_supported(cfg)
     backbone: Backbone = BACKBONES.get(cfg.MODEL.BACKBONE.NAME)(cfg.MODEL)

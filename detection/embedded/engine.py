@@ -1,6 +1,6 @@
-"""The embedded engine; see `detection.config.engines.Engine`.
+"""Embedded engine; implements `detection.config.engines.Engine`.
 
-A task is checked without torchvision, which takes longer to import than torch.
+Checking a task does not import torchvision, which takes longer to import than torch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ open_url = None
 
 
 def default_config(*, dense_pose: bool) -> CfgNode:
-    """Raise UserError for DensePose, which this engine does not have."""
+    """Return the default task; raises UserError for DensePose, which this engine does not have."""
     if dense_pose:
         raise UserError(
             "MODEL.DENSEPOSE_ON: the embedded engine has no DensePose; use --engine detectron2 "
@@ -41,7 +41,7 @@ def default_config(*, dense_pose: bool) -> CfgNode:
 
 
 def provide_datasets(cfg: CfgNode) -> None:
-    """Do nothing: detection/datasets has all that this engine can read."""
+    """Do nothing, because detection/datasets has every dataset that this engine can read."""
 
 
 def check_evaluator(split: Split, cfg: CfgNode) -> None:

@@ -1,6 +1,6 @@
-"""What a region's features go through: the layers of box, mask and keypoint heads.
+"""Layers of the box, mask and keypoint heads.
 
-Parameter names, their initial values and the random numbers these take are those of
+Parameter names, initial values and the random numbers that these consume are those of
 detectron2/modeling/roi_heads/{box_head,fast_rcnn,mask_head,keypoint_head}.py; torchvision's heads
 have other names and other initial values.
 
@@ -19,7 +19,11 @@ from detection.embedded.layers import conv, normal_fill
 def convs(
     name: str, channels: int, dims: Sequence[int], norm: NormLayer | None = None
 ) -> tuple[nn.Sequential, int]:
-    """3x3 convolutions `name`1, `name`2, ... with ReLU: (R, C, P, P) -> (R, C', P, P); and C'."""
+    """Build 3x3 convolutions `name`1, `name`2, ... with ReLU: (R, C, P, P) -> (R, C', P, P).
+
+    Returns:
+        The layers and C'.
+    """
     layers = nn.Sequential()
     for number, dim in enumerate(dims, 1):
         layers.add_module(f"{name}{number}", conv(channels, dim, 3, norm))
@@ -35,7 +39,11 @@ def box_head(
     fc_dims: Sequence[int],
     norm: NormLayer | None,
 ) -> tuple[nn.Sequential, int]:
-    """3x3 convolutions, then fully-connected layers: (R, C, P, P) -> (R, D); and D."""
+    """Build 3x3 convolutions, then fully-connected layers: (R, C, P, P) -> (R, D).
+
+    Returns:
+        The layers and D.
+    """
     head, channels = convs("conv", channels, conv_dims, norm)
     head.add_module("flatten", nn.Flatten())
     features = channels * pooled**2
@@ -52,12 +60,14 @@ def box_head(
 
 
 class BoxPredictor(nn.Module):
-    """(R, D) -> class logits (R, K + 1), background last, and deltas (R, 4 K).
+    """Box predictor: (R, D) -> class logits (R, K + 1), background last, and deltas (R, 4 K).
 
     Args:
-        class_agnostic: the same deltas for all classes, (R, 4).
-        class_weights: (K,) of the federated loss, which samples classes by them; a buffer, as in
-            Detectron2. None: there is no such loss.
+        features: D.
+        num_classes: K.
+        class_agnostic: Predict the same deltas for all classes, (R, 4).
+        class_weights: Weights (K,) by which the federated loss samples classes; None without this
+            loss. A buffer, as in Detectron2.
     """
 
     fed_loss_cls_weights: Tensor | None
@@ -78,15 +88,17 @@ class BoxPredictor(nn.Module):
         self.register_buffer("fed_loss_cls_weights", class_weights)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits and deltas in fp32."""
         return self.cls_score(x).float(), self.bbox_pred(x).float()  # also under autocast
 
 
 def mask_head(
     channels: int, num_classes: int, conv_dims: Sequence[int], norm: NormLayer | None
 ) -> nn.Sequential:
-    """3x3 convolutions, a doubling, a mask per class: (R, C, P, P) -> logits (R, K, 2P, 2P).
+    """Build a mask head: (R, C, P, P) -> logits (R, K, 2P, 2P).
 
-    `conv_dims`: the last one is that of the doubling.
+    It has 3x3 convolutions, a transposed one of stride 2, whose channels are the last of
+    `conv_dims`, and a 1x1 convolution to one mask per class.
     """
     head, channels = convs("mask_fcn", channels, conv_dims[:-1], norm)
     head.add_module("deconv", nn.ConvTranspose2d(channels, conv_dims[-1], 2, stride=2))
@@ -101,7 +113,10 @@ def mask_head(
 
 
 def keypoint_head(channels: int, num_keypoints: int, conv_dims: Sequence[int]) -> nn.Sequential:
-    """3x3 convolutions, two doublings: (R, C, P, P) -> heat maps (R, number, 4P, 4P)."""
+    """Build a keypoint head: (R, C, P, P) -> heatmaps (R, `num_keypoints`, 4P, 4P).
+
+    It has 3x3 convolutions, a transposed one of stride 2, and bilinear upsampling by 2.
+    """
     head, channels = convs("conv_fcn", channels, conv_dims)
     lowres = nn.ConvTranspose2d(channels, num_keypoints, 4, stride=2, padding=1)
     head.add_module("score_lowres", lowres)

@@ -1,4 +1,4 @@
-"""Convolutions with norms by the names of Detectron2's `*.NORM` keys, and freezing of stages."""
+"""Norms by the values of Detectron2's `*.NORM` keys, convolutions with them, freezing of stages."""
 
 from typing import cast
 
@@ -14,7 +14,7 @@ from moco.common import distributed
 class FrozenBatchNorm(nn.Module):
     """Batch norm with fixed statistics and fixed affine parameters: (N, C, H, W) -> same.
 
-    The two ways to compute it differ in the last bit; which one is taken follows
+    The two ways to compute it differ in the last bit; the choice between them is that of
     FrozenBatchNorm2d in detectron2/layers/batch_norm.py.
     """
 
@@ -28,23 +28,26 @@ class FrozenBatchNorm(nn.Module):
         self.register_buffer("num_batches_tracked", None)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Normalize with the fixed statistics."""
         weight, bias = cast(Tensor, self.weight), cast(Tensor, self.bias)
         mean, var = cast(Tensor, self.running_mean), cast(Tensor, self.running_var)
         if not x.requires_grad:
             return F.batch_norm(x, mean, var, weight, bias, training=False, eps=self.eps)
-        # Without gradients of weight and bias, which F.batch_norm would compute for nothing.
+        # This avoids the gradients of weight and bias, which F.batch_norm would compute.
         scale = weight * (var + self.eps).rsqrt()
         shift = bias - mean * scale
-        scale, shift = scale.to(x.dtype), shift.to(x.dtype)  # under autocast; a sum would be fp32
+        # Under autocast the result would otherwise be in fp32.
+        scale, shift = scale.to(x.dtype), shift.to(x.dtype)
         return x * scale.view(1, -1, 1, 1) + shift.view(1, -1, 1, 1)
 
 
 class NaiveSyncBatchNorm(nn.BatchNorm2d):
-    """Batch norm with the mean of the processes' statistics, on CPUs too: (N, C, H, W) -> same.
+    """Batch norm with statistics averaged over processes, also on CPUs: (N, C, H, W) -> same.
 
-    Every process counts alike, however many pixels it has. Equal to NaiveSyncBatchNorm in
-    detectron2/layers/batch_norm.py, whose counter of batches does not count either. Statistics are
-    in single precision, whatever x is in: their difference, the variance, needs the digits.
+    All processes have the same weight, whatever their numbers of pixels. Equal to
+    NaiveSyncBatchNorm in detectron2/layers/batch_norm.py, which does not update
+    `num_batches_tracked` either. Statistics are in fp32 for any dtype of the input, because a
+    variance is a small difference of large numbers.
     """
 
     weight: nn.Parameter
@@ -53,9 +56,10 @@ class NaiveSyncBatchNorm(nn.BatchNorm2d):
     momentum: float
 
     def forward(self, x: Tensor) -> Tensor:
+        """Normalize with the statistics of all processes, in evaluation with the running ones."""
         if distributed.world_size() == 1 or not self.training:
             return super().forward(x)
-        given, x = x.dtype, x.float()
+        dtype, x = x.dtype, x.float()
         moments = torch.cat([x.mean(dim=(0, 2, 3)), (x * x).mean(dim=(0, 2, 3))])
         moments = differentiable_all_reduce(moments) * (1.0 / distributed.world_size())
         mean, mean_square = moments.split(x.shape[1])
@@ -65,13 +69,13 @@ class NaiveSyncBatchNorm(nn.BatchNorm2d):
         with torch.no_grad():
             self.running_mean += self.momentum * (mean - self.running_mean)
             self.running_var += self.momentum * (var - self.running_var)
-        return (x * scale.view(1, -1, 1, 1) + shift.view(1, -1, 1, 1)).to(given)
+        return (x * scale.view(1, -1, 1, 1) + shift.view(1, -1, 1, 1)).to(dtype)
 
 
 class LayerNorm(nn.Module):
-    """Layer norm over the channels of every cell: (N, C, H, W) -> same.
+    """Layer norm over the channels of each cell: (N, C, H, W) -> same.
 
-    Equal to LayerNorm in detectron2/layers/batch_norm.py; torch's own rounds in another order.
+    Equal to LayerNorm in detectron2/layers/batch_norm.py; torch's rounds in another order.
     """
 
     def __init__(self, channels: int, eps: float = 1e-6) -> None:
@@ -81,7 +85,8 @@ class LayerNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        # The difference twice: one node for both uses would add its gradients in another order.
+        """Normalize over the channels."""
+        # `x - mean` is computed twice: sharing it would add its gradients in another order.
         mean = x.mean(1, keepdim=True)
         var = (x - mean).pow(2).mean(1, keepdim=True)
         x = (x - mean) / torch.sqrt(var + self.eps)
@@ -99,27 +104,27 @@ NORMS: dict[str, NormLayer] = {
 
 
 def norm_layer(name: str) -> NormLayer | None:
-    """The layer of a `*.NORM` key, None for "" (none)."""
+    """Return the layer of a `*.NORM` key, or None for ""."""
     return NORMS[name] if name else None
 
 
 def conv(
     in_channels: int, out_channels: int, kernel_size: int, norm: NormLayer | None = None
 ) -> nn.Conv2d:
-    """A convolution that keeps the map's size, (H, W), and has its norm, or without one a bias."""
+    """Build a convolution that keeps the map's size, with a norm or, without one, a bias."""
     if norm is None:
         return nn.Conv2d(in_channels, out_channels, kernel_size, padding=kernel_size // 2)
     return ConvNorm(in_channels, out_channels, kernel_size, norm)
 
 
 def normal_fill(layer: nn.Conv2d | nn.Linear, std: float) -> None:
-    """Draw the weights from a normal distribution; the biases are 0."""
+    """Fill the weights from a normal distribution and the biases with 0."""
     nn.init.normal_(layer.weight, std=std)
     nn.init.zeros_(layer.get_parameter("bias"))
 
 
 def freeze(module: nn.Module) -> None:
-    """Stop all gradients and fix all batch norms below `module`, as CNNBlockBase.freeze."""
+    """Freeze all parameters and batch norms of `module` (in place), as CNNBlockBase.freeze."""
     for parameter in module.parameters():
         parameter.requires_grad = False
     for parent in list(module.modules()):

@@ -1,9 +1,9 @@
-"""Masks and keypoints of regions: what to learn, and what was found, in pixels of the image.
+"""Masks and keypoints of regions: training targets, and detections in pixels of the image.
 
-Equal to detectron2/structures/{masks,keypoints}.py and layers/mask_ops.py. From torchvision come
-the heat maps of keypoints; its masks are soft, not aligned, and pasted at whole pixels.
+Equal to detectron2/structures/{masks,keypoints}.py and layers/mask_ops.py. Keypoint heatmaps are
+torchvision's. Its masks are not used: they are soft, not aligned, and pasted at whole pixels.
 
-Shapes: R regions (x1, y1, x2, y2), M or S cells per side of a mask or heat map, H W pixels.
+Shapes: R regions (x1, y1, x2, y2), M or S cells per side of a mask or heatmap, H W pixels.
 """
 
 from collections.abc import Sequence
@@ -17,18 +17,18 @@ from detection.data.objects import Polygons, draw_polygons
 
 
 def crop_polygons(objects: Sequence[Polygons], boxes: Tensor, size: int) -> Tensor:
-    """The R objects rendered in their boxes (R, 4) of `size` cells per side: (R, M, M) bool."""
+    """Rasterize R objects within their boxes (R, 4), `size` cells per side: (R, M, M) bool."""
     masks = torch.zeros(len(boxes), size, size, dtype=torch.bool)
     for mask, polygons, box in zip(masks, objects, boxes.cpu().numpy(), strict=True):
         sides = np.maximum(box[2:] - box[:2], 0.1)
-        # Corner and scale have the box's precision, the polygon keeps its own.
+        # As in Detectron2, corner and scale are in fp32 and the polygon in fp64.
         moved = [(p.reshape(-1, 2) - box[:2]) * (size / sides) for p in polygons]
         mask.copy_(torch.from_numpy(draw_polygons([p.ravel() for p in moved], (size, size))))
     return masks.to(boxes.device)
 
 
 def crop_bitmaps(objects: Sequence[Tensor], boxes: Tensor, size: int) -> Tensor:
-    """The bitmaps (H, W) of R objects cut to their boxes (R, 4): (R, M, M) bool."""
+    """Crop the bitmaps (H, W) of R objects to their boxes (R, 4): (R, M, M) bool."""
     from torchvision.ops import roi_align
 
     crops = [
@@ -39,9 +39,9 @@ def crop_bitmaps(objects: Sequence[Tensor], boxes: Tensor, size: int) -> Tensor:
 
 
 def paste(masks: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
-    """Masks (R, M, M) in 0..1 in their boxes (R, 4) -> (R, H, W) bool in an image of `size`.
+    """Paste masks (R, M, M) in 0..1 into their boxes (R, 4): (R, H, W) bool in an image of `size`.
 
-    One by one, because each is computed near its box only.
+    Each mask is computed by itself, near its box only.
     """
     pasted = torch.zeros(len(masks), *size, dtype=torch.bool, device=masks.device)
     for target, mask, box in zip(pasted, masks, boxes, strict=True):
@@ -51,7 +51,7 @@ def paste(masks: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
             for high, limit in zip(box[2:].ceil() + 1, size[::-1], strict=True)
         )
         x, y = (
-            # Centers of pixels, from -1 to 1 across the box.
+            # Pixel centers, in -1..1 across the box.
             (torch.arange(start, stop, device=box.device) + 0.5 - low) / (high - low) * 2 - 1
             for start, stop, low, high in ((x0, x1, box[0], box[2]), (y0, y1, box[1], box[3]))
         )
@@ -62,7 +62,7 @@ def paste(masks: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def visible_in(keypoints: Tensor, boxes: Tensor) -> Tensor:
-    """Which regions (R, 4) have a labeled keypoint of their object (R, number, 3) in them."""
+    """Return which regions (R, 4) contain a labeled keypoint of their object (R, number, 3)."""
     x, y, visibility = keypoints.unbind(dim=2)
     left, top, right, bottom = boxes[:, :, None].unbind(dim=1)
     inside = (x >= left) & (x <= right) & (y >= top) & (y <= bottom)
@@ -70,9 +70,9 @@ def visible_in(keypoints: Tensor, boxes: Tensor) -> Tensor:
 
 
 def locate_keypoints(heatmaps: Tensor, boxes: Tensor) -> Tensor:
-    """Logits (R, number, S, S) in boxes (R, 4) -> (R, number, 3): x, y and the peak's share.
+    """Locate keypoints by logits (R, number, S, S) in boxes (R, 4): (R, number, 3) of x, y, score.
 
-    The share is that of a softmax over the map, the peak itself taken after interpolation.
+    The score is the peak's share in a softmax over the map, with the peak of the interpolated map.
     """
     from torchvision.models.detection.roi_heads import heatmaps_to_keypoints
 

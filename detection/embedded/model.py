@@ -4,27 +4,29 @@ Every state-dict name is Detectron2's, so a model_final.pth of either engine loa
 tests/detection/parity/ compares features, proposals, losses, gradients, batch-norm
 statistics, weights after several steps, detections, masks and keypoints.
 
-What torchvision's own FasterRCNN, MaskRCNN and KeypointRCNN do differently, and where it is done:
+Differences of torchvision's FasterRCNN, MaskRCNN and KeypointRCNN, and where each is implemented
+as in Detectron2. Torchvision's models
+
  1 round the anchors                                               rpn.cell_anchors
  2 order the anchors of a cell by ratio, then size                 rpn.cell_anchors
  3 take the stride from image size // map size                     rpn.grid_anchors
  4 pad images to multiples of 32, whatever the backbone            stack
- 5 RoIAlign without half-pixel alignment                           roi_heads.Pooler
+ 5 use RoIAlign without half-pixel alignment                       roi_heads.Pooler
  6 choose a region's level with an epsilon outside the logarithm   roi_heads.Pooler.levels
  7 infer the pooler's scale from the images                        roi_heads.Pooler
  8 rank proposals by sigmoid, minimum side 1e-3 px                 RPN.choose
- 9 RPN localization loss smooth L1 with beta 1/9                   RPN.losses
+ 9 set beta of the RPN's smooth L1 loss to 1/9                      RPN.losses
 10 divide RPN losses by the number sampled                         RPN.losses
-11 box loss smooth L1 with beta 1/9                                regions.box_losses
-12 background is class 0                                           RoIHeads.sample_regions
+11 set beta of the boxes' smooth L1 loss to 1/9                     regions.box_losses
+12 have background as class 0                                       RoIHeads.sample_regions
 13 drop detections under 0.01 px; offset labels in NMS             regions.choose
 14 do not clip boxes after rescaling                               boxes.rescale
 15 sort the sampled regions by index                               boxes.sample
 16 decode boxes in the dtype of autocast                           boxes.decode
-17 resize by F.interpolate, and 25 inside the model                mapper.py
+17 resize images by F.interpolate, inside the model                data/mapper.py
 18 normalize pixels of 0..1                                        Images
-19 do not dilate the first block of a dilated stage                resnet_network.py
-20 learn masks from bitmaps, softly                                masks.crop_polygons, crop_bitmaps
+19 do not dilate the first block of a dilated stage                convert/modeling/resnet.py
+20 train masks on soft targets from bitmaps                         masks.crop_*
 21 paste masks at whole pixels                                     masks.paste
 22 have no C4 mask head                                            RoIHeads.losses, detect
 23 start heads from other distributions                            heads.py
@@ -43,21 +45,27 @@ from detection.data.objects import nonempty
 from detection.data.sample import Sample
 from detection.embedded.backbone import Backbone
 from detection.embedded.boxes import rescale
-from detection.embedded.layers import NORMS
+from detection.embedded.layers import NORMS, norm_layer
 from detection.embedded.masks import paste
 from detection.embedded.regions import Detections
 from detection.embedded.retinanet import RetinaNetHead
 from detection.embedded.roi_heads import RoIHeads
 from detection.embedded.rpn import RPN
 from detection.modeling.fcn16s import FCN16s, FCN16sHead, only_feature
+from detection.modeling.sem_seg_heads import SegmentationHead, build_head
+from moco.common.transfers import send
 
 
 def stack(
     tensors: Sequence[Tensor], divisor: int, square_pad: int = 0, value: float = 0.0
 ) -> Tensor:
-    """(..., H, W) each -> (N, ..., H', W'), padded at the right and bottom to the largest sides.
+    """Stack N tensors (..., H, W), padded at the right and bottom: (N, ..., H', W').
 
-    `divisor`: H' and W' are multiples of it. `square_pad`: > 0: both are this, px, rounded up.
+    Args:
+        tensors: To be stacked.
+        divisor: H' and W' are the largest sides rounded up to a multiple of it.
+        square_pad: If > 0, both sides are this number of pixels instead, rounded up likewise.
+        value: Of the padding.
     """
     height, width = (
         -(-(square_pad or max(side)) // divisor) * divisor
@@ -70,9 +78,10 @@ def stack(
 
 
 class Images(nn.Module):
-    """Samples -> the same on the model's device, and their normalized images (N, 3, H', W').
+    """Preprocessing: moves samples to the model's device, and normalizes and stacks their images.
 
-    `mean` and `std` are of pixels in 0..255, in the channels' order; for the others see `stack`.
+    `mean` and `std` are of pixels in 0..255, in the order of the channels; see `stack` for the
+    other arguments.
     """
 
     mean: Tensor
@@ -87,9 +96,10 @@ class Images(nn.Module):
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 
     def forward(self, samples: list[Sample]) -> tuple[list[Sample], Tensor]:
+        """Return the samples on the device and the batch of images (N, 3, H', W')."""
         device = self.mean.device
         moved: list[Any] = [
-            {k: v.to(device) if isinstance(v, Tensor) else v for k, v in sample.items()}
+            {k: send(v, device) if isinstance(v, Tensor) else v for k, v in sample.items()}
             for sample in samples
         ]
         images = [(sample["image"] - self.mean) / self.std for sample in moved]
@@ -97,17 +107,18 @@ class Images(nn.Module):
 
 
 def sizes(sample: Sample) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Height and width of the image as given, and of the original, whose size predictions have."""
+    """Return the sizes (height, width) of the input image and of the original image."""
     height, width = sample["image"].shape[-2:]
     return (height, width), (sample.get("height", height), sample.get("width", width))
 
 
 class Detector(nn.Module):
-    """Backbone, proposals, heads: samples -> losses by Detectron2's names, or detections.
+    """Two-stage detector of backbone, proposal generator and RoI heads.
 
-    In training a sample has "boxes" (G, 4) in its pixels, "classes" (G,) in 0..K-1, and what its
-    heads learn (see roi_heads.Target). A detection has "boxes" (D, 4), "scores" and "classes"
-    (D,), best first, "masks" (D, H, W) bool, "keypoints" (D, number, 3) in the original's pixels.
+    In training a sample has "boxes" (G, 4) in pixels of its image, "classes" (G,) in 0..K-1, and
+    the targets of the heads (see `roi_heads.Target`); the model returns losses by Detectron2's
+    names. In evaluation it returns one dict per image, in pixels of the original: "boxes" (D, 4),
+    "scores" and "classes" (D,), best first, "masks" (D, H, W) bool, "keypoints" (D, number, 3).
     """
 
     def __init__(
@@ -118,6 +129,7 @@ class Detector(nn.Module):
         self.proposal_generator, self.roi_heads = proposal_generator, roi_heads
 
     def forward(self, samples: list[Sample]) -> Any:
+        """Return losses in training, else detections."""
         samples, batch = self.images(samples)
         features = self.backbone(batch)
         both_sizes = [sizes(sample) for sample in samples]
@@ -125,53 +137,60 @@ class Detector(nn.Module):
         objects = [sample["boxes"] for sample in samples] if self.training else None
         proposals, rpn_losses = self.proposal_generator(features, image_sizes, objects)
         if self.training:
-            own = self.roi_heads.losses(features, proposals, samples, image_sizes)
-            return {**own, **rpn_losses}
-        found = self.roi_heads.detect(features, proposals, image_sizes)
-        return [to_original(one, *size) for one, size in zip(found, both_sizes, strict=True)]
+            losses = self.roi_heads.losses(features, proposals, samples, image_sizes)
+            return {**losses, **rpn_losses}
+        detections = self.roi_heads.detect(features, proposals, image_sizes)
+        return [to_original(one, *size) for one, size in zip(detections, both_sizes, strict=True)]
 
 
 class DenseDetector(nn.Module):
-    """Backbone and RetinaNet's head: samples -> losses or boxes, as those of a `Detector`."""
+    """One-stage detector of backbone and RetinaNet head, with the interface of `Detector`."""
 
     def __init__(self, images: Images, backbone: Backbone, head: RetinaNetHead) -> None:
         super().__init__()
         self.images, self.backbone, self.head = images, backbone, head
 
     def forward(self, samples: list[Sample]) -> Any:
+        """Return losses in training, else detections."""
         samples, batch = self.images(samples)
         features = self.backbone(batch)
         if self.training:
             return self.head.losses(features, samples)
         both_sizes = [sizes(sample) for sample in samples]
-        found = self.head.detect(features, [size for size, _ in both_sizes])
-        return [to_original(one, *size) for one, size in zip(found, both_sizes, strict=True)]
+        detections = self.head.detect(features, [size for size, _ in both_sizes])
+        return [to_original(one, *size) for one, size in zip(detections, both_sizes, strict=True)]
 
 
-def to_original(found: Detections, size: tuple[int, int], original: tuple[int, int]) -> Detections:
-    """Detections in an image of `size` -> in the image of size `original` that it was."""
-    boxes = rescale(found["boxes"], size, original)
+def to_original(
+    detections: Detections, size: tuple[int, int], original: tuple[int, int]
+) -> Detections:
+    """Rescale the detections in an image of `size` to the original image's size, pasting masks."""
+    boxes = rescale(detections["boxes"], size, original)
     keep = nonempty(boxes)
-    found = {name: value[keep] for name, value in {**found, "boxes": boxes}.items()}
-    if "masks" in found:
-        found["masks"] = paste(found["masks"], found["boxes"], original)
-    if "keypoints" in found:
-        found["keypoints"][:, :, 0] *= original[1] / size[1]
-        found["keypoints"][:, :, 1] *= original[0] / size[0]
-    return found
+    kept = {name: value[keep] for name, value in {**detections, "boxes": boxes}.items()}
+    if "masks" in kept:
+        kept["masks"] = paste(kept["masks"], kept["boxes"], original)
+    if "keypoints" in kept:
+        kept["keypoints"][:, :, 0] *= original[1] / size[1]
+        kept["keypoints"][:, :, 1] *= original[0] / size[0]
+    return kept
 
 
 class Segmenter(nn.Module):
-    """Backbone and FCN-16s: a batch of samples -> the loss, or "sem_seg" scores (K, H, W) of each.
+    """Semantic segmenter of backbone and head.
 
-    In training a sample has labels "sem_seg" (H, W) as well.
+    In training a sample has labels "sem_seg" (H, W), and the model returns the loss. In evaluation
+    it returns for each image "sem_seg", scores (K, H, W) in the original image's size.
     """
 
-    def __init__(self, images: Images, backbone: Backbone, sem_seg_head: FCN16s) -> None:
+    def __init__(
+        self, images: Images, backbone: Backbone, sem_seg_head: FCN16s | SegmentationHead
+    ) -> None:
         super().__init__()
         self.images, self.backbone, self.sem_seg_head = images, backbone, sem_seg_head
 
     def forward(self, samples: list[Sample]) -> Any:
+        """Return the loss in training, else scores."""
         samples, batch = self.images(samples)
         features = self.backbone(batch)
         if self.training:
@@ -182,14 +201,16 @@ class Segmenter(nn.Module):
         outputs = []
         for scores, sample in zip(self.sem_seg_head(features)[0], samples, strict=True):
             (height, width), original = sizes(sample)
-            own = scores[None, :, :height, :width]
-            outputs.append({"sem_seg": F.interpolate(own, original, mode="bilinear")[0]})
+            unpadded = scores[None, :, :height, :width]
+            outputs.append({"sem_seg": F.interpolate(unpadded, original, mode="bilinear")[0]})
         return outputs
 
 
-def build_sem_seg_head(model: CfgNode, backbone: Backbone) -> FCN16s:
-    """MODEL.SEM_SEG_HEAD."""
+def build_sem_seg_head(model: CfgNode, backbone: Backbone) -> FCN16s | SegmentationHead:
+    """Build MODEL.SEM_SEG_HEAD."""
     keys = model.SEM_SEG_HEAD
+    if keys.NAME != "FCN16sHead":
+        return build_head(keys, backbone.stage_channels, backbone.strides, norm_layer(keys.NORM))
     name = only_feature(keys.IN_FEATURES, backbone.strides)
     channels, norm = backbone.stage_channels[name], NORMS[keys.NORM]
     head = FCN16sHead(channels, keys.NUM_CLASSES, channels=keys.CONVS_DIM, norm=norm)

@@ -1,7 +1,7 @@
-"""Losses and choice of regions as pure functions, equal to detectron2/modeling/roi_heads.
+"""Pure functions of regions: losses and postprocessing, equal to detectron2/modeling/roi_heads.
 
-Shapes: N images, R regions of all images, K foreground classes. A region (R, 5) is the number of
-its image and its box.
+Shapes: N images, R regions of all images, K foreground classes. Regions (R, 5) are the index of the
+image and the box.
 """
 
 from collections.abc import Sequence
@@ -23,15 +23,17 @@ Detections = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class RegionRules:
-    """How regions are sampled, learned and chosen: the keys of MODEL.ROI_*.
+    """Settings of sampling, losses and postprocessing of regions, from MODEL.ROI_*.
 
     Attributes:
-        iou_threshold: regions with at least this IoU with an object are foreground.
-        batch_size_per_image: regions sampled per image, of which `positive_fraction` foreground.
-        sigmoid: every class has a binary loss and score of its own, else a softmax over them.
-        federated_classes: the least number of classes that loss is about (if there are weights to
-            sample them by).
-        keypoint_normalizer: for each image, of the keypoint loss; None: the labeled keypoints.
+        iou_threshold: Regions with at least this IoU with an object are foreground.
+        batch_size_per_image: Regions sampled per image, at most `positive_fraction` of them
+            foreground.
+        sigmoid: Use a binary loss and score per class instead of a softmax over the classes.
+        federated_classes: Minimum number of classes in the federated loss, which is used if there
+            are weights to sample classes by.
+        keypoint_normalizer: Normalizer of the keypoint loss per image; None normalizes by the
+            number of labeled keypoints.
     """
 
     num_classes: int
@@ -51,12 +53,12 @@ class RegionRules:
 
 
 class Regions(NamedTuple):
-    """Regions of all images, and what they are of.
+    """Regions of all images with their classes and objects.
 
     Attributes:
         rois: (R, 5).
         classes: (R,) in 0..K; K is background.
-        objects: (R,) index among the objects of all images; -1: none.
+        objects: (R,) index among the objects of all images; -1 for none.
     """
 
     rois: Tensor
@@ -71,10 +73,14 @@ def box_losses(
     boxes: Tensor,
     class_weights: Tensor | None,
 ) -> dict[str, Tensor]:
-    """The loss of the classes, and smooth L1 on the foreground regions / all regions.
+    """Compute the classification loss and the box loss of the foreground regions.
+
+    The box loss is smooth L1, summed over the foreground and divided by the number of all regions.
 
     Args:
-        predicted: logits (R, K + 1), deltas (R, 4 K) or (R, 4).
+        rules: Settings of the losses.
+        predicted: Logits (R, K + 1) and deltas (R, 4 K) or (R, 4).
+        regions: R regions with their classes and objects.
         boxes: (G, 4) of the objects of all images.
         class_weights: (K,), see `BoxPredictor`.
     """
@@ -82,9 +88,9 @@ def box_losses(
     (index,) = (objects >= 0).nonzero(as_tuple=True)
     deltas = deltas.unflatten(1, (-1, 4))
     column = classes[index] if deltas.shape[1] > 1 else 0
-    wanted = encode(boxes[objects[index]], rois[index, 1:], rules.bbox_reg_weights)
+    target = encode(boxes[objects[index]], rois[index, 1:], rules.bbox_reg_weights)
     beta = rules.smooth_l1_beta
-    loss_box = smooth_l1_loss(deltas[index, column], wanted, beta, reduction="sum")
+    loss_box = smooth_l1_loss(deltas[index, column], target, beta, reduction="sum")
     return {
         "loss_cls": class_loss(rules, logits, classes, class_weights),
         "loss_box_reg": loss_box / max(len(classes), 1) * rules.box_reg_weight,
@@ -94,18 +100,19 @@ def box_losses(
 def class_loss(
     rules: RegionRules, logits: Tensor, classes: Tensor, weights: Tensor | None
 ) -> Tensor:
-    """Cross-entropy, softmax or sigmoid, of logits (R, K + 1) and classes (R,).
+    """Compute the cross-entropy, softmax or sigmoid, of logits (R, K + 1) and classes (R,).
 
-    The federated loss is about the classes of these regions and, up to `rules.federated_classes`,
-    others that are sampled by their weights (K,): on LVIS most classes are annotated on few images.
-    From CenterNet2 (arXiv 2103.07461), as in detectron2/modeling/roi_heads/fast_rcnn.py.
+    With `weights` (K,) it is the federated loss: over the classes of these regions and, up to
+    `rules.federated_classes`, others sampled by their weights, because LVIS annotates most classes
+    on few images. From CenterNet2 (arXiv 2103.07461), as in
+    detectron2/modeling/roi_heads/fast_rcnn.py.
     """
     if not len(classes):
-        return logits.sum() * 0.0  # the mean over no region would be NaN
+        return logits.sum() * 0.0  # the mean over no regions would be NaN
     if not rules.sigmoid:
         return F.cross_entropy(logits, classes)
-    wanted = F.one_hot(classes, logits.shape[1])[:, :-1].to(logits)
-    loss = F.binary_cross_entropy_with_logits(logits[:, :-1], wanted, reduction="none")
+    target = F.one_hot(classes, logits.shape[1])[:, :-1].to(logits)
+    loss = F.binary_cross_entropy_with_logits(logits[:, :-1], target, reduction="none")
     if weights is not None:
         kept = classes.unique()
         if len(kept) < rules.federated_classes:
@@ -117,7 +124,7 @@ def class_loss(
 
 
 def scores(rules: RegionRules, logits: Tensor) -> Tensor:
-    """(R, K + 1) in 0..1."""
+    """Convert logits (R, K + 1) to scores in 0..1."""
     return logits.sigmoid() if rules.sigmoid else F.softmax(logits, dim=-1)
 
 
@@ -128,29 +135,35 @@ def choose(
     proposals: Sequence[Tensor],
     image_sizes: Sizes,
 ) -> list[Detections]:
-    """Boxes above the threshold, NMS within each class, the best of each image, best first.
+    """Select detections per image, best first: score threshold, NMS within each class, top k.
 
-    Args: scores (R, K + 1); boxes (R, 4 K) or (R, 4); R are the proposals of all images.
+    Args:
+        rules: Settings of the postprocessing.
+        scores: (R, K + 1) of the proposals of all images.
+        boxes: (R, 4 K) or (R, 4).
+        proposals: Boxes (., 4) of each image, R in all.
+        image_sizes: Sizes to which boxes are clipped.
     """
     from torchvision.ops import batched_nms, clip_boxes_to_image
 
-    numbers, num_classes = [len(own) for own in proposals], rules.num_classes
+    numbers, num_classes = [len(part) for part in proposals], rules.num_classes
     all_boxes = boxes.unflatten(1, (-1, 4)).expand(-1, num_classes, -1).split(numbers)
-    found = []
-    for own, likely, size in zip(all_boxes, scores.split(numbers), image_sizes, strict=True):
-        finite = torch.isfinite(own).all(dim=(1, 2)) & torch.isfinite(likely).all(dim=1)
-        own, likely = clip_boxes_to_image(own[finite], size), likely[finite, :-1]
-        chosen = likely > rules.score_thresh
+    detections = []
+    all_scores = scores.split(numbers)
+    for boxes, scores, size in zip(all_boxes, all_scores, image_sizes, strict=True):
+        finite = torch.isfinite(boxes).all(dim=(1, 2)) & torch.isfinite(scores).all(dim=1)
+        boxes, scores = clip_boxes_to_image(boxes[finite], size), scores[finite, :-1]
+        chosen = scores > rules.score_thresh
         classes = chosen.nonzero()[:, 1]
-        own, likely = own[chosen], likely[chosen]
-        keep = batched_nms(own, likely, classes, rules.nms_thresh)
+        boxes, scores = boxes[chosen], scores[chosen]
+        keep = batched_nms(boxes, scores, classes, rules.nms_thresh)
         keep = keep[: rules.detections_per_image]
-        found.append({"boxes": own[keep], "scores": likely[keep], "classes": classes[keep]})
-    return found
+        detections.append({"boxes": boxes[keep], "scores": scores[keep], "classes": classes[keep]})
+    return detections
 
 
 def by_image(boxes: Tensor, rois: Tensor, image_sizes: Sizes) -> list[Tensor]:
-    """Boxes (R, 4), one for each region (R, 5) -> (., 4) of each image, clipped to it."""
+    """Split boxes (R, 4) by the image of their regions (R, 5), and clip them to the image."""
     from torchvision.ops import clip_boxes_to_image
 
     return [
@@ -160,22 +173,26 @@ def by_image(boxes: Tensor, rois: Tensor, image_sizes: Sizes) -> list[Tensor]:
 
 
 def with_image(boxes: Sequence[Tensor]) -> Tensor:
-    """Boxes (., 4) of each image -> regions (R, 5) of all: number of the image, and box."""
-    return torch.cat([F.pad(own, (1, 0), value=float(image)) for image, own in enumerate(boxes)])
+    """Concatenate the boxes (., 4) of each image to regions (R, 5): index of the image, and box."""
+    return torch.cat([F.pad(part, (1, 0), value=float(image)) for image, part in enumerate(boxes)])
 
 
-def own_class(masks: Tensor, classes: Tensor) -> Tensor:
-    """Of a mask for every class (R, K, M, M) that of the class (R,): (R, M, M)."""
+def select_class(masks: Tensor, classes: Tensor) -> Tensor:
+    """Select from the masks of all classes (R, K, M, M) those of the classes (R,): (R, M, M)."""
     return masks[torch.arange(len(masks), device=masks.device), classes]
 
 
 def mask_loss(logits: Tensor, classes: Tensor, masks: Sequence[Any], boxes: Tensor) -> Tensor:
-    """Binary cross-entropy of the class's mask, over the foreground regions.
+    """Compute the binary cross-entropy of the masks of the regions' classes.
 
-    Args: logits (R, K, M, M); classes (R,); the object's mask in R boxes (R, 4) (see Target).
+    Args:
+        logits: (R, K, M, M) of R foreground regions.
+        classes: (R,).
+        masks: Mask of each region's object; see `roi_heads.Target`.
+        boxes: (R, 4) of the regions.
     """
     if not len(logits):
         return logits.sum() * 0
     crop = crop_bitmaps if isinstance(masks[0], Tensor) else crop_polygons
-    wanted = crop(masks, boxes, logits.shape[-1]).float()
-    return F.binary_cross_entropy_with_logits(own_class(logits, classes), wanted)
+    target = crop(masks, boxes, logits.shape[-1]).float()
+    return F.binary_cross_entropy_with_logits(select_class(logits, classes), target)

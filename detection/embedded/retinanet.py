@@ -1,7 +1,7 @@
-"""RetinaNet's head, from feature maps to losses or detections (arXiv 1708.02002).
+"""RetinaNet head with its losses and postprocessing (arXiv 1708.02002).
 
 Equal to detectron2/modeling/meta_arch/{retinanet,dense_detector}.py; torchvision's RetinaNet has
-other names, anchors, normalizers of the losses, and no moving average.
+other names, anchors and normalizers of the losses, and no moving average.
 
 Shapes: N images, K classes, A anchors per cell, C channels, H W cells of a feature map, G = H W A
 anchors.
@@ -28,14 +28,14 @@ from detection.embedded.rpn import Anchors, Sizes, build_anchors, by_anchor
 
 @dataclass(frozen=True)
 class DenseRules:
-    """How anchors are labeled, learned and chosen: the keys of MODEL.RETINANET.
+    """Settings of labels, losses and postprocessing of anchors, from MODEL.RETINANET.
 
     Attributes:
-        iou_thresholds: an IoU below the first is background, from the second on the object's, and
-            between the two neither.
-        focal_alpha: weight of an anchor's own class; 1 - this of the other ones.
-        focal_gamma: the loss of a probability p of what is right is multiplied by (1 - p)^gamma.
-        topk_candidates: scores per map that are decoded, before NMS.
+        iou_thresholds: An anchor with an IoU below the first is background, from the second on it
+            belongs to the object, and between the two it is ignored.
+        focal_alpha: Weight of an anchor's own class; the others have 1 - alpha.
+        focal_gamma: The loss at probability p of the right answer is multiplied by (1 - p)^gamma.
+        topk_candidates: Number of best scores per map that are decoded, before NMS.
     """
 
     num_classes: int
@@ -51,16 +51,21 @@ class DenseRules:
 
 
 class RetinaNetHead(nn.Module):
-    """Feature maps -> losses or detections, by two towers of convolutions, the same for all maps.
+    """RetinaNet head: two towers of convolutions, shared by all feature maps.
 
     Args:
-        num_convs: 3x3 convolutions of each tower.
-        prior: probability of every class at the start.
+        in_features: Names of the feature maps.
+        anchors: Anchors of these maps.
+        rules: Settings of labels, losses and postprocessing.
+        channels: C.
+        num_convs: Number of 3x3 convolutions of each tower.
+        norm: Norm after each of them.
+        prior: Initial probability of every class.
 
     Attributes:
-        loss_normalizer: moving average of the foreground anchors of a batch, by which the losses
-            are divided. The process's own, as is Detectron2's; it moves in every pass in training
-            mode, those of PreciseBN as well.
+        loss_normalizer: Moving average of the number of foreground anchors in a batch, by which the
+            losses are divided. Each process has its own, as in Detectron2. It is updated by every
+            pass in training mode, including those of PreciseBN.
     """
 
     def __init__(
@@ -92,7 +97,7 @@ class RetinaNetHead(nn.Module):
         nn.init.constant_(self.cls_score.get_parameter("bias"), -math.log((1 - prior) / prior))
 
     def forward(self, maps: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Of each map logits (N, G, K) and deltas (N, G, 4)."""
+        """Return for each map logits (N, G, K) and deltas (N, G, 4)."""
         logits = [self.cls_score(self.cls_subnet(x)) for x in maps]
         deltas = [self.bbox_pred(self.bbox_subnet(x)) for x in maps]
         num_classes = self.rules.num_classes
@@ -101,40 +106,37 @@ class RetinaNetHead(nn.Module):
     def losses(
         self, features: Mapping[str, Tensor], targets: Sequence[Target]
     ) -> dict[str, Tensor]:
-        """Focal loss of all anchors but those of neither kind, smooth L1 of the foreground."""
+        """Compute the focal loss of all anchors not ignored, and smooth L1 of the foreground."""
         rules, maps = self.rules, [features[name] for name in self.in_features]
         logits, deltas = (torch.cat(list(outputs), dim=1) for outputs in self(maps))
         anchors = torch.cat(self.anchors(maps))
-        labels, wanted = [], []
+        labels, box_targets = [], []
         for target in targets:
             matched = match(target["boxes"], anchors, rules.iou_thresholds, each_object=True)
-            # Background is the last class, and so what -1 has.
+            # Background is the last class, which index -1 selects.
             classes = F.pad(target["classes"], (0, 1), value=rules.num_classes)
             label = classes[matched.clamp(min=-1)]
             label[matched == -2] = -1
             labels.append(label)
             positive = matched >= 0
             objects = target["boxes"][matched[positive]]
-            wanted.append(encode(objects, anchors[positive], rules.bbox_reg_weights))
+            box_targets.append(encode(objects, anchors[positive], rules.bbox_reg_weights))
         all_labels = torch.stack(labels)  # (N, G)
         valid = all_labels >= 0
         positive = valid & (all_labels != rules.num_classes)
         number = max(int(positive.sum()), 1)
         self.loss_normalizer = self.loss_normalizer * 0.9 + number * (1 - 0.9)
-        own_class = F.one_hot(all_labels[valid], rules.num_classes + 1)[:, :-1]
+        one_hot = F.one_hot(all_labels[valid], rules.num_classes + 1)[:, :-1]
         alpha, gamma, beta = rules.focal_alpha, rules.focal_gamma, rules.smooth_l1_beta
-        loss_cls = sigmoid_focal_loss_jit(logits[valid], own_class.to(logits), alpha, gamma, "sum")
-        loss_box = smooth_l1_loss(deltas[positive], torch.cat(wanted), beta, reduction="sum")
+        loss_cls = sigmoid_focal_loss_jit(logits[valid], one_hot.to(logits), alpha, gamma, "sum")
+        loss_box = smooth_l1_loss(deltas[positive], torch.cat(box_targets), beta, reduction="sum")
         return {
             "loss_cls": loss_cls / self.loss_normalizer,
             "loss_box_reg": loss_box / self.loss_normalizer,
         }
 
     def detect(self, features: Mapping[str, Tensor], image_sizes: Sizes) -> list[Detections]:
-        """The best scores of each map, NMS within each class, the best of each image, best first.
-
-        Boxes are not clipped to the image.
-        """
+        """Return the detections of each image, best first; boxes are not clipped to the image."""
         maps = [features[name] for name in self.in_features]
         logits, deltas = self(maps)
         anchors = self.anchors(maps)
@@ -146,15 +148,21 @@ class RetinaNetHead(nn.Module):
     def choose(
         self, scores: Sequence[Tensor], deltas: Sequence[Tensor], anchors: Sequence[Tensor]
     ) -> Detections:
-        """Of one image. Args: of each map scores (G, K), deltas (G, 4), anchors (G, 4)."""
+        """Select detections of one image: top k of each map, NMS within each class, top k of all.
+
+        Args:
+            scores: (G, K) of each map.
+            deltas: (G, 4) of each map.
+            anchors: (G, 4) of each map.
+        """
         from torchvision.ops import batched_nms
 
         rules, parts = self.rules, []
-        for own, moved, boxes in zip(scores, deltas, anchors, strict=True):
-            likely = own > rules.score_thresh
-            best = own[likely].topk(min(int(likely.sum()), rules.topk_candidates))
-            index, classes = likely.nonzero()[best.indices].unbind(dim=1)
-            decoded = decode(moved[index], boxes[index], rules.bbox_reg_weights)
+        for map_scores, map_deltas, boxes in zip(scores, deltas, anchors, strict=True):
+            chosen = map_scores > rules.score_thresh
+            best = map_scores[chosen].topk(min(int(chosen.sum()), rules.topk_candidates))
+            index, classes = chosen.nonzero()[best.indices].unbind(dim=1)
+            decoded = decode(map_deltas[index], boxes[index], rules.bbox_reg_weights)
             parts.append((decoded, best.values, classes))
         boxes, values, classes = (torch.cat(part) for part in zip(*parts, strict=True))
         keep = batched_nms(boxes, values, classes, rules.nms_thresh)
@@ -163,7 +171,7 @@ class RetinaNetHead(nn.Module):
 
 
 def build_retinanet_head(cfg: CfgNode, backbone: Backbone) -> RetinaNetHead:
-    """MODEL.RETINANET and ANCHOR_GENERATOR."""
+    """Build the head of MODEL.RETINANET and its anchors."""
     keys, names = cfg.MODEL.RETINANET, list(cfg.MODEL.RETINANET.IN_FEATURES)
     rules = DenseRules(
         num_classes=keys.NUM_CLASSES,

@@ -1,10 +1,10 @@
-"""From region proposals to losses or detections, equal to detectron2/modeling/roi_heads.
+"""RoI heads with losses and postprocessing, equal to detectron2/modeling/roi_heads.
 
-Arranged as torchvision's RoIHeads, but regions, their classes and objects are those of the whole
-batch in one tensor each. What else differs, and why, is listed in model.py.
+The structure is that of torchvision's RoIHeads, but regions, their classes and objects are one
+tensor each for the whole batch. model.py lists the other differences.
 
-Shapes: N images, R regions of all images, K foreground classes, P pooled cells per side. A region
-(R, 5) is the number of its image and its box.
+Shapes: N images, R regions of all images, K foreground classes, P pooled cells per side. Regions
+(R, 5) are the index of the image and the box.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,26 +31,26 @@ from detection.embedded.regions import (
     by_image,
     choose,
     mask_loss,
-    own_class,
     scores,
+    select_class,
     with_image,
 )
 from detection.embedded.rpn import Sizes
 from detection.modeling.roi_align import roi_align
 
-# "boxes" (G, 4), "classes" (G,), and where a head learns them "masks" (a list of polygons for each
-# object, or bitmaps (G, H, W)) and "keypoints" (G, number, 3).
+# "boxes" (G, 4), "classes" (G,), and for their heads "masks" (a list of polygons for each object,
+# or bitmaps (G, H, W)) and "keypoints" (G, number, 3).
 Target = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Pooler:
-    """RoIAlign with half-pixel alignment; of several maps, a region takes the one of its size.
+    """RoIAlign with half-pixel alignment, from the feature map that fits the size of the region.
 
     Attributes:
         size: P.
-        strides: of the maps, each twice the one before.
-        sampling_ratio: points per cell and side; 0: as many as there are pixels.
+        strides: Strides of the maps, each twice the one before.
+        sampling_ratio: Points per cell and side; 0 takes one per pixel.
     """
 
     size: int
@@ -58,19 +58,19 @@ class Pooler:
     sampling_ratio: int
 
     def __call__(self, maps: Sequence[Tensor], rois: Tensor) -> Tensor:
-        """Maps (N, C, H, W) and regions (R, 5), image and box -> (R, C, P, P)."""
+        """Pool the maps (N, C, H, W) in regions (R, 5): (R, C, P, P)."""
         if len(maps) == 1:
             return roi_align(maps[0], rois, self.size, 1 / self.strides[0], self.sampling_ratio)
         levels = self.levels(rois[:, 1:])
         pooled = maps[0].new_zeros(len(rois), maps[0].shape[1], self.size, self.size)
         for level, (features, stride) in enumerate(zip(maps, self.strides, strict=True)):
             (index,) = (levels == level).nonzero(as_tuple=True)
-            own = roi_align(features, rois[index], self.size, 1 / stride, self.sampling_ratio)
-            pooled.index_put_((index,), own)
+            part = roi_align(features, rois[index], self.size, 1 / stride, self.sampling_ratio)
+            pooled.index_put_((index,), part)
         return pooled
 
     def levels(self, boxes: Tensor) -> Tensor:
-        """(R,) number of the map: a box of 224 px belongs to stride 16 (FPN's equation 1)."""
+        """Return the index (R,) of each box's map; 224 px belong to stride 16 (FPN, equation 1)."""
         sides = (boxes[:, 2:] - boxes[:, :2]).prod(dim=1).sqrt()
         level = torch.floor(4 + torch.log2(sides / 224 + 1e-8)).long()
         first = self.strides[0].bit_length() - 1
@@ -78,16 +78,21 @@ class Pooler:
 
 
 class RoIHeads(nn.Module):
-    """What a box head, and where given a mask and a keypoint head, learn of regions and find there.
+    """RoI heads: a box head and, optionally, a mask head and a keypoint head.
 
-    Detectron2's StandardROIHeads, where each head has a pooler of its own; and its Res5ROIHeads
-    (C4), where all regions go through res5 and the mask head shares its maps with the boxes'.
+    Equal to Detectron2's StandardROIHeads, where each head has its own pooler, and Res5ROIHeads
+    (C4), where all regions go through res5 and the mask head uses the same maps as the box head.
 
     Args:
-        poolers: of the "box", "mask" and "keypoint" head; no "mask" in C4.
+        in_features: Names of the feature maps.
+        rules: Settings of sampling, losses and postprocessing.
+        poolers: Poolers of the "box", "mask" and "keypoint" head; C4 has no "mask".
         box_head: (R, C, P, P) -> (R, D), for the predictor.
-        res5: in C4 (R, C, P, P) -> (R, C', P', P'); with the extra norm of Res5ROIHeadsExtraNorm
-            it is a Sequential whose last module is named `norm`.
+        box_predictor: (R, D) -> logits and deltas.
+        res5: In C4, (R, C, P, P) -> (R, C', P', P'); with the extra norm of Res5ROIHeadsExtraNorm,
+            a Sequential whose last module is named `norm`.
+        mask_head: (R, C, P, P) -> logits (R, K, 2P, 2P).
+        keypoint_head: (R, C, P, P) -> heatmaps (R, number, 4P, 4P).
     """
 
     def __init__(
@@ -115,23 +120,23 @@ class RoIHeads(nn.Module):
         targets: Sequence[Target],
         image_sizes: Sizes,
     ) -> dict[str, Tensor]:
-        """The loss of every head on a sample of the proposals (., 4) of each image."""
+        """Sample the proposals (., 4) of each image, and compute the losses of all heads."""
         maps = [features[name] for name in self.in_features]
         sampled = self.sample_regions(proposals, targets)
         losses, pooled = self.box_losses(maps, sampled, targets, image_sizes)
-        chosen = sampled.objects >= 0
+        (chosen,) = (sampled.objects >= 0).nonzero(as_tuple=True)
         foreground, classes, objects = (part[chosen] for part in sampled)
         if self.mask_head is not None:
             pool = self.poolers.get("mask")
-            own = pooled[chosen] if pool is None else pool(maps, foreground)
+            cells = pooled[chosen] if pool is None else pool(maps, foreground)
             masks = [mask for t in targets for mask in t["masks"]]
             masks = [masks[index] for index in objects.tolist()]
-            logits = self.mask_head(own)
+            logits = self.mask_head(cells)
             losses["loss_mask"] = mask_loss(logits, classes, masks, foreground[:, 1:])
         if self.keypoint_head is not None:
             points = torch.cat([t["keypoints"] for t in targets])[objects]
-            seen = visible_in(points, foreground[:, 1:])
-            rois, points = foreground[seen], points[seen]
+            visible = visible_in(points, foreground[:, 1:])
+            rois, points = foreground[visible], points[visible]
             heatmaps = self.keypoint_head(self.poolers["keypoint"](maps, rois))
             loss = self.keypoint_loss(heatmaps, points, rois[:, 1:], len(targets))
             losses["loss_keypoint"] = loss
@@ -140,7 +145,7 @@ class RoIHeads(nn.Module):
     def detect(
         self, features: Mapping[str, Tensor], proposals: Sequence[Tensor], image_sizes: Sizes
     ) -> list[Detections]:
-        """Boxes first; then masks and keypoints of those that are left."""
+        """Detect boxes, then masks and keypoints in the boxes that are kept."""
         maps = [features[name] for name in self.in_features]
         found = self.detect_boxes(maps, proposals, image_sizes)
         rois = with_image([one["boxes"] for one in found])
@@ -148,7 +153,7 @@ class RoIHeads(nn.Module):
         if self.mask_head is not None:
             pool = self.poolers.get("mask", self.pool_boxes)
             classes = torch.cat([one["classes"] for one in found])
-            more["masks"] = own_class(self.mask_head(pool(maps, rois)), classes).sigmoid()
+            more["masks"] = select_class(self.mask_head(pool(maps, rois)), classes).sigmoid()
         if self.keypoint_head is not None:
             heatmaps = self.keypoint_head(self.poolers["keypoint"](maps, rois))
             more["keypoints"] = locate_keypoints(heatmaps, rois[:, 1:])
@@ -159,12 +164,12 @@ class RoIHeads(nn.Module):
         return found
 
     def pool_boxes(self, maps: Sequence[Tensor], rois: Tensor) -> Tensor:
-        """(R, C, P, P) of regions (R, 5); what the box head gets."""
+        """Return the input (R, C, P, P) of the box head for regions (R, 5)."""
         pooled = self.poolers["box"](maps, rois)
         return pooled if self.res5 is None else self.res5(pooled)
 
     def sample_regions(self, proposals: Sequence[Tensor], targets: Sequence[Target]) -> Regions:
-        """Of each image foreground before background; the objects' own boxes are proposals, too."""
+        """Sample proposals per image, foreground first; ground-truth boxes are added to them."""
         rules, thresholds = self.rules, (self.rules.iou_threshold,) * 2
         regions, objects, first = [], [], 0
         for boxes, target in zip(proposals, targets, strict=True):
@@ -184,17 +189,17 @@ class RoIHeads(nn.Module):
         targets: Sequence[Target],
         image_sizes: Sizes,
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """The box head's losses and its maps (R, C, P, P)."""
+        """Return the losses of the box head and its input (R, C, P, P)."""
         pooled = self.pool_boxes(maps, regions.rois)
         predicted = self.box_predictor(self.box_head(pooled))
-        wanted = torch.cat([t["boxes"] for t in targets])
+        objects = torch.cat([t["boxes"] for t in targets])
         weights = self.box_predictor.fed_loss_cls_weights
-        return box_losses(self.rules, predicted, regions, wanted, weights), pooled
+        return box_losses(self.rules, predicted, regions, objects, weights), pooled
 
     def detect_boxes(
         self, maps: Sequence[Tensor], proposals: Sequence[Tensor], image_sizes: Sizes
     ) -> list[Detections]:
-        """Boxes, scores and classes of each image."""
+        """Return the boxes, scores and classes detected in each image."""
         pooled = self.pool_boxes(maps, with_image(proposals))
         logits, deltas = self.box_predictor(self.box_head(pooled))
         boxes = decode(deltas, torch.cat(list(proposals)), self.rules.bbox_reg_weights)
@@ -203,9 +208,13 @@ class RoIHeads(nn.Module):
     def keypoint_loss(
         self, heatmaps: Tensor, keypoints: Tensor, boxes: Tensor, num_images: int
     ) -> Tensor:
-        """Cross-entropy over the cells of (R, number, S, S) for keypoints inside their region.
+        """Compute the cross-entropy over a heatmap's cells of the keypoints inside their region.
 
-        Args: the object's keypoints (R, number, 3) in boxes (R, 4).
+        Args:
+            heatmaps: Logits (R, number, S, S).
+            keypoints: (R, number, 3) of each region's object.
+            boxes: (R, 4) of the regions.
+            num_images: N.
         """
         from torchvision.models.detection.roi_heads import keypoints_to_heatmap
 
@@ -215,21 +224,24 @@ class RoIHeads(nn.Module):
             return heatmaps.sum() * 0
         logits = heatmaps.flatten(0, 1).flatten(1)[index]
         loss = F.cross_entropy(logits, cells.flatten()[index], reduction="sum")
-        nominal = self.rules.keypoint_normalizer
-        normalizer = len(index) if nominal is None else nominal * num_images
+        per_image = self.rules.keypoint_normalizer
+        normalizer = len(index) if per_image is None else per_image * num_images
         return loss / normalizer * self.rules.keypoint_weight
 
 
 class CascadeRoIHeads(RoIHeads):
-    """Cascade R-CNN (arXiv 1712.00726): box heads in stages, each on the boxes of the one before.
+    """Cascade R-CNN (arXiv 1712.00726): each stage's box head refines the boxes of the one before.
 
-    Equal to detectron2/modeling/roi_heads/cascade_rcnn.py. Masks and keypoints are learned on the
-    sampled proposals and found in the last stage's boxes.
+    Equal to detectron2/modeling/roi_heads/cascade_rcnn.py. Mask and keypoint heads train on the
+    sampled proposals and predict in the last stage's boxes.
 
     Args:
-        stages: of every stage its rules, which differ in IoU threshold and weights of the deltas.
-        box_heads: of every stage.
-        box_predictors: of every stage; deltas are (R, 4).
+        in_features: Names of the feature maps.
+        stages: Settings of each stage, which differ in IoU threshold and weights of the deltas.
+        poolers: See `RoIHeads`.
+        box_heads: One for each stage.
+        box_predictors: One for each stage; deltas are (R, 4).
+        **heads: Mask and keypoint head; see `RoIHeads`.
     """
 
     def __init__(
@@ -246,8 +258,8 @@ class CascadeRoIHeads(RoIHeads):
         self.stages = tuple(stages)
 
     def run_stage(self, number: int, pooled: Tensor) -> tuple[Tensor, Tensor]:
-        """(R, C, P, P) -> logits (R, K + 1) and deltas (R, 4)."""
-        if pooled.requires_grad:  # the losses add up in the heads; the maps get their mean
+        """Predict logits (R, K + 1) and deltas (R, 4) from (R, C, P, P) in a stage."""
+        if pooled.requires_grad:  # the losses are summed; the feature maps get their mean gradient
             pooled.register_hook(lambda gradient: gradient * (1.0 / len(self.stages)))
         predicted: tuple[Tensor, Tensor] = self.box_predictor[number](
             self.box_head.get_submodule(str(number))(pooled)
@@ -261,7 +273,8 @@ class CascadeRoIHeads(RoIHeads):
         targets: Sequence[Target],
         image_sizes: Sizes,
     ) -> tuple[dict[str, Tensor], Tensor]:
-        wanted = torch.cat([t["boxes"] for t in targets])
+        """Return the losses of all stages, and the input (R, C, P, P) of the first."""
+        objects = torch.cat([t["boxes"] for t in targets])
         first = pooled = self.pool_boxes(maps, regions.rois)
         losses: dict[str, Tensor] = {}
         boxes: list[Tensor] = []
@@ -271,49 +284,49 @@ class CascadeRoIHeads(RoIHeads):
                 pooled = self.pool_boxes(maps, regions.rois)
             predicted = self.run_stage(number, pooled)
             weights = self.box_predictor[number].fed_loss_cls_weights
-            own = box_losses(rules, predicted, regions, wanted, weights)
-            losses |= {f"{name}_stage{number}": loss for name, loss in own.items()}
+            stage = box_losses(rules, predicted, regions, objects, weights)
+            losses |= {f"{name}_stage{number}": loss for name, loss in stage.items()}
             rois = regions.rois
-            moved = decode(predicted[1].detach(), rois[:, 1:], rules.bbox_reg_weights)
-            boxes = [own[nonempty(own)] for own in by_image(moved, rois, image_sizes)]
+            refined = decode(predicted[1].detach(), rois[:, 1:], rules.bbox_reg_weights)
+            boxes = [part[nonempty(part)] for part in by_image(refined, rois, image_sizes)]
         return losses, first
 
     def detect_boxes(
         self, maps: Sequence[Tensor], proposals: Sequence[Tensor], image_sizes: Sizes
     ) -> list[Detections]:
-        """The mean of the stages' scores, and the last one's boxes."""
-        rois, of_stages = with_image(proposals), []
+        """Combine the mean of the stages' scores with the boxes of the last stage."""
+        rois, stage_scores = with_image(proposals), []
         for number, rules in enumerate(self.stages):
             logits, deltas = self.run_stage(number, self.pool_boxes(maps, rois))
-            of_stages.append(scores(rules, logits))
+            stage_scores.append(scores(rules, logits))
             boxes = decode(deltas, rois[:, 1:], rules.bbox_reg_weights)
-            # Empty ones stay: a region's scores have to be in the same row in every stage.
+            # Empty boxes stay, because a region has the same row in every stage's scores.
             rois = with_image(by_image(boxes, rois, image_sizes))
-        mean = sum(of_stages[1:], of_stages[0]) * (1.0 / len(self.stages))
+        mean = sum(stage_scores[1:], stage_scores[0]) * (1.0 / len(self.stages))
         return choose(self.rules, mean, boxes, proposals, image_sizes)
 
 
 def classes_of(objects: Tensor, targets: Sequence[Target], num_classes: int) -> Tensor:
-    """Classes (R,) of the batch's objects with these indices (R,); of -1 the background's."""
-    # Background is the last class, and so what the object -1 has.
-    background = objects.new_tensor([num_classes])
+    """Return the classes (R,) of the batch's objects with these indices (R,); -1 is background."""
+    # Background is appended last, which index -1 selects.
+    background = objects.new_full((1,), num_classes)
     return torch.cat([*(t["classes"] for t in targets), background])[objects]
 
 
 def match_regions(
     boxes: Sequence[Tensor], targets: Sequence[Target], rules: RegionRules
 ) -> Regions:
-    """Boxes (., 4) of each image, all of them, as regions."""
+    """Match all boxes (., 4) of each image to objects, without sampling."""
     objects, first = [], 0
-    for own, target in zip(boxes, targets, strict=True):
-        matched = match(target["boxes"], own, (rules.iou_threshold,) * 2, each_object=False)
+    for part, target in zip(boxes, targets, strict=True):
+        matched = match(target["boxes"], part, (rules.iou_threshold,) * 2, each_object=False)
         objects.append(torch.where(matched < 0, matched, matched + first))
         first += len(target["boxes"])
     index = torch.cat(objects)
     return Regions(with_image(boxes), classes_of(index, targets, rules.num_classes), index)
 
 
-def build_rules(cfg: CfgNode) -> RegionRules:
+def _build_rules(cfg: CfgNode) -> RegionRules:
     roi, box, points = cfg.MODEL.ROI_HEADS, cfg.MODEL.ROI_BOX_HEAD, cfg.MODEL.ROI_KEYPOINT_HEAD
     nominal = points.NUM_KEYPOINTS * roi.BATCH_SIZE_PER_IMAGE * roi.POSITIVE_FRACTION
     return RegionRules(
@@ -334,8 +347,11 @@ def build_rules(cfg: CfgNode) -> RegionRules:
     )
 
 
-def build_box_predictor(cfg: CfgNode, features: int) -> BoxPredictor:
-    """The federated loss samples a class by the number of its training images, to a power."""
+def _build_box_predictor(cfg: CfgNode, features: int) -> BoxPredictor:
+    """Build the box predictor, with class weights for the federated loss.
+
+    A class's weight is its number of training images to a power.
+    """
     box, weights = cfg.MODEL.ROI_BOX_HEAD, None
     if box.USE_FED_LOSS:
         counts = read_split(cfg.DATASETS.TRAIN[0], cfg).metadata["class_image_count"]
@@ -349,20 +365,20 @@ def build_box_predictor(cfg: CfgNode, features: int) -> BoxPredictor:
     )
 
 
-def build_box_head(box: CfgNode, channels: int) -> tuple[nn.Sequential, int]:
-    """MODEL.ROI_BOX_HEAD, and the number of its features."""
+def _build_box_head(box: CfgNode, channels: int) -> tuple[nn.Sequential, int]:
+    """Build MODEL.ROI_BOX_HEAD, and return it with the number of its features."""
     conv_dims, fc_dims = [box.CONV_DIM] * box.NUM_CONV, [box.FC_DIM] * box.NUM_FC
     return box_head(channels, box.POOLER_RESOLUTION, conv_dims, fc_dims, norm_layer(box.NORM))
 
 
 def build_roi_heads(cfg: CfgNode, backbone: Backbone) -> RoIHeads:
-    """MODEL.ROI_HEADS and the heads that are on."""
+    """Build MODEL.ROI_HEADS with the box head and, if they are on, mask and keypoint head."""
     model, roi, box = cfg.MODEL, cfg.MODEL.ROI_HEADS, cfg.MODEL.ROI_BOX_HEAD
-    mask, points, rules = model.ROI_MASK_HEAD, model.ROI_KEYPOINT_HEAD, build_rules(cfg)
+    mask, points, rules = model.ROI_MASK_HEAD, model.ROI_KEYPOINT_HEAD, _build_rules(cfg)
     strides = tuple(backbone.strides[name] for name in roi.IN_FEATURES)
     poolers = {
-        name: Pooler(own.POOLER_RESOLUTION, strides, own.POOLER_SAMPLING_RATIO)
-        for name, own in (("box", box), ("mask", mask), ("keypoint", points))
+        name: Pooler(head.POOLER_RESOLUTION, strides, head.POOLER_SAMPLING_RATIO)
+        for name, head in (("box", box), ("mask", mask), ("keypoint", points))
     }
     channels = backbone.stage_channels[roi.IN_FEATURES[0]]
     others: dict[str, nn.Module] = {}
@@ -376,15 +392,15 @@ def build_roi_heads(cfg: CfgNode, backbone: Backbone) -> RoIHeads:
         ]
     if roi.NAME in ("StandardROIHeads", "CascadeROIHeads"):
         for _ in stages:
-            head, features = build_box_head(box, channels)
+            head, features = _build_box_head(box, channels)
             box_heads.append(head)
-            predictors.append(build_box_predictor(cfg, features))
+            predictors.append(_build_box_predictor(cfg, features))
     else:
         del poolers["mask"]
         others["res5"] = build_res5(model, channels)
         channels = 8 * model.RESNETS.RES2_OUT_CHANNELS
         box_heads.append(nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()))
-        predictors.append(build_box_predictor(cfg, channels))
+        predictors.append(_build_box_predictor(cfg, channels))
     if model.MASK_ON:
         dims, norm = [mask.CONV_DIM] * (mask.NUM_CONV + 1), norm_layer(mask.NORM)
         others["mask_head"] = mask_head(channels, roi.NUM_CLASSES, dims, norm)

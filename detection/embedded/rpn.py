@@ -1,6 +1,7 @@
-"""Region proposals, equal to detectron2/modeling/{anchor_generator,proposal_generator/rpn}.py.
+"""Region proposal network with anchors, losses and proposal selection.
 
-How torchvision's RegionProposalNetwork differs is listed in model.py.
+Equal to detectron2/modeling/{anchor_generator,proposal_generator/rpn}.py; model.py lists the
+differences to torchvision's RegionProposalNetwork.
 
 Shapes: N images, A anchors per cell, C channels, H W cells of a feature map, G = H W A anchors.
 """
@@ -20,12 +21,13 @@ from detection.data.objects import nonempty
 from detection.embedded.backbone import Backbone
 from detection.embedded.boxes import Weights, decode, encode, match, sample
 from detection.embedded.layers import conv, normal_fill
+from moco.common.transfers import send
 
 Sizes = Sequence[tuple[int, int]]  # height and width of each image
 
 
 def cell_anchors(sizes_px: Sequence[float], aspect_ratios: Sequence[float]) -> Tensor:
-    """(A, 4) anchors around the origin, sizes outermost; a ratio is height / width."""
+    """Return the anchors (A, 4) around the origin, sizes outermost; a ratio is height / width."""
     anchors = []
     for size, ratio in product(sizes_px, aspect_ratios):
         width = math.sqrt(size**2.0 / ratio)
@@ -35,21 +37,26 @@ def cell_anchors(sizes_px: Sequence[float], aspect_ratios: Sequence[float]) -> T
 
 
 def grid_anchors(cell: Tensor, stride: int, offset: float, size: tuple[int, int]) -> Tensor:
-    """The anchors (A, 4) of one cell -> (H W A, 4) in all cells of a map of `size` (H, W)."""
+    """Repeat the anchors (A, 4) of one cell in all cells of a map of `size` (H, W): (H W A, 4)."""
     y, x = (
-        torch.arange(offset * stride, cells * stride, stride, dtype=torch.float32) for cells in size
+        torch.arange(
+            offset * stride, cells * stride, stride, dtype=torch.float32, device=cell.device
+        )
+        for cells in size
     )
-    y, x = torch.meshgrid(y.to(cell.device), x.to(cell.device), indexing="ij")
+    y, x = torch.meshgrid(y, x, indexing="ij")
     return (torch.stack((x, y, x, y), dim=-1).reshape(-1, 1, 4) + cell).reshape(-1, 4)
 
 
 @dataclass(frozen=True)
 class Anchors:
-    """Anchors of every feature map.
+    """Anchor generator of all feature maps.
 
     Attributes:
-        cells: (A, 4) of one cell for each map.
-        offset: of the first anchor's center from the corner of the image, in strides, [0, 1).
+        cells: Anchors (A, 4) of one cell, for each map.
+        strides: Stride of each map, px.
+        offset: Distance of the first anchor's center from the corner of the image, in strides,
+            in [0, 1).
     """
 
     cells: tuple[Tensor, ...]
@@ -57,24 +64,26 @@ class Anchors:
     offset: float
 
     def __call__(self, maps: Sequence[Tensor]) -> list[Tensor]:
-        """(G, 4) for each map (N, C, H, W)."""
+        """Return the anchors (G, 4) of each map (N, C, H, W)."""
         return [
-            grid_anchors(cell.to(x.device), stride, self.offset, (x.shape[-2], x.shape[-1]))
+            grid_anchors(send(cell, x.device), stride, self.offset, (x.shape[-2], x.shape[-1]))
             for cell, stride, x in zip(self.cells, self.strides, maps, strict=True)
         ]
 
 
 def by_anchor(outputs: Tensor, size: int) -> Tensor:
-    """(N, A * size, H, W) -> (N, G, size) in single precision, in the order of the anchors."""
+    """Rearrange (N, A * size, H, W) to (N, G, size), in fp32 and in the order of the anchors."""
     outputs = outputs.view(len(outputs), -1, size, *outputs.shape[-2:])
     return outputs.permute(0, 3, 4, 1, 2).flatten(1, -2).float()
 
 
 class RPNHead(nn.Module):
-    """3x3 convolutions with ReLU, then objectness and deltas by 1x1, the same for all maps.
+    """RPN head: 3x3 convolutions with ReLU, then 1x1 ones for objectness and deltas.
 
     Args:
-        conv_dims: output channels of each 3x3 convolution; -1: as many as it gets.
+        channels: C of all feature maps.
+        num_anchors: A.
+        conv_dims: Output channels of each 3x3 convolution; -1 keeps the number of its input.
     """
 
     def __init__(self, channels: int, num_anchors: int, conv_dims: Sequence[int]) -> None:
@@ -84,7 +93,7 @@ class RPNHead(nn.Module):
             out_channels = channels if dim == -1 else dim
             hidden.add_module(f"conv{number}", conv(channels, out_channels, 3))
             channels = out_channels
-        # A single one has no number in its name.
+        # As in Detectron2, a single convolution has no number in its name.
         self.conv = hidden if len(hidden) > 1 else hidden[0]
         self.objectness_logits = conv(channels, num_anchors, 1)
         self.anchor_deltas = conv(channels, num_anchors * 4, 1)
@@ -92,7 +101,7 @@ class RPNHead(nn.Module):
             normal_fill(layer, std=0.01)
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """(N, C, H, W) -> logits (N, G) and deltas (N, G, 4), in the order of the anchors."""
+        """Predict logits (N, G) and deltas (N, G, 4) from a map (N, C, H, W)."""
         for layer in self.conv if isinstance(self.conv, nn.Sequential) else [self.conv]:
             features = F.relu(layer(features))
         logits = by_anchor(self.objectness_logits(features), 1).squeeze(-1)
@@ -101,13 +110,16 @@ class RPNHead(nn.Module):
 
 @dataclass(frozen=True)
 class ProposalRules:
-    """How anchors are labeled, and proposals chosen: the keys of Detectron2's MODEL.RPN.
+    """Settings of anchor labels, losses and proposal selection, from MODEL.RPN.
 
     Attributes:
-        batch_size_per_image: anchors sampled per image, of which `positive_fraction` foreground.
-        pre_nms_topk, post_nms_topk: proposals kept per map and per image: (testing, training).
-        min_size_px: proposals need sides longer than this.
-        loc_weight: of the localization loss; `loss_weight` multiplies both losses.
+        batch_size_per_image: Anchors sampled per image, at most `positive_fraction` of them
+            foreground.
+        pre_nms_topk: Proposals kept per map before NMS, (testing, training).
+        post_nms_topk: Proposals kept per image after NMS, (testing, training).
+        min_size_px: Both sides of a proposal must be longer than this.
+        loss_weight: Weight of both losses.
+        loc_weight: Additional weight of the localization loss.
     """
 
     iou_thresholds: tuple[float, float]
@@ -124,10 +136,13 @@ class ProposalRules:
 
 
 class RPN(nn.Module):
-    """Feature maps -> proposals per image, best first, and the losses when there are objects.
+    """Region proposal network.
 
     Args:
-        in_features: names of the feature maps; anchors: of these.
+        in_features: Names of the feature maps.
+        rpn_head: Predicts objectness and deltas on each map.
+        anchors: Anchors of these maps.
+        rules: Settings of labels, losses and proposal selection.
     """
 
     def __init__(
@@ -147,7 +162,13 @@ class RPN(nn.Module):
         image_sizes: Sizes,
         objects: Sequence[Tensor] | None = None,
     ) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """`objects`: boxes (., 4) of each image, in training."""
+        """Return the proposals (., 4) of each image, best first, and in training the losses.
+
+        Args:
+            features: Feature maps (N, C, H, W) by name.
+            image_sizes: Sizes to which proposals are clipped.
+            objects: Ground-truth boxes (., 4) of each image, in training.
+        """
         maps = [features[name] for name in self.in_features]
         anchors = self.anchors(maps)
         logits, deltas = zip(*(self.rpn_head(x) for x in maps), strict=True)
@@ -161,22 +182,27 @@ class RPN(nn.Module):
     def losses(
         self, logits: Tensor, deltas: Tensor, anchors: Tensor, objects: Sequence[Tensor]
     ) -> dict[str, Tensor]:
-        """Sums over the sampled anchors, in the order of the anchors, / (sample size x images).
+        """Sum the losses over the sampled anchors, and divide by the sample size and N.
 
-        Args: logits (N, G), deltas (N, G, 4), anchors (G, 4) of all maps.
+        Args:
+            logits: (N, G) of all maps.
+            deltas: (N, G, 4) of all maps.
+            anchors: (G, 4) of all maps.
+            objects: Ground-truth boxes (., 4) of each image.
         """
         rules = self.rules
-        labels, wanted = [], []
+        labels, box_targets = [], []
         for boxes in objects:
             matched = match(boxes, anchors, rules.iou_thresholds, each_object=True)
             chosen = sample(matched, rules.batch_size_per_image, rules.positive_fraction)
             label = torch.full_like(matched, -1)
             labels.append(label.index_fill_(0, chosen[0], 1).index_fill_(0, chosen[1], 0))
-            # Of the others, and without objects of all, any box will do.
+            # Anchors that are not foreground may have any box; it enters no loss.
             best = boxes[matched.clamp(min=0)] if len(boxes) else anchors
-            wanted.append(encode(best, anchors, rules.bbox_reg_weights))
-        label, target = torch.stack(labels), torch.stack(wanted)
-        sampled, positive = label >= 0, label == 1
+            box_targets.append(encode(best, anchors, rules.bbox_reg_weights))
+        label, target = torch.stack(labels), torch.stack(box_targets)
+        # Indices, not masks: each use of a mask would wait for a GPU to count it.
+        sampled, positive = (x.nonzero(as_tuple=True) for x in (label >= 0, label == 1))
         loss_cls = F.binary_cross_entropy_with_logits(
             logits[sampled], label[sampled].float(), reduction="sum"
         )
@@ -196,12 +222,16 @@ class RPN(nn.Module):
         anchors: Sequence[Tensor],
         image_sizes: Sizes,
     ) -> list[Tensor]:
-        """Top-k by logit in each map, clip, drop empty boxes, NMS within each map, top-k of all.
+        """Select proposals: top k of each map, clipped, not empty, after NMS top k of all.
 
-        Args: of each map logits (N, G), deltas (N, G, 4), anchors (G, 4).
+        Args:
+            logits: (N, G) of each map.
+            deltas: (N, G, 4) of each map.
+            anchors: (G, 4) of each map.
+            image_sizes: Sizes to which proposals are clipped.
 
         Raises:
-            FloatingPointError: in training, boxes or logits that are not finite.
+            FloatingPointError: If boxes or logits are not finite, in training.
         """
         from torchvision.ops import batched_nms, clip_boxes_to_image
 
@@ -223,16 +253,17 @@ class RPN(nn.Module):
                 raise FloatingPointError("region proposals are not finite")
             boxes = clip_boxes_to_image(boxes, size)
             valid = finite & nonempty(boxes, rules.min_size_px)
-            boxes = boxes[valid]
-            keep = batched_nms(boxes, scores[valid], all_levels[valid], rules.nms_thresh)
+            (index,) = valid.nonzero(as_tuple=True)
+            boxes = boxes[index]
+            keep = batched_nms(boxes, scores[index], all_levels[index], rules.nms_thresh)
             proposals.append(boxes[keep[:after]])
         return proposals
 
 
 def build_anchors(model: CfgNode, names: Sequence[str], backbone: Backbone) -> Anchors:
-    """MODEL.ANCHOR_GENERATOR on the feature maps of these names."""
+    """Build MODEL.ANCHOR_GENERATOR for the feature maps of these names."""
     keys = model.ANCHOR_GENERATOR
-    # One list serves all maps, or each has its own.
+    # There is one list for all maps, or one for each.
     sizes, ratios = (
         [*values] * (len(names) if len(values) == 1 else 1)
         for values in (keys.SIZES, keys.ASPECT_RATIOS)
@@ -242,7 +273,7 @@ def build_anchors(model: CfgNode, names: Sequence[str], backbone: Backbone) -> A
 
 
 def build_rpn(model: CfgNode, backbone: Backbone) -> RPN:
-    """MODEL.RPN and ANCHOR_GENERATOR."""
+    """Build MODEL.RPN and its anchors."""
     rpn, names = model.RPN, list(model.RPN.IN_FEATURES)
     anchors, channels = build_anchors(model, names, backbone), backbone.stage_channels[names[0]]
     return RPN(

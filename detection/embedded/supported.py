@@ -1,7 +1,7 @@
-"""Refuses, before training, every key whose value this engine cannot honor.
+"""Checks that reject, before training, every key value that this engine does not support.
 
-A key that is silently ignored would make a number that means something else than its
-configuration says. The tables of keys are in detection/config/keys.py.
+A key that is silently ignored would make results that contradict their recorded configuration. The
+table of keys is in detection/config/keys.py.
 """
 
 from collections.abc import Sequence
@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from fvcore.common.config import CfgNode
 
 from detection.config.checks import check_basic_blocks, check_box_head, other_choice
-from detection.config.keys import DETECTRON2_ONLY, EMBEDDED_CHOICES
+from detection.config.keys import KEYS
 from detection.modeling.backbones import check_backbone
 from detection.modeling.backbones.base import require_maps
 from moco.common.errors import UserError
 
 
 def check_supported(cfg: CfgNode) -> None:
-    """Raise UserError for the first key, or pair of keys, that this engine cannot honor."""
-    if found := other_choice(cfg, DETECTRON2_ONLY, EMBEDDED_CHOICES):
+    """Raise UserError for the first key, or pair of keys, that this engine does not support."""
+    if found := other_choice(cfg, {row.name: row.embedded for row in KEYS}):
         key, value, names = found
         raise UserError(
             f"{key} {value}: the embedded engine has only {names}; "
@@ -44,14 +44,14 @@ def _check_anchors(cfg: CfgNode, maps: Sequence[str], head: str) -> None:
         if len(value) not in (1, len(names)) or len(lengths) != 1 or 0 in lengths:
             raise UserError(
                 f"MODEL.ANCHOR_GENERATOR.{name} {value}: expected one list for all feature maps, "
-                f"as [[1, 2]], or one for each of the {len(names)}, with as many numbers in each"
+                f"such as [[1, 2]], or one for each of the {len(names)}, all of the same length"
             )
 
 
 def _check_retinanet(cfg: CfgNode) -> None:
     for part in ("MASK_ON", "KEYPOINT_ON"):
         if cfg.MODEL[part]:
-            raise UserError(f"MODEL.{part} True: RetinaNet has boxes only; set it False")
+            raise UserError(f"MODEL.{part} True: RetinaNet predicts boxes only; set it to False")
     thresholds, labels = list(cfg.MODEL.RETINANET.IOU_THRESHOLDS), cfg.MODEL.RETINANET.IOU_LABELS
     _check_thresholds("RETINANET", thresholds, len(labels) - 1)
 
@@ -59,7 +59,7 @@ def _check_retinanet(cfg: CfgNode) -> None:
 def _check_thresholds(part: str, thresholds: Sequence[float], number: int) -> None:
     if len(thresholds) != number or list(thresholds) != sorted(thresholds):
         raise UserError(
-            f"MODEL.{part}.IOU_THRESHOLDS {thresholds}: expected {number}, the lower one first"
+            f"MODEL.{part}.IOU_THRESHOLDS {thresholds}: expected {number} in ascending order"
         )
 
 
@@ -74,12 +74,14 @@ def _check_roi_heads(cfg: CfgNode, maps: Sequence[str]) -> None:
     names = list(model.ROI_HEADS.IN_FEATURES)
     require_maps("MODEL.ROI_HEADS.IN_FEATURES", names, maps)
     if names != maps[maps.index(names[0]) :][: len(names)]:
-        raise UserError(f"MODEL.ROI_HEADS.IN_FEATURES {names}: expected maps in a row")
+        raise UserError(f"MODEL.ROI_HEADS.IN_FEATURES {names}: expected consecutive maps")
     if name not in ("StandardROIHeads", "CascadeROIHeads"):
         if names != ["res4"]:
             raise UserError(f"MODEL.ROI_HEADS.IN_FEATURES {names}: {name} needs ['res4']")
         if model.KEYPOINT_ON:
-            raise UserError(f"MODEL.KEYPOINT_ON True: {name} has none; set StandardROIHeads")
+            raise UserError(
+                f"MODEL.KEYPOINT_ON True: {name} has no keypoint head; set StandardROIHeads"
+            )
         return
     box = model.ROI_BOX_HEAD
     if box.NAME != "FastRCNNConvFCHead":
@@ -88,16 +90,20 @@ def _check_roi_heads(cfg: CfgNode, maps: Sequence[str]) -> None:
             f"FastRCNNConvFCHead for {name}; change it, or use --engine detectron2"
         )
     if box.NUM_CONV + box.NUM_FC == 0:
-        raise UserError("MODEL.ROI_BOX_HEAD.NUM_FC 0: with NUM_CONV 0 this head has no layer")
+        raise UserError("MODEL.ROI_BOX_HEAD.NUM_FC 0: with NUM_CONV 0 the head has no layer")
 
 
 def _check_segmenter(cfg: CfgNode, maps: Sequence[str]) -> None:
     head = cfg.MODEL.SEM_SEG_HEAD
-    if head.NAME != "FCN16sHead":
+    known = ("FCN16sHead", "LinearHead", "UPerHead")
+    if head.NAME not in known:
         raise UserError(
-            f"MODEL.SEM_SEG_HEAD.NAME {head.NAME}: the embedded engine has only FCN16sHead; "
-            "change it, or use --engine detectron2"
+            f"MODEL.SEM_SEG_HEAD.NAME {head.NAME}: the embedded engine has only "
+            f"{', '.join(known)}; change it, or use --engine detectron2"
         )
     require_maps("MODEL.SEM_SEG_HEAD.IN_FEATURES", head.IN_FEATURES, maps)
     if cfg.INPUT.RANDOM_FLIP == "vertical":
-        raise UserError("INPUT.RANDOM_FLIP vertical: semantic segmentation has horizontal, none")
+        raise UserError(
+            "INPUT.RANDOM_FLIP: got 'vertical', choices for semantic segmentation are horizontal, "
+            "none"
+        )

@@ -1,6 +1,6 @@
-"""Vision transformers with a pyramid: ViTDet's simple one, and an FPN of four blocks' maps.
+"""Vision transformers under ViTDet's simple feature pyramid, and under an FPN of four blocks' maps.
 
-The transformer is convert/modeling/vit.py's.
+The transformer itself is in convert/modeling/vit.py.
 """
 
 import torch.nn.functional as F
@@ -11,19 +11,12 @@ from convert.modeling.resnet import NormLayer
 from convert.modeling.vit import ViT
 from detection.embedded.backbone import BACKBONES, FPN, build_fpn
 from detection.embedded.layers import NORMS, conv
-from detection.modeling.backbones.vit import (
-    MAPS,
-    SCALES,
-    architecture,
-    ends_of_quarters,
-    freeze,
-    use,
-)
+from detection.modeling.backbones.vit import MAPS, SCALES, build_plain, build_vit, ends_of_quarters
 from detection.modeling.vit_maps import FourMaps
 
 
 def scaling(scale: float, dim: int, norm: NormLayer) -> tuple[list[nn.Module], int]:
-    """Layers that scale a map of `dim` channels, and the number of channels that they leave."""
+    """Return layers that scale a map of `dim` channels, and the number of their output channels."""
     if scale == 4:
         first = nn.ConvTranspose2d(dim, dim // 2, kernel_size=2, stride=2)
         second = nn.ConvTranspose2d(dim // 2, dim // 4, kernel_size=2, stride=2)
@@ -34,10 +27,10 @@ def scaling(scale: float, dim: int, norm: NormLayer) -> tuple[list[nn.Module], i
 
 
 class SimplePyramid(nn.Module):
-    """(N, 3, H, W) -> {"p2": (N, C, H/4, W/4), ..., "p6"}, all of the transformer's last map.
+    """Simple feature pyramid of a ViT: (N, 3, H, W) -> {"p2": (N, C, H/4, W/4), ..., "p6"}.
 
-    Equal to SimpleFeaturePyramid in detectron2/modeling/backbone/vit.py, which names its layers
-    by their strides (simfp_2: 4 px), with p6 by max pooling.
+    Equal to SimpleFeaturePyramid in detectron2/modeling/backbone/vit.py, which names its layers by
+    log2 of their stride (simfp_2: 4 px); p6 is max-pooled.
     """
 
     def __init__(self, net: ViT, channels: int, norm: NormLayer) -> None:
@@ -55,6 +48,7 @@ class SimplePyramid(nn.Module):
         self.size_divisibility = strides[-1]
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
+        """Map images to p2..p6."""
         (x,) = self.net(images).values()
         maps = [layers(x) for name, layers in self.named_children() if name != "net"]
         maps.append(F.max_pool2d(maps[-1], kernel_size=1, stride=2))
@@ -62,7 +56,7 @@ class SimplePyramid(nn.Module):
 
 
 class ViTFPN(nn.Module):
-    """(N, 3, H, W) -> {"p2": (N, C, H/4, W/4), ..., "p6"}: an FPN over maps of four blocks."""
+    """FPN over maps of four blocks: (N, 3, H, W) -> {"p2": (N, C, H/4, W/4), ..., "p6"}."""
 
     def __init__(self, net: ViT, fpn: FPN) -> None:
         super().__init__()
@@ -71,25 +65,35 @@ class ViTFPN(nn.Module):
         self.size_divisibility = fpn.size_divisibility
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
+        """Map images to p2..p6."""
         maps: dict[str, Tensor] = self.fpn(self.net(images))
         return maps
 
 
-def build_vit(model: CfgNode, *, four_maps: bool = False) -> ViT:
-    """The transformer of MODEL.VIT, with the last map or with those of four blocks."""
-    out_blocks = ends_of_quarters(model.VIT.DEPTH) if four_maps else ()
-    net = ViT(architecture(model), **use(model), out_blocks=out_blocks)
-    freeze(net, model.BACKBONE.FREEZE_AT)
-    return net
+class PlainViT(ViT):
+    """Vision transformer without a pyramid."""
+
+    @property
+    def size_divisibility(self) -> int:
+        """Number of pixels that both sides of a batch are a multiple of, a patch's."""
+        return next(iter(self.strides.values()))
+
+
+@BACKBONES.register()
+def build_vit_backbone(model: CfgNode) -> PlainViT:
+    """Build a plain vision transformer."""
+    return build_plain(PlainViT, model)
 
 
 @BACKBONES.register()
 def build_vit_sfp_backbone(model: CfgNode) -> SimplePyramid:
-    return SimplePyramid(build_vit(model), model.FPN.OUT_CHANNELS, NORMS[model.FPN.NORM])
+    """Build ViTDet's simple feature pyramid (arXiv 2203.16527)."""
+    return SimplePyramid(build_vit(ViT, model), model.FPN.OUT_CHANNELS, NORMS[model.FPN.NORM])
 
 
 @BACKBONES.register()
 def build_vit_fpn_backbone(model: CfgNode) -> ViTFPN:
-    net = build_vit(model, four_maps=True)
+    """Build a feature pyramid network over the maps of four blocks (arXiv 2111.11429)."""
+    net = build_vit(ViT, model, ends_of_quarters(model.VIT.DEPTH))
     maps = FourMaps(model.VIT.EMBED_DIM, model.VIT.PATCH_SIZE)
     return ViTFPN(net, build_fpn(model, maps, list(maps.strides)))

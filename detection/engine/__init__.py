@@ -1,1 +1,1 @@
-"""What both engines' runs share: processes, random state, weights, resuming."""
+"""Runs of both engines: processes, training loop, checkpoints, evaluation, logs, run folder."""

@@ -1,8 +1,8 @@
-"""Checkpoints of a fine-tuning run: model, optimizer, iteration and every process's random state.
+"""Checkpoints of a fine-tuning run: model, optimizer, iteration and random state of each process.
 
-Files and names are Detectron2's (fvcore's PeriodicCheckpointer): `model_0000499.pth` after
-iteration 499, `model_final.pth` at the end, and `last_checkpoint` naming the newest. The weights
-are under "model" with Detectron2's names, so that either engine and plain Detectron2 read it.
+File names are Detectron2's (fvcore's PeriodicCheckpointer): `model_0000499.pth` after iteration
+499, `model_final.pth` at the end, and `last_checkpoint` with the name of the newest. The weights
+are under "model" with Detectron2's names, so that both engines and plain Detectron2 read them.
 """
 
 import logging
@@ -28,7 +28,7 @@ def save_checkpoint(
 ) -> None:
     """Write the state after `iteration`, then `last_checkpoint`; all processes wait for it.
 
-    `more`: what `load_checkpoint` hands back.
+    `load_checkpoint` returns `more` with the rest of the contents.
     """
     ranks = distributed.gather_objects({**random_state(), **moving_averages(model)})
     if distributed.is_main():
@@ -49,18 +49,18 @@ def load_checkpoint(
     """Load a checkpoint into model and optimizer.
 
     Args:
-        path: the file.
-        model: whose tensors it has.
-        optimizer: of the model.
-        engine: name of the engine that resumes.
+        path: Checkpoint file.
+        model: Model to restore.
+        optimizer: Optimizer to restore.
+        engine: Name of the engine that resumes.
 
     Returns:
-        The next iteration; this process's random state, None where another number of processes
-        wrote it; what was saved with it.
+        The next iteration; the random state of this process, None if another number of processes
+        wrote the file; the contents of the file.
 
     Raises:
-        DataError: missing, damaged or unsafe file, or no checkpoint of a run.
-        UserError: of another model, or written by the other engine.
+        DataError: If the file is missing, damaged, unsafe, or not a checkpoint of a run.
+        UserError: If the file is that of another model, or of the other engine.
     """
     content = load_torch(path)
     wanted = ("model", "optimizer", "iteration", "random", "engine")
@@ -72,11 +72,11 @@ def load_checkpoint(
         )
     if content["engine"] != engine:
         raise UserError(
-            f"{path}: was written by the {content['engine']} engine; resume with --engine "
+            f"{path} was written by the {content['engine']} engine; resume with --engine "
             f"{content['engine']}"
         )
     load_trained(model, content["model"], path)
-    model.load_state_dict(content["model"])  # with the counters of batch norm as well
+    model.load_state_dict(content["model"])  # Includes the counters of batch norm.
     try:
         optimizer.load_state_dict(content["optimizer"])
     except (ValueError, KeyError) as error:
@@ -88,8 +88,8 @@ def load_checkpoint(
         random = ranks[distributed.rank()]
     else:
         logger.warning(
-            "%s: resumed with other images and random numbers (number of processes that wrote it: "
-            "%d, now: %d)",
+            "%s: resumed with other images and random numbers, because %d processes wrote it and "
+            "%d resume it",
             path,
             len(ranks),
             processes,

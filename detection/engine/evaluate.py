@@ -1,4 +1,4 @@
-"""The test split through a model: predictions on disk, metrics in hand."""
+"""Evaluation of a model on the test split."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -11,9 +11,11 @@ from torch import Tensor, nn
 
 from detection.config.engines import Engine
 from detection.data.batches import raise_on_all
-from detection.data.pipeline import build_evaluation
+from detection.data.pipeline import build_evaluation, is_semantic
+from detection.data.sample import Sample
 from detection.datasets import read_split
 from detection.datasets.base import Record, Split
+from detection.engine.windows import predict_in_windows
 from detection.evaluation.base import Evaluator, Prediction
 from detection.evaluation.evaluators import build_evaluator, evaluate_together
 from detection.evaluation.predictions import encode_mask
@@ -26,16 +28,16 @@ from moco.common.progress import Progress
 def evaluate(
     model: nn.Module, cfg: CfgNode, engine: Engine, name: str = "inference"
 ) -> dict[str, float]:
-    """Evaluate a model on DATASETS.TEST; the model's mode stays as it was.
+    """Evaluate a model on DATASETS.TEST, and restore its training mode.
 
     The predictions go to OUTPUT_DIR/`name`/<split>.json, boxes in pixels of the original images.
-    Each of W processes takes a W-th of the images in a row.
+    Each of W processes evaluates a contiguous W-th of the images.
 
     Returns:
         The metrics as kind/name, AP in 0..100, on the main process; {} on the others.
 
     Raises:
-        DataError: on all processes, where one of them cannot read an image.
+        DataError: On all processes, if one of them cannot read an image.
     """
     split, folder = read_split(cfg.DATASETS.TEST[0], cfg), Path(cfg.OUTPUT_DIR) / name
     evaluator = engine.evaluator(split, cfg, folder) or Gathered(split, cfg, folder, engine)
@@ -55,14 +57,14 @@ def evaluate(
 
 
 class Gathered:
-    """This project's metric of a split, computed on the main process from what all have found."""
+    """This project's evaluator of a split, computed on the main process from all predictions."""
 
     def __init__(self, split: Split, cfg: CfgNode, folder: Path, engine: Engine) -> None:
         self._evaluator: Evaluator = build_evaluator(split, cfg, folder)
         self._engine = engine
 
     def process(self, records: Sequence[Record], outputs: Any) -> None:
-        """Take the model's outputs for the images of `records`."""
+        """Process the model's outputs for the images of `records`."""
         for record, tensors in zip(records, self._engine.to_predictions(outputs), strict=True):
             self._evaluator.add(record, to_prediction(tensors))
 
@@ -73,7 +75,7 @@ class Gathered:
 
 
 def draw_predictions(model: nn.Module, cfg: CfgNode, engine: Engine, number: int) -> Path:
-    """Draw what `model` finds on `number` test images, spread over them; returns the folder."""
+    """Draw the predictions on `number` evenly spaced test images, and return their folder."""
     folder = Path(cfg.OUTPUT_DIR) / "inference" / "visualize"
     split = read_split(cfg.DATASETS.TEST[0], cfg)
     visualizer = Visualizer(folder, number, split, engine.open_url)
@@ -88,19 +90,28 @@ def _outputs(
     was_training = model.training
     model.eval()
     own = engine.mapper(cfg, training=False)
+    side, stride = cfg.TEST.SEM_SEG_WINDOW, cfg.TEST.SEM_SEG_STRIDE
+
+    def whole(samples: Sequence[Sample]) -> Any:
+        return model(engine.to_model(samples))
+
+    def windows(samples: Sequence[Sample]) -> Any:
+        return [predict_in_windows(whole, sample, side, stride) for sample in samples]
+
+    predict = windows if side and is_semantic(cfg) else whole
     try:
         with (
             closing(build_evaluation(cfg, records, own, engine.open_url)) as batches,
             torch.no_grad(),
         ):
             for record, samples in zip(records, batches, strict=True):
-                yield record, model(engine.to_model(samples))
+                yield record, predict(samples)
     finally:
         model.train(was_training)
 
 
 def to_prediction(answer: dict[str, Tensor]) -> Prediction:
-    """Return a model's answer for one image in the evaluators' form (detection/evaluation)."""
+    """Convert the outputs for one image to the format of detection/evaluation."""
     if "sem_seg" in answer:
         return {"sem_seg": answer["sem_seg"].argmax(dim=0).cpu().numpy()}
     prediction: Prediction = {name: value.cpu().numpy() for name, value in answer.items()}

@@ -1,4 +1,4 @@
-"""What an engine is to do, and the processes that do it."""
+"""Job of an engine: the training or evaluation, and the processes that run it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from moco.common.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Processes:
-    """How many processes train together, as Detectron2's launch takes it.
+    """Numbers of machines and processes, as in Detectron2's launch.
 
     Attributes:
-        num_gpus: on this machine, one for each GPU; on the CPU that many as well.
+        num_gpus: Number of processes on this machine, one per GPU; the same number on the CPU.
+        num_machines: Number of machines.
+        machine_rank: Index of this machine.
         dist_url: `tcp://host:port` of the first machine; "auto" for a single one.
-        started: torchrun has started them, and this is one.
+        started: Whether torchrun has started the processes, of which this is one.
     """
 
     num_gpus: int = 1
@@ -32,7 +34,7 @@ class Processes:
     started: bool = False
 
     def __post_init__(self) -> None:
-        """Raise UserError for numbers and an address that cannot be, whatever the task."""
+        """Raise UserError for numbers or an address that no task can have."""
         if not 0 <= self.machine_rank < self.num_machines or self.num_gpus < 1:
             raise UserError(
                 f"--num-gpus {self.num_gpus} --num-machines {self.num_machines} "
@@ -48,6 +50,7 @@ class Processes:
 
     @property
     def world_size(self) -> int:
+        """Number of processes on all machines."""
         return self.num_gpus * self.num_machines
 
 
@@ -56,18 +59,19 @@ ONE_PROCESS = Processes()
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Train and evaluate a task, or only evaluate it.
+    """Training and evaluation of a task, or its evaluation only.
 
     Attributes:
-        engine: its name, for `detection.config.engines.find_engine`.
-        cfg: from detection.config.task.load_task, which has checked it; SEED is not negative; fits
-            `processes`. OUTPUT_DIR, whose lock the caller holds, gets log.txt, metrics.json,
-            model_*.pth, last_checkpoint and inference/.
-        weights: the converted backbone, None for a random one and for evaluation.
-        resume: continue from the last checkpoint in OUTPUT_DIR, if there is one.
-        eval_only: evaluate the trained model that MODEL.WEIGHTS names.
-        visualize: number of test images to draw the predictions on.
-        imports: the user's modules, which every process imports.
+        engine: Name of the engine, for `detection.config.engines.find_engine`.
+        cfg: Configuration that detection.config.task.load_task has checked; it fits `processes`,
+            and SEED is not negative. The caller holds the lock of OUTPUT_DIR, which gets log.txt,
+            metrics.json, model_*.pth, last_checkpoint and inference/.
+        weights: Converted backbone; None for random weights and for evaluation only.
+        resume: Whether to continue from the last checkpoint in OUTPUT_DIR, if there is one.
+        eval_only: Whether to evaluate the trained model of MODEL.WEIGHTS only.
+        visualize: Number of test images to draw the predictions on.
+        processes: Processes that run the job together.
+        imports: Modules of the user, which every process imports.
     """
 
     engine: str
@@ -81,16 +85,16 @@ class Job:
 
 
 def import_modules(names: Iterable[str]) -> list[str]:
-    """Import the user's modules; returns a line about each.
+    """Import the user's modules, and return a line about each.
 
     Raises:
-        UserError: one cannot be imported.
+        UserError: If one cannot be imported.
     """
     lines = []
     for name in names:
         try:
             module = importlib.import_module(name)
-        except Exception as error:  # of the user's code
+        except Exception as error:  # The user's code may raise anything.
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise UserError(
                 f"--import {name}: {reason}; its folder has to be in PYTHONPATH"
@@ -100,7 +104,7 @@ def import_modules(names: Iterable[str]) -> list[str]:
 
 
 def torchrun_processes() -> Processes | None:
-    """The processes that torchrun has started, None without it."""
+    """Return the processes that torchrun has started; None without torchrun."""
     world, local = distributed.launched_processes(), distributed.local_processes()
     if world == 1:
         return None
@@ -108,7 +112,7 @@ def torchrun_processes() -> Processes | None:
 
 
 def check_processes(cfg: CfgNode, processes: Processes, *, eval_only: bool = False) -> None:
-    """Raise UserError for a number of processes that the machine or the task cannot have."""
+    """Raise UserError if the machine or the task does not allow this number of processes."""
     available = torch.cuda.device_count()
     if cfg.MODEL.DEVICE != "cpu" and processes.num_gpus > available:
         flag = "--nproc-per-node" if processes.started else "--num-gpus"

@@ -1,12 +1,12 @@
-"""The processes of one fine-tuning: their number, stop signals, and the result or first error.
+"""Launching of the processes of a job: stop signals, and the result or the first error.
 
-Both engines are given a number of processes by Detectron2's flags. The first process starts the
-others, passes signals on to them, and gets the result or the first error back through a file. With
-torchrun there is nothing to start: every process is one of them.
+Detectron2's flags set the number of processes for both engines. The first process starts the
+others, forwards signals to them, and receives the result or the first error through a file. Under
+torchrun every process is already running.
 
-torch's elastic launch is not used for it: told to stop, it kills after 30 seconds what may still
-be at an iteration, an evaluation or a checkpoint, and its error files do not say whether an error
-is the user's, the data's or the numbers'.
+torch's elastic launch is not used: after a stop signal it kills processes within 30 seconds, even
+during an iteration, an evaluation or a checkpoint, and its error files do not distinguish errors of
+the user, of the data and of numerics.
 """
 
 from __future__ import annotations
@@ -39,25 +39,30 @@ from moco.engine.stop import StopRequest, end, stop_signals
 
 logger = logging.getLogger(__name__)
 
-TIMEOUT_SECONDS = 1800  # how long processes wait for one that evaluates, as Detectron2's
-_STOP_MARK = "stop"  # beside the outcome; the signal that the first process has got
+TIMEOUT_SECONDS = 1800  # Timeout while another process evaluates, as in Detectron2.
+_STOP_MARK = "stop"  # File next to the outcome, with the signal that the first process received.
 
-# One process's share of a job; its result is complete on the main process.
+# Function that runs one process's share of a job; its result is complete on the main process.
 Work = Callable[[Job, StopRequest], EngineResult]
 
 
 def run(job: Job) -> EngineResult:
-    """Do a job in this process, or in others of this machine.
+    """Run a job in this process, or in new processes on this machine.
 
-    A stop signal (moco/engine/stop.py) is answered after the iteration at hand by all processes
-    together; one that comes during an evaluation, after its end and one more iteration. An
-    evaluation that was due at a stop is done by `resume`. Before the processes are up, and in a
-    job that only evaluates, there is nothing to save, and the job just ends.
+    After a stop signal (moco/engine/stop.py), all processes stop together at the end of the current
+    iteration; if the signal comes during an evaluation, after the evaluation and one more
+    iteration. A resumed run makes up for an evaluation that was due at the stop. Before the
+    processes are connected, and in a job that only evaluates, there is nothing to save, and a
+    signal ends the job.
+
+    An error is that of the process that failed first.
 
     Raises:
-        UserError: what does not fit; DataError: an image that cannot be read; NumericError: a loss
-            that is not finite; as the process that failed first.
-        Preempted, KeyboardInterrupt: a signal requested a stop, and the state is saved.
+        UserError: If configuration, weights or processes do not fit.
+        DataError: If an image cannot be read.
+        NumericError: If a loss is not finite.
+        Preempted: If a signal requested a stop, and the state is saved.
+        KeyboardInterrupt: If Ctrl-C requested a stop.
     """
     if job.processes.world_size == 1 or job.processes.started:
         with _connected(job), _stop_signals(StopRequest(), job) as stop:
@@ -65,20 +70,27 @@ def run(job: Job) -> EngineResult:
     with TemporaryDirectory(prefix="detection-") as scratch:
         outcome = Path(scratch) / "outcome.json"
         if job.cfg.MODEL.DEVICE == "cpu":
-            # Else every process would be given a GPU of its own, as far as there are any.
+            # Otherwise every process would get a GPU of its own, if there are any.
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        # It tells how it ends the others when one has failed, before that one's message.
+        # Otherwise torch logs that it ends the other processes before the error of the failed one.
         logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
         with _stop_signals(_ParentStop(outcome), job) as stop:
-            failure = None
+            failure: Exception | None = None
             try:
                 _launch(job, outcome)
-            except KeyboardInterrupt:  # the second one: at once
+            except KeyboardInterrupt:  # The second Ctrl-C ends everything immediately.
                 kill_children()
                 raise
+            except torch.multiprocessing.ProcessExitedException as error:
+                # This process saw a child's end before the other children lost its connection.
+                cause = error.signal_name or f"exit code {error.exit_code}"
+                failure = distributed.LostProcess(
+                    f"process {error.error_index} of this run died ({cause}); run the same command "
+                    "with --resume to continue"
+                )
             except Exception as error:
                 failure = error
-            if outcome.is_file():  # of the process that failed first: worth more than `failure`
+            if outcome.is_file():  # The error of the process that failed first, before `failure`.
                 try:
                     return read_outcome(outcome)
                 except Preempted as error:
@@ -86,12 +98,12 @@ def run(job: Job) -> EngineResult:
             if failure is not None:
                 if stop.received is None:
                     raise failure
-                end(  # told to stop while they were still starting, which ended them
+                end(  # The signal ended the processes while they were starting.
                     stop.received,
-                    f"stopped, and nothing was saved since the last checkpoint ({failure}); run "
+                    f"stopped, but nothing was saved since the last checkpoint ({failure}); run "
                     "the same command with --resume to continue",
                 )
-    # The main process, and so the result, is on the first machine.
+    # The main process, which has the result, is on the first machine.
     return EngineResult({}, 0 if job.eval_only else job.cfg.SOLVER.MAX_ITER, 0.0, None)
 
 
@@ -103,7 +115,7 @@ def _launch(job: Job, outcome: Path) -> None:
 
 
 def _in_process(local_rank: int, job: Job, address: tuple[str, str], outcome: Path) -> None:
-    """A process that `run` starts, with the environment that torchrun gives."""
+    """Run a process that `run` started, with the environment variables of torchrun."""
     processes = job.processes
     rank = processes.machine_rank * processes.num_gpus + local_rank
     os.environ |= {
@@ -115,13 +127,13 @@ def _in_process(local_rank: int, job: Job, address: tuple[str, str], outcome: Pa
         "MASTER_ADDR": address[0],
         "MASTER_PORT": address[1],
     }
-    # Python's handler would wait with torch for the other processes.
+    # Python's handler would only run after torch has stopped waiting for the other processes.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     report(job, work, outcome, rank=rank, local_rank=local_rank)
 
 
 def _address(processes: Processes) -> tuple[str, str]:
-    """Host and port at which the processes meet."""
+    """Return host and port of the rendezvous."""
     if processes.dist_url != "auto":
         host, _, port = processes.dist_url.removeprefix("tcp://").rpartition(":")
         return host, port
@@ -131,7 +143,7 @@ def _address(processes: Processes) -> tuple[str, str]:
 
 @contextmanager
 def _connected(job: Job) -> Iterator[None]:
-    """Open the connection of this process; a signal ends one that still waits for the others."""
+    """Connect this process to the others; a signal ends a process that still waits for them."""
     device = job.cfg.MODEL.DEVICE
     own = f"cuda:{distributed.local_rank()}" if device == "cuda" else device
     session = distributed.session(torch.device(own), TIMEOUT_SECONDS, setting=None)
@@ -140,17 +152,24 @@ def _connected(job: Job) -> Iterator[None]:
 
 
 def report(job: Job, work: Work, outcome: Path, *, rank: int, local_rank: int) -> None:
-    """Do one process's share; the main one leaves its result or error in `outcome`.
+    """Run one process's share of a job, and write its result or error to `outcome`.
+
+    Args:
+        job: Job to run.
+        work: Function that runs the share.
+        outcome: File for the result of rank 0, or the error of the process that failed first.
+        rank: Rank of this process on all machines.
+        local_rank: Rank of this process on this machine.
 
     Raises:
-        Exception: as `work`, but for a stop that was requested.
+        Exception: Any error of `work`, except a requested stop.
     """
     hold(job.cfg.OUTPUT_DIR)
     try:
         with _connected(job), _stop_signals(_WorkerStop(outcome), job) as stop:
             result = work(job, stop)
     except Preempted as error:
-        if local_rank == 0:  # on every machine; it has no message of its own to wait for
+        if local_rank == 0:  # One process per machine reports the stop.
             atomic_write_json(outcome, {"preempted": str(error)})
         return
     except Exception as error:
@@ -159,7 +178,7 @@ def report(job: Job, work: Work, outcome: Path, *, rank: int, local_rank: int) -
         else:
             logger.exception("process %d failed", rank)
             text, exit_code = " ".join(f"{type(error).__name__}: {error}".split()), None
-        # What follows from the end of another process says less than what that one says.
+        # The failure of another process may cause this error; the other's own message is better.
         consequence = exit_code is None or isinstance(error, distributed.LostProcess)
         if not (consequence and outcome.is_file()):
             content = {
@@ -171,16 +190,17 @@ def report(job: Job, work: Work, outcome: Path, *, rank: int, local_rank: int) -
             atomic_write_json(outcome, content)
         raise
     if rank == 0:
-        # JSON as Python writes it: NaN is allowed here, the file is read by the function below.
+        # NaN is allowed here, because only `read_outcome` reads the file.
         atomic_write_text(outcome, json.dumps(dataclasses.asdict(result)))
 
 
 def read_outcome(path: Path) -> EngineResult:
-    """What `report` has left.
+    """Read the file that `report` wrote: return the result, or raise the error.
 
     Raises:
-        UserError, DataError, NumericError, Preempted: it is an error.
-        RuntimeError: it is one that nobody expected; its traceback is a note of this one.
+        UserError: If the process raised one; DataError, NumericError and Preempted likewise.
+        RuntimeError: If the process raised an unexpected error, whose traceback is a note of this
+            one.
     """
     content = json.loads(path.read_text(encoding="utf-8"))
     if "preempted" in content:
@@ -200,12 +220,12 @@ def read_outcome(path: Path) -> EngineResult:
 
 
 def _stop_signals(stop: StopRequest, job: Job) -> AbstractContextManager[StopRequest]:
-    """Signals end what has nothing to save at once."""
+    """Handle stop signals by `stop`; signals end a job that only evaluates immediately."""
     return nullcontext(stop) if job.eval_only else stop_signals(stop)
 
 
 class _ParentStop(StopRequest):
-    """Of the process that started the others: passes a signal on to them."""
+    """Stop request of the process that started the others; forwards signals to them."""
 
     def __init__(self, outcome: Path) -> None:
         super().__init__()
@@ -213,11 +233,10 @@ class _ParentStop(StopRequest):
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         super().__call__(number, frame)
-        # SIGINT is also what they get when this process dies.
+        # The other processes get SIGINT when this process dies, so that it cannot mean a stop.
         number = signal.SIGTERM if number == signal.SIGINT else number
-        self._mark.write_text(
-            str(int(number)), encoding="utf-8"
-        )  # for one that is just being started
+        # A process that is still starting reads the signal from the file.
+        self._mark.write_text(str(int(number)), encoding="utf-8")
         for process in multiprocessing.active_children():
             if process.pid is not None:
                 with suppress(ProcessLookupError):
@@ -225,7 +244,7 @@ class _ParentStop(StopRequest):
 
 
 class _WorkerStop(StopRequest):
-    """Of the others."""
+    """Stop request of a process that `run` started."""
 
     def __init__(self, outcome: Path) -> None:
         super().__init__()
@@ -233,11 +252,11 @@ class _WorkerStop(StopRequest):
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         parent = multiprocessing.parent_process()
-        if number == signal.SIGINT:  # Ctrl-C reaches all processes; the first one passes it on
+        if number == signal.SIGINT:  # Ctrl-C reaches all processes; the first one forwards it.
             if parent is not None and os.getppid() != parent.pid:
-                raise KeyboardInterrupt  # it is gone, and with it the lock of the folder
+                raise KeyboardInterrupt  # The parent is gone, and the folder is no longer locked.
         elif number == signal.SIGTERM and self._outcome.is_file():
-            signal.signal(number, signal.SIG_DFL)  # another process failed, and this one is ended
+            signal.signal(number, signal.SIG_DFL)  # Another process failed, which ends this one.
             os.kill(os.getpid(), number)
         else:
             super().__call__(number, frame)

@@ -1,4 +1,4 @@
-"""Logs of a run: log.txt, metrics.json, and the same numbers for its loggers."""
+"""Logs of a run: log.txt, metrics.json, and the loggers that receive its metrics."""
 
 import logging
 import statistics
@@ -14,14 +14,15 @@ from moco.engine.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-# Name → value, and whether lines of metrics.json are smoothed over it.
+# Name → value, and whether metrics.json is smoothed over it.
 Scalars = Mapping[str, tuple[float, bool]]
 
 
 @contextmanager
 def log_file(path: Path, loggers: Sequence[str]) -> Iterator[None]:
     """Send what `loggers` log on the main process to a file; warnings reach stderr as well."""
-    handlers: list[logging.Handler] = [logging.NullHandler()]  # else Python prints the warnings
+    # Without a handler, Python prints the warnings.
+    handlers: list[logging.Handler] = [logging.NullHandler()]
     if distributed.is_main():
         to_file, to_terminal = logging.FileHandler(path, encoding="utf-8"), logging.StreamHandler()
         to_file.setFormatter(logging.Formatter("[%(asctime)s %(name)s] %(levelname)s: %(message)s"))
@@ -39,38 +40,39 @@ def log_file(path: Path, loggers: Sequence[str]) -> Iterator[None]:
         yield
 
 
-Point = tuple[int, float]  # an iteration and a value
-Recent = Mapping[str, Sequence[Point]]  # what the next line of metrics.json is smoothed over
+Point = tuple[int, float]  # An iteration and a value.
+Recent = Mapping[str, Sequence[Point]]  # Values that metrics.json is smoothed over next.
 
 
 class StepLog(Metrics):
-    """Collects values per iteration; writes lines every 20 iterations and at the end.
+    """Writer of metrics.json: medians of the values of each iteration, every 20 iterations.
 
-    A value is the median over the last 20 iterations in which there may have been one, and belongs
-    to the last of them: what is logged now and then has a line of its own, as in Detectron2. Names
-    are Detectron2's: total_loss, the losses, lr, time, data_time, eta_seconds (all in seconds), so
-    that its tools read the file.
+    A value is the median over the last 20 iterations, and belongs to the last iteration that has
+    one: a value that is logged occasionally has its own line, as in Detectron2. Names are
+    Detectron2's, so that its tools read the file: total_loss, the losses, lr, time, data_time,
+    eta_seconds (times in seconds).
 
     Args:
-        folder: None on all processes but the main one, where nothing is written.
+        folder: Folder of the run; None on all processes but the main one, which write nothing.
+        max_iter: Number of iterations of the training.
     """
 
     def __init__(self, folder: Path | None, max_iter: int) -> None:
         super().__init__(None if folder is None else RunFolder(folder, owner=False))
         self._max_iter = max_iter
         self._windows: dict[str, deque[Point]] = defaultdict(lambda: deque(maxlen=WINDOW_ITERS))
-        self._written = -1  # the newest iteration that has a line
+        self._written = -1  # The newest iteration that has a line.
 
     def step(
         self, iteration: int, values: Mapping[str, float], scalars: Scalars, *, lr: float
     ) -> None:
-        """Note the values of one iteration.
+        """Record the values of one iteration.
 
         Args:
-            iteration: its number.
-            values: name → value.
-            scalars: what the model itself logged: name → value, and whether it is smoothed.
-            lr: the learning rate of the iteration.
+            iteration: Number of the iteration.
+            values: Values by name.
+            scalars: Values that the model itself logged, and whether they are smoothed.
+            lr: Learning rate of the iteration.
         """
         for name, value in values.items():
             self._windows[name].append((iteration, value))
@@ -93,19 +95,19 @@ class StepLog(Metrics):
         self._written = iteration
 
     def recent(self) -> dict[str, list[Point]]:
-        """Return what the next lines are smoothed over, for a checkpoint; without the times."""
+        """Return the values that the next lines are smoothed over, except times."""
         return {name: list(w) for name, w in self._windows.items() if not name.endswith("time")}
 
     def resume(self, recent: Recent, done: int) -> None:
-        """Continue after `done` iterations with what `recent` returned."""
+        """Continue after `done` iterations, with the values that `recent` returned."""
         self._written = last_written(done)
         for name, points in recent.items():
             self._windows[name].extend((at, value) for at, value in points)
 
-    def write(self, iteration: int, values: Mapping[str, float], **beside: float) -> None:
-        """Write values at once, such as the metrics of an evaluation."""
-        super().write(iteration, values, **beside)
+    def write(self, iteration: int, values: Mapping[str, float], **extra: float) -> None:
+        """Write values immediately, such as the metrics of an evaluation."""
+        super().write(iteration, values, **extra)
         if self._folder is None:
             return
-        said = "  ".join(f"{name}: {value:.4g}" for name, value in values.items())
-        logger.info("iter: %d  %s", iteration, said)
+        text = "  ".join(f"{name}: {value:.4g}" for name, value in values.items())
+        logger.info("iter: %d  %s", iteration, text)

@@ -1,6 +1,6 @@
-"""Batch norm statistics that several processes have estimated, each from its own images, as one.
+"""Precise batch norm on several processes: combines the statistics of all ranks.
 
-For both engines' PreciseBN, which fvcore's `update_bn_stats` does on each process by itself.
+fvcore's `update_bn_stats`, which both engines use, estimates them on each process by itself.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ from moco.common import distributed
 
 @contextmanager
 def count_values(model: nn.Module) -> Iterator[dict[nn.Module, int]]:
-    """BN layers in training mode → number of values per channel that pass through each of them."""
+    """Count the values per channel that pass through each BN layer in training mode."""
     counts: dict[nn.Module, int] = dict.fromkeys(get_bn_modules(model), 0)
 
     def count(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -31,13 +31,13 @@ def count_values(model: nn.Module) -> Iterator[dict[nn.Module, int]]:
 
 
 def combine_statistics(counts: Mapping[nn.Module, int]) -> None:
-    """Mean and variance over the ranks' values together, written into every rank's layers.
+    """Set the statistics of each layer to mean and variance over the values of all ranks.
 
     With n_r values of mean m_r and variance v_r on rank r: m = sum n_r m_r / n, and
     v = sum n_r (v_r + m_r^2) / n - m^2. In double precision, because v is a difference.
 
     Args:
-        counts: layer → n_r, the same layers in the same order on every rank.
+        counts: n_r by layer, the same layers in the same order on every rank.
     """
     if distributed.world_size() == 1:
         return
@@ -52,7 +52,7 @@ def combine_statistics(counts: Mapping[nn.Module, int]) -> None:
         sums = distributed.sum_over_ranks(sums)
         total = sums[-1]
         if total == 0:
-            continue  # a layer that no rank used keeps what training left
+            continue  # A layer that no rank used keeps the statistics of the training.
         mean = sums[:channels] / total
         var = sums[channels:-1] / total - mean**2
         running_mean.copy_(mean)

@@ -1,4 +1,4 @@
-"""The files of a run that is resumed: what came after the state it resumes from goes aside."""
+"""Files of a resumed run: results after the checkpoint that it resumes from are set aside."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -15,22 +15,24 @@ from moco.common.errors import NumericError, UserError
 from moco.common.run import RECORD_NAME, drop_metrics, metrics_lines
 from moco.engine.checkpoint import POINTER_NAME, set_aside
 
-WRITE_EVERY_ITERS = 20  # lines of metrics.json, as in Detectron2
-WINDOW_ITERS = 20  # their values are medians over this many
-_FINAL = "model_final.pth"  # fvcore's names
+WRITE_EVERY_ITERS = 20  # Period of the lines of metrics.json, as in Detectron2.
+WINDOW_ITERS = 20  # Number of iterations that their values are medians over.
+_FINAL = "model_final.pth"  # File names are fvcore's.
 _CHECKPOINT = re.compile(r"model_(\d{7,})\.pth")
 _DONE = "iterations_done"
 
 
 def resume_from(folder: Path, resumed: Path | None, done: int, max_iter: int) -> None:
-    """Prepare a folder for a run that resumes; on the main process, once all have read the file.
+    """Prepare the folder of a resumed run, on the main process, after all have read the checkpoint.
 
-    Checkpoints of later iterations, and with them the record of the earlier end, move into a
-    subfolder. metrics.json loses the lines that the resumed run writes again.
+    Checkpoints of later iterations, together with the record of the earlier end, move to a
+    subfolder. The lines that the resumed run writes again are removed from metrics.json.
 
     Args:
-        resumed: the checkpoint, None for a run that starts from scratch.
-        done: iterations in it. max_iter: of the run.
+        folder: Folder of the run.
+        resumed: Checkpoint file; None for a run that starts from scratch.
+        done: Number of iterations of the checkpoint.
+        max_iter: Number of iterations of the run.
     """
     later = []
     for path in sorted(folder.glob("model_*.pth")):
@@ -49,20 +51,20 @@ def resume_from(folder: Path, resumed: Path | None, done: int, max_iter: int) ->
 
 
 def last_written(done: int) -> int:
-    """Return the iteration of the last lines of metrics.json after `done` iterations; -1: none."""
+    """Return the iteration of metrics.json's last line after `done` iterations; -1 without one."""
     return done - 1 - done % WRITE_EVERY_ITERS
 
 
 def due(done: int, period: int) -> bool:
-    """Whether something is due after `done` iterations; period 0: at the end only."""
+    """Return whether an action is due after `done` iterations; period 0: only at the end."""
     return period > 0 and done % period == 0
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint of a run, or None before the first.
+    """Return the newest checkpoint of a run, or None before the first.
 
     Raises:
-        UserError: `last_checkpoint` names a file outside the folder.
+        UserError: If `last_checkpoint` names a file outside the folder.
     """
     record = folder / POINTER_NAME
     if not record.is_file():
@@ -74,9 +76,9 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 
 def evaluation_is_missing(folder: Path, done: int, period: int) -> bool:
-    """Whether the evaluation that is due after `done` iterations is not in metrics.json.
+    """Return whether metrics.json lacks the evaluation that was due after `done` iterations.
 
-    A stop or a kill came before it.
+    This is so if the run was stopped or killed before the evaluation.
     """
     if done == 0 or not due(done, period):
         return False
@@ -92,7 +94,7 @@ def _is_evaluation(line: Mapping[str, Any]) -> bool:
 
 @contextmanager
 def counting(done: Callable[[], int]) -> Iterator[None]:
-    """An error that is raised inside takes along how many iterations were done."""
+    """Attach the number of iterations done to an error that is raised in the context."""
     try:
         yield
     except Exception as error:
@@ -101,14 +103,14 @@ def counting(done: Callable[[], int]) -> Iterator[None]:
 
 
 def check_finite(cfg: CfgNode, model: nn.Module, iteration: int) -> None:
-    """Raise NumericError before a tensor that is not finite is saved, averaged or evaluated."""
-    for name, value in getattr(model, "module", model).state_dict().items():  # within DDP
+    """Raise NumericError if a tensor of the model is not finite, before it is used or saved."""
+    for name, value in getattr(model, "module", model).state_dict().items():  # DDP has a module.
         if not torch.isfinite(value).all():
             raise diverged(cfg, iteration, f"{name} is not finite")
 
 
 def diverged(cfg: CfgNode, iteration: int, what: str) -> NumericError:
-    """The error of a loss or weight that is not finite; `what` says which."""
+    """Return the error for a loss or weight that is not finite, which `what` describes."""
     last = last_checkpoint(Path(cfg.OUTPUT_DIR))
     kept = "no checkpoint was written yet" if last is None else f"the last checkpoint is {last}"
     error = NumericError(
@@ -120,14 +122,14 @@ def diverged(cfg: CfgNode, iteration: int, what: str) -> NumericError:
 
 
 def set_iterations(error: Exception, done: int) -> None:
-    """Note how many iterations were done before an error."""
+    """Attach the number of iterations done to an error."""
     setattr(error, _DONE, done)
 
 
 def iterations_before(error: Exception, folder: Path | None = None) -> int:
-    """How many iterations were done before an error.
+    """Return the number of iterations done before an error.
 
-    Of one that does not tell, such as that of a killed process: as far as metrics.json goes.
+    If the error has no number, as when a process was killed, it is read from metrics.json.
     """
     done = getattr(error, _DONE, 0)
     if done or folder is None:

@@ -1,4 +1,4 @@
-"""One run of a task in its folder: description, record, and what is printed at its end."""
+"""Run of a task in its folder: its description, its record, and the summary at the end."""
 
 import shlex
 import shutil
@@ -44,25 +44,33 @@ MAX_SECONDS_OF_PERFECT = 60
 
 
 def score_of_perfect(task: Task) -> tuple[Reachable | None, str]:
-    """Score perfect predictions on the test split before anything is trained.
+    """Score perfect predictions on the test split before training.
 
     Returns:
-        The scores, None where they were not taken, and a line that says them or why not.
+        The scores, None if they were not computed; and a line with the scores or the reason.
 
     Raises:
-        UserError, DataError: The metric could not be computed at the end of the run either.
+        UserError: If the metric could not be computed at the end of the run either.
+        DataError: Likewise, because of the annotations.
     """
     if not measurable(task.test):
         return None, ""
     if (seconds := expected_seconds(task.test, task.cfg)) > MAX_SECONDS_OF_PERFECT:
-        note = f"score of perfect predictions: not taken, as it needs about {seconds:.0f} s"
-        return None, "; ".join([note, f"{doctor_program()} takes it", *causes(task.test, task.cfg)])
+        note = f"score of perfect predictions: not computed, as it takes about {seconds:.0f} s"
+        return None, "; ".join(
+            [note, f"{doctor_program()} computes it", *causes(task.test, task.cfg)]
+        )
     scored = reachable(task.test, task.cfg)
     return scored, f"{task.test.name}: {scored}"
 
 
 def describe(task: Task, scored: str = "") -> str:
-    """What is about to run, line by line; `scored` as `score_of_perfect` says it."""
+    """Format the description of a task as lines.
+
+    Args:
+        task: Task.
+        scored: Line of `score_of_perfect`.
+    """
     data = [f"{split.name} ({plural(len(split.records), 'image')})" for split in task.train]
     classes = task.test.classes
     shown = ", ".join(classes if len(classes) <= 21 else (*classes[:8], "..."))
@@ -84,7 +92,7 @@ def describe(task: Task, scored: str = "") -> str:
 
 
 def _evaluation(task: Task) -> list[str]:
-    """Which package computes the metric, and a faster one."""
+    """Return a line with the package that computes the metric, and a faster one."""
     name = metric_package(task.test, task.cfg)
     advice = ""
     if name == "pycocotools":
@@ -93,7 +101,7 @@ def _evaluation(task: Task) -> list[str]:
 
 
 def _weights_and_schedule(task: Task) -> list[str]:
-    """What a training starts from and how long it is; nothing for an evaluation."""
+    """Return lines on initial weights and schedule; none for an evaluation."""
     if not task.train:
         return []
     cfg, solver = task.cfg, task.cfg.SOLVER
@@ -103,7 +111,8 @@ def _weights_and_schedule(task: Task) -> list[str]:
         details = f", stride in the {'1x1' if cfg.MODEL.RESNETS.STRIDE_IN_1X1 else '3x3'} conv"
     else:
         details = f", {task.weights.contract.architecture.details()}" if task.weights else ""
-    steps = ", ".join(map(str, solver.STEPS))
+    by_steps = solver.LR_SCHEDULER_NAME == "WarmupMultiStepLR"
+    steps = ", ".join(map(str, solver.STEPS)) if by_steps else ""
     return [
         f"weights: {source}; {cfg.INPUT.FORMAT}, mean {mean}, std {std}{details}",
         f"schedule: {solver.MAX_ITER} iterations of {solver.IMS_PER_BATCH} images, learning rate "
@@ -120,25 +129,32 @@ def run_in_folder(
     overwrite: bool,
     scored: Reachable | None = None,
 ) -> None:
-    """Run a task on the main process: lock OUTPUT_DIR, write its record last, say what is next.
+    """Run a task on the main process: lock OUTPUT_DIR, run, write the record last.
+
+    Args:
+        task: Task to run.
+        job: The same task as the engine takes it.
+        description: Text for log.txt, from `describe`.
+        overwrite: Whether to start from scratch in a folder that is not empty.
+        scored: Scores of perfect predictions, for the record.
 
     Raises:
-        Exception: as the engine; a failed run has a record, a preempted one has none.
+        Exception: Any error of the engine; a failed run has a record, a preempted one has none.
     """
-    # An evaluation leaves the run that it is about as it is.
+    # An evaluation does not change the run of its model.
     keep = job.resume or job.eval_only
     with RunFolder(task.cfg.OUTPUT_DIR, resume=keep, overwrite=overwrite) as folder:
         results = folder.path / "inference" if job.eval_only else folder.path
         if overwrite:
-            # Else a later --resume could continue the run that was overwritten, and a table take
-            # what was made of it for the new one's.
+            # Otherwise --resume could continue the overwritten run, and a table could take its
+            # results for those of the new one.
             for name in ("last_checkpoint", "log.txt", ERRORS_NAME, ROBUSTNESS_NAME):
                 (folder.path / name).unlink(missing_ok=True)
             for name in (CORRUPTED, "inference"):
                 shutil.rmtree(folder.path / name, ignore_errors=True)
         if not (job.resume and (results / CONFIG_NAME).is_file()):
-            # A resumed run keeps its first one, so that what was changed since stays visible.
-            # It comes last: a run that was killed between the two would not know its weights.
+            # A resumed run keeps its first configuration, so that later changes stay visible. It
+            # is written last: a run killed between the two writes would not know its weights.
             if not job.eval_only:
                 weights = {"weights_sha256": weights_sha256(task.weights)}
                 atomic_write_json(folder.path / START_NAME, weights)
@@ -150,16 +166,16 @@ def run_in_folder(
         start = time.monotonic()
         try:
             result = launch.run(job)
-            begun = None if job.eval_only else read_start(folder.path)
-            check_frozen(begun, result.frozen)
+            start_digests = None if job.eval_only else read_start(folder.path)
+            check_frozen(start_digests, result.frozen)
         except Preempted:
-            raise  # not over: --resume continues it
+            raise  # The run is not over: --resume continues it.
         except Exception as error:
             done = 0 if job.eval_only else iterations_before(error, folder.path)
             seconds = time.monotonic() - start
-            why = " ".join(f"{type(error).__name__}: {error}".split())
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
             failed = _record(
-                task, job, [why], status="failed", iterations=done, seconds=seconds, metrics={}
+                task, job, [reason], status="failed", iterations=done, seconds=seconds, metrics={}
             )
             write_record(results, failed)
             raise
@@ -173,10 +189,12 @@ def run_in_folder(
             seconds=result.seconds,
             metrics=metrics,
             coverage=asdict(result.coverage) if result.coverage else None,
-            start=begun,
+            start=start_digests,
             reachable=asdict(scored) if scored else None,
         )
         path = write_record(results, record)
+    for note in notes:
+        say(f"note: {note}")
     say(f"{task.test.name}: {headline(record.metrics)}")
     if job.eval_only:
         say(f"wrote {path}")
@@ -190,7 +208,7 @@ def run_in_folder(
 def _record(
     task: Task, job: Job, notes: Sequence[str], *, seconds: float, **outcome: Any
 ) -> RunRecord:
-    """The record of a run that came to an end; `notes`: of the end, after those of the task."""
+    """Return the record of a finished run; `notes` follow those of the task."""
     contract = task.weights.contract if task.weights else None
     config = resolved_config(task)
     facts = provenance()

@@ -1,4 +1,4 @@
-"""Learning-rate schedule and gradient clipping from SOLVER, equal to detectron2/solver."""
+"""Learning-rate schedules and gradient clipping of SOLVER, equal to detectron2/solver."""
 
 import torch
 from fvcore.common.config import CfgNode
@@ -9,18 +9,24 @@ from fvcore.common.param_scheduler import (
     LinearParamScheduler,
     MultiStepParamScheduler,
     ParamScheduler,
+    PolynomialDecayParamScheduler,
 )
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 
 def build_schedule(solver: CfgNode) -> ParamScheduler:
-    """Factor of the learning rate as a function of progress, iteration / MAX_ITER in [0, 1).
+    """Build the learning-rate factor as a function of progress, iteration / MAX_ITER in [0, 1).
 
-    From WARMUP_FACTOR to the schedule's value over WARMUP_ITERS ("linear"; "constant" stays at the
-    factor), then by LR_SCHEDULER_NAME multiplied by GAMMA at each of STEPS (those beyond MAX_ITER
-    are ignored), or from BASE_LR to BASE_LR_END along half a cosine that begins with the training.
+    Over WARMUP_ITERS the factor rises from WARMUP_FACTOR to the schedule's value ("linear") or
+    stays at WARMUP_FACTOR ("constant"). Then LR_SCHEDULER_NAME multiplies it by GAMMA at each of
+    STEPS (those beyond MAX_ITER are ignored), or lowers the rate from BASE_LR to BASE_LR_END along
+    half a cosine, or to 0 by a power of what remains, both from the beginning of the training.
     """
-    schedules = {"WarmupMultiStepLR": _steps, "WarmupCosineLR": _cosine}
+    schedules = {
+        "WarmupMultiStepLR": _steps,
+        "WarmupCosineLR": _cosine,
+        "WarmupPolyLR": lambda keys: PolynomialDecayParamScheduler(1.0, keys.POLY_LR_POWER),
+    }
     decayed = schedules[solver.LR_SCHEDULER_NAME](solver)
     length = min(solver.WARMUP_ITERS / solver.MAX_ITER, 1.0)
     start = solver.WARMUP_FACTOR * decayed(0.0)
@@ -49,13 +55,13 @@ def _cosine(solver: CfgNode) -> ParamScheduler:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
-    """Every group's own learning rate, times `factor`."""
+    """Set the learning rate of each parameter group to its initial one times `factor`."""
     for group in optimizer.param_groups:
         group["lr"] = group["initial_lr"] * factor
 
 
 def clip_gradients(solver: CfgNode, optimizer: torch.optim.Optimizer) -> None:
-    """By SOLVER.CLIP_GRADIENTS each gradient by "value", or its own "norm" (not that of all)."""
+    """Clip each gradient by SOLVER.CLIP_GRADIENTS, to a value or to its own norm, not the total."""
     clip = solver.CLIP_GRADIENTS
     if not clip.ENABLED:
         return

@@ -1,7 +1,7 @@
-"""What a training starts from, as digests: tensors that no file of weights gave, first batches.
+"""Digests of the start of a training: newly initialized tensors, frozen tensors, first batches.
 
-Two runs whose digests agree differ in nothing before their first step but the weights. Both engines
-write them into OUTPUT_DIR while they train; the run record takes them from there.
+Before the first step, two runs with equal digests differ only in their weights. Both engines write
+the digests to OUTPUT_DIR during the training, and the run record copies them.
 """
 
 import hashlib
@@ -20,13 +20,14 @@ _STRIDE_PX = 8
 
 
 class StartFile:
-    """Adds to `OUTPUT_DIR/start.json` during the first batches: `head`, `batches` and `frozen`.
+    """Writer of `OUTPUT_DIR/start.json`: adds `head`, `frozen` and, batch by batch, `batches`.
 
     Args:
         folder: OUTPUT_DIR; None on all processes but the main one.
-        head: from `head_digests`; frozen: from `frozen_digest`.
-        done: iterations that are done. A resumed training continues the file of its first process;
-            where there is none, nothing is written, because its first batches were not seen.
+        head: Result of `head_digests`.
+        frozen: Result of `frozen_digest`.
+        done: Number of iterations done. A resumed training continues the file; if that lacks
+            batches, nothing is written, because they cannot be added any more.
     """
 
     def __init__(
@@ -49,18 +50,19 @@ class StartFile:
                 self._content = {**before, "batches": batches[:done]}
 
     def add(self, batch: Sequence[Mapping[str, Any]]) -> None:
-        """Take the next batch: samples with `image` (C, H, W) uint8 and `image_id`."""
+        """Add the digest of the next batch: samples with `image` (C, H, W) uint8 and `image_id`."""
         if self._path is not None and len(self._content["batches"]) < FIRST_BATCHES:
             self._content["batches"].append(batch_digest(batch))
             atomic_write_json(self._path, self._content)
 
 
 def head_digests(model: nn.Module, coverage: Coverage | None) -> dict[str, str]:
-    """Name → digest of every tensor that starts from scratch; with random weights, of all.
+    """Return the digests by name of the tensors that start from scratch.
 
     Args:
-        model: before its first step.
-        coverage: what came from the weights; None: nothing.
+        model: Model before its first step.
+        coverage: Tensors loaded from the weights; None for random weights, where all tensors start
+            from scratch.
     """
     state = model.state_dict()
     names = coverage.left_at_init if coverage else [n for n in state if UNTRACKED not in n]
@@ -68,11 +70,10 @@ def head_digests(model: nn.Module, coverage: Coverage | None) -> dict[str, str]:
 
 
 def frozen_digest(model: nn.Module) -> dict[str, Any] | None:
-    """Number and digest of the backbone's tensors that training must not change; None: all are
-    trained.
+    """Return number and digest of the backbone's frozen tensors; None if all are trained.
 
-    These are parameters without gradient, and the buffers of modules that train nothing: the
-    statistics of frozen batch norm.
+    Frozen tensors are parameters without gradient, and the buffers of modules without trained
+    parameters, which are the statistics of frozen batch norm.
     """
     tensors: dict[str, Tensor] = {}
     for name, module in model.named_modules():
@@ -90,10 +91,10 @@ def frozen_digest(model: nn.Module) -> dict[str, Any] | None:
 
 
 def check_frozen(start: dict[str, Any] | None, after: Mapping[str, Any] | None) -> None:
-    """Add the digest after training to what the record says of the frozen tensors (in place).
+    """Check that training left the frozen tensors unchanged, and add their new digest to `start`.
 
     Raises:
-        RuntimeError: a frozen tensor has changed.
+        RuntimeError: If a frozen tensor has changed.
     """
     if start is None or "frozen" not in start:
         return
@@ -104,10 +105,10 @@ def check_frozen(start: dict[str, Any] | None, after: Mapping[str, Any] | None) 
 
 
 def batch_digest(batch: Sequence[Mapping[str, Any]]) -> str:
-    """Digest of a batch: its images' ids in their order, their sizes, and every eighth pixel.
+    """Return the digest of a batch: image ids in order, image sizes, and every eighth pixel.
 
-    A pixel is the sum of its channels, because their order belongs to the weights; it tells which
-    way an image was resized, cropped and flipped.
+    The pixels identify resizing, cropping and flipping. Each is the sum over its channels, because
+    the channel order belongs to the weights.
     """
     digest = hashlib.sha256()
     for sample in batch:

@@ -1,12 +1,12 @@
-"""Fine-tuning and evaluation of a detector: the one loop, for both engines.
+"""Fine-tuning and evaluation of a detector: the training loop of both engines.
 
-Under the same SEED a run is bitwise identical to Detectron2's DefaultTrainer without data-loader
-workers on the CPU, on one process or several: initial weights, batches, sampled regions and
-learning rates come from the same random streams. Evaluation and PreciseBN leave these as they
-were, so they do not change the training.
+Under the same SEED a run on the CPU is bitwise identical to Detectron2's DefaultTrainer without
+data-loader workers, on one process or several: initial weights, batches, sampled regions and
+learning rates come from the same random streams. Evaluation and PreciseBN do not advance these
+streams, so that they do not change the training.
 
-Deviation: with workers Detectron2 samples each image's augmentation from a stream of the process
-that happens to read it. Here the batches are those without workers, whatever their number.
+Deviation: with workers Detectron2 samples each image's augmentation from the random stream of the
+worker that reads it. Here any number of workers gives the batches without workers.
 """
 
 import logging
@@ -64,11 +64,11 @@ from moco.engine.stop import StopRequest, leave
 
 logger = logging.getLogger(__name__)
 
-FP16_ADJUSTED_ITERS = 100  # from here on fp16 has found its scale
+FP16_ADJUSTED_ITERS = 100  # The loss scale of fp16 is adjusted by then.
 
 
 def work(job: Job, stop: StopRequest) -> EngineResult:
-    """Do one process's share; the metrics are complete on the main process only."""
+    """Run one process's share of a job; the metrics are complete on the main process only."""
     start, engine = time.perf_counter(), find_engine(job.engine)
     loggers = ("detection", "fvcore", *engine.loggers)
     with log_file(Path(job.cfg.OUTPUT_DIR) / "log.txt", loggers):
@@ -106,11 +106,11 @@ class Trainer:
     """Owns what a run needs from iteration to iteration: model, optimizer, schedule, log.
 
     Args:
-        cfg: of the task, with the norms that this number of processes has.
-        engine: name of the engine that built the model.
-        model: with its initial weights.
-        stop: the signals of this process.
-        coverage: what came from MODEL.WEIGHTS; None: nothing.
+        cfg: Configuration of the task, with the norms for this number of processes.
+        engine: Name of the engine that built the model.
+        model: Model with its initial weights.
+        stop: Stop request of this process.
+        coverage: Tensors loaded from MODEL.WEIGHTS; None for random weights.
     """
 
     def __init__(
@@ -128,21 +128,22 @@ class Trainer:
         self.device = torch.device(cfg.MODEL.DEVICE)
         self.folder = Path(cfg.OUTPUT_DIR)
         self.max_iter: int = cfg.SOLVER.MAX_ITER
-        self.done = 0  # iterations
-        self.saved = -1  # the iteration after which the newest checkpoint was written
+        self.done = 0  # Number of iterations.
+        self.saved = -1  # The iteration of the newest checkpoint.
         self.optimizer = build_optimizer(cfg, model)
+        self.optimizer.register_step_post_hook(self._note_step)
         self.schedule = build_schedule(cfg.SOLVER)
         is_fp16 = cfg.SOLVER.PRECISION == "fp16"
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=is_fp16)
-        self.skipped = 0  # iterations without a step, because a gradient of fp16 overflowed
+        self.skipped = 0  # Iterations without a step, because a gradient of fp16 overflowed.
         self.log = StepLog(self.folder if distributed.is_main() else None, self.max_iter)
-        self.first = StartFile(None, self.head)  # `train` has one that writes
+        self.first = StartFile(None, self.head)  # `train` replaces it by one that writes.
 
     def resume(self) -> State | None:
-        """Load the folder's last checkpoint; without one, start from the beginning.
+        """Load the last checkpoint of OUTPUT_DIR; without one, start from scratch.
 
         Returns:
-            The random state to continue with, None for that of a new training.
+            The random state to continue with; None for that of a new training.
         """
         path, random = last_checkpoint(self.folder), None
         if path is None:
@@ -155,16 +156,18 @@ class Trainer:
             self.skipped = state["skipped"]
             self.log.resume(state["recent"], self.done)
             logger.info("continuing at iteration %d, after %s", self.done, path)
-        distributed.barrier()  # all have read it
+        distributed.barrier()  # All processes have read it.
         if distributed.is_main():
             resume_from(self.folder, path, self.done, self.max_iter)
         return random
 
     def train(self, random: State | None = None) -> dict[str, float]:
-        """Train to the end and return the last evaluation's metrics, {} but on the main process.
+        """Train to the end, and return the last evaluation's metrics on the main process, else {}.
 
-        Told to stop, all processes do so together, after the iteration at hand. `random` is what
-        `resume` returned.
+        After a stop request, all processes stop together at the end of the current iteration.
+
+        Args:
+            random: Random state that `resume` returned.
         """
         cfg, engine, metrics = self.cfg, self.engine, None
         self.log.open(cfg)
@@ -182,7 +185,7 @@ class Trainer:
             closing(self.data.batches(cfg.DATALOADER.NUM_WORKERS, skip=start)) as batches,
             Progress(self.max_iter, "fine-tune", initial=start, silent=silent) as progress,
         ):
-            if random is not None:  # after the batches, which take a number from it
+            if random is not None:  # Creating the batches has advanced the random state.
                 restore_random(random)
             for iteration in range(start, self.max_iter):
                 loss = self.step(iteration, batches)
@@ -204,7 +207,7 @@ class Trainer:
         return self.evaluate(self.max_iter - 1) if metrics is None else metrics
 
     def step(self, iteration: int, batches: Iterator[list[Sample]]) -> float:
-        """Do one iteration: fetch, forward, loss, backward, step, log. Returns the total loss."""
+        """Run one iteration: fetch, forward, loss, backward, step, log. Return the total loss."""
         start, solver = time.perf_counter(), self.cfg.SOLVER
         batch = self.fetch(iteration, batches)
         data_time = time.perf_counter() - start
@@ -226,7 +229,7 @@ class Trainer:
         return values["total_loss"]
 
     def fetch(self, iteration: int, batches: Iterator[list[Sample]]) -> Any:
-        """Return the next batch as the model takes it."""
+        """Return the next batch in the model's input format."""
         try:
             samples = next(batches)
         except DataError as error:
@@ -244,7 +247,7 @@ class Trainer:
         return losses if isinstance(losses, dict) else {"total_loss": losses}
 
     def finite(self, iteration: int, losses: dict[str, Tensor]) -> dict[str, float]:
-        """Return the losses and their sum, means over the ranks; raises NumericError."""
+        """Return the losses and their sum, averaged over the ranks; raise if one is not finite."""
         own = torch.stack(list(losses.values())).detach().double().cpu()
         numbers = distributed.mean_over_ranks(own).tolist()
         values = dict(zip(losses, numbers, strict=True))
@@ -254,28 +257,32 @@ class Trainer:
         return {"total_loss": sum(numbers), **values}
 
     def update(self) -> None:
-        """Take the optimizer's step; that of fp16 is skipped where a gradient is not finite."""
-        scale = self.scaler.get_scale()
+        """Step the optimizer; fp16 skips the step if a gradient is not finite."""
+        self._stepped = False
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.skipped += self.scaler.get_scale() < scale
+        self.skipped += not self._stepped
+
+    def _note_step(self, *_: object) -> None:
+        # The scale of the loss would tell as well, but the CPU would have to wait for it.
+        self._stepped = True
 
     def unreadable(self, iteration: int, error: DataError) -> DataError:
-        """Save the state after `iteration`, the last one that was done, and say so.
+        """Save the state after `iteration`, the last one done, and return an error that names it.
 
-        On all processes; what was read since then used none of the saved random streams.
+        All processes have to call it. Reading since then has not advanced the saved random streams.
         """
         if iteration > self.saved:
             self.save(iteration)
         return DataError(resumable(error, last_checkpoint(self.folder), doctor_command(self.cfg)))
 
     def precise_bn(self, iteration: int, num_iters: int) -> None:
-        """Estimate the statistics of batch norm again, as Detectron2's PreciseBN hook.
+        """Recompute the batch norm statistics, as Detectron2's PreciseBN hook does.
 
-        Deviation: over the first images of the training's order each time, where Detectron2
-        continues with those after the time before, which a resumed run would not know; and the
-        ranks end with the statistics of all images together, where Detectron2's keep those of their
-        own (facebookresearch/detectron2#5398) and evaluate different networks.
+        Deviation: this always uses the first images in training order. Detectron2 continues after
+        the images of the previous estimate, which a resumed run does not know. Also, all ranks get
+        the statistics of all images; in Detectron2 each rank keeps those of its own images
+        (facebookresearch/detectron2#5398), so that the ranks evaluate different networks.
         """
         silent, engine = not distributed.is_main(), self.engine
         with private_random(), count_values(self.model) as counts, engine.step_scope(iteration):
@@ -296,7 +303,7 @@ class Trainer:
         """Write the state after `iteration` and return its path.
 
         Raises:
-            NumericError: a weight is not finite, or fp16 skipped most steps.
+            NumericError: If a weight is not finite, or fp16 skipped most steps.
         """
         check_finite(self.cfg, self.model, iteration)
         done = iteration + 1
@@ -322,10 +329,10 @@ class Trainer:
         return path
 
     def evaluate(self, iteration: int) -> dict[str, float]:
-        """Return the metrics of DATASETS.TEST, which metrics.json gets, too.
+        """Evaluate on DATASETS.TEST, write the metrics to metrics.json, and return them.
 
-        Deviation: at once, under the last iteration done. Detectron2 writes the newest ones every
-        20 iterations, and the last ones under one iteration more.
+        Deviation: they are written immediately, at the last iteration done. Detectron2 writes the
+        newest metrics every 20 iterations, and the last ones at the iteration after the last.
         """
         try:
             with private_random():

@@ -1,8 +1,8 @@
-"""Weights into a detector, and proof of what it then holds.
+"""Loading of weights into a detector, and the check of its tensors afterwards.
 
-Names (the same in both engines) are matched whole: where a converted tensor goes is said by the
-`BackboneType` of MODEL.BACKBONE.NAME, e.g. `stem.…` to `backbone.stem.…`, and the `res5.…` of a C4
-detector to `roi_heads.res5.…`, because there it is the box head.
+Names, equal in both engines, have to match completely. The `BackboneType` of MODEL.BACKBONE.NAME
+defines the target of a converted tensor: `stem.…` goes to `backbone.stem.…`, and the `res5.…` of a
+C4 detector to `roi_heads.res5.…`, because it is the box head there.
 """
 
 import logging
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from convert.families.base import family_named
+from convert.families.base import family_named, first_rule
 from convert.read import read_file
 from detection.modeling.backbones.base import BackboneType
 from moco.common.errors import DataError, UserError, first_few
@@ -28,11 +28,11 @@ UNTRACKED = "num_batches_tracked"
 
 @dataclass(frozen=True)
 class Coverage:
-    """What a detector's tensors hold after loading.
+    """Origin of a detector's tensors after loading.
 
     Attributes:
-        loaded: number of tensors equal to the file's.
-        left_at_init: names of the tensors that start from scratch (RPN, extra norm, predictors).
+        loaded: Number of tensors equal to the file's.
+        left_at_init: Names of the tensors that start from scratch (RPN, extra norm, predictors).
     """
 
     loaded: int
@@ -41,14 +41,15 @@ class Coverage:
 
 @dataclass(frozen=True)
 class EngineResult:
-    """What an engine hands back.
+    """Result of a training or an evaluation.
 
     Attributes:
-        metrics: canonical name (detection/evaluation/metrics.py) → value, AP in 0..100; may be NaN.
-        iterations: number of the last iteration trained (`SOLVER.MAX_ITER`), 0 for evaluation.
-        seconds: wall time of training and evaluation.
-        coverage: None for random weights and for evaluation only.
-        frozen: after training, see `detection.engine.start.frozen_digest`.
+        metrics: Values by canonical name (detection/evaluation/metrics.py), AP in 0..100; may be
+            NaN.
+        iterations: Number of iterations trained (`SOLVER.MAX_ITER`), 0 for evaluation only.
+        seconds: Wall time of training and evaluation.
+        coverage: Tensors loaded from the weights; None for random weights and evaluation only.
+        frozen: Digest after training, see `detection.engine.start.frozen_digest`.
     """
 
     metrics: dict[str, float]
@@ -59,10 +60,10 @@ class EngineResult:
 
 
 def read_trained(path: PathLike) -> dict[str, Tensor]:
-    """Tensors of a trained detector, `model_final.pth` of either engine, or another format.
+    """Read the tensors of a trained detector, such as `model_final.pth` of either engine.
 
     Raises:
-        DataError: unreadable, or not a mapping of names to tensors.
+        DataError: If the file is unreadable, or not a mapping of names to tensors.
     """
     raw = read_file(path)
     model = raw.get("model", raw) if isinstance(raw, Mapping) else None
@@ -79,12 +80,12 @@ def read_trained(path: PathLike) -> dict[str, Tensor]:
 
 
 def load_trained(model: nn.Module, tensors: Mapping[str, Tensor], path: PathLike) -> None:
-    """Load a whole trained detector, nothing missing, nothing left over.
+    """Load a whole trained detector strictly.
 
     Raises:
-        UserError: naming the first tensors that do not fit.
+        UserError: If a tensor is missing, unknown or of another shape.
     """
-    # Buffers of the image normalization are in models saved by older Detectron2.
+    # Older versions of Detectron2 saved the buffers of the image normalization.
     ignored = re.compile(rf"{UNTRACKED}|^pixel_(mean|std)$")
     found = {name: value for name, value in tensors.items() if not ignored.search(name)}
     missing, unknown = _load(model, found, str(path))
@@ -97,21 +98,24 @@ def load_trained(model: nn.Module, tensors: Mapping[str, Tensor], path: PathLike
 def load_converted(
     model: nn.Module, converted: Mapping[str, Tensor], kind: BackboneType
 ) -> Coverage:
-    """Copy a converted backbone into a detector and check what it then holds.
+    """Copy a converted backbone into a detector, and check the detector's tensors.
 
-    `kind`: of the detector's backbone.
+    Args:
+        model: Detector.
+        converted: Tensors of the converted weights.
+        kind: Type of the detector's backbone.
 
     Raises:
-        UserError: a tensor of the file has no place or another shape, or a tensor of the backbone
-            is not in the file.
+        UserError: If a tensor of the file has no target or another shape, or the file lacks a
+            tensor of the backbone.
     """
     targets = target_names(model.state_dict(), converted, kind)
-    _load(model, {targets[key]: value for key, value in converted.items()}, "MODEL.WEIGHTS")
+    _load(model, {name: converted[key] for key, name in targets.items()}, "MODEL.WEIGHTS")
     return check_coverage(model.state_dict(), converted, kind)
 
 
 def _load(model: nn.Module, tensors: Mapping[str, Tensor], owner: str) -> Any:
-    """`load_state_dict`, not strict, with an error for users where shapes differ."""
+    """Call a non-strict `load_state_dict`; raise UserError if shapes differ."""
     try:
         return model.load_state_dict(tensors, strict=False)
     except RuntimeError as error:
@@ -122,33 +126,34 @@ def _load(model: nn.Module, tensors: Mapping[str, Tensor], owner: str) -> Any:
 def target_names(
     state: Collection[str], converted: Collection[str], kind: BackboneType
 ) -> dict[str, str]:
-    """Converted key → the detector's name for it.
+    """Return the detector's name for each converted key, except tokens that it leaves out.
 
     Raises:
-        UserError: keys without a place.
+        UserError: If the detector lacks another tensor.
     """
-    targets, without = {}, []
+    family, targets, unmatched = family_named(kind.family), {}, []
     for key in converted:
         name = next((prefix + key for prefix in kind.prefixes if prefix + key in state), None)
         if name is None:
-            without.append(key)
+            if first_rule(key, family.dropped) not in family.tokens:
+                unmatched.append(key)
         else:
             targets[key] = name
-    if without:
-        raise UserError(f"MODEL.WEIGHTS: the detector has no place for {first_few(without)}")
+    if unmatched:
+        raise UserError(f"MODEL.WEIGHTS: the detector has no tensors for {first_few(unmatched)}")
     return targets
 
 
 def check_coverage(
     state: Mapping[str, Tensor], converted: Mapping[str, Tensor], kind: BackboneType
 ) -> Coverage:
-    """Compare a loaded detector with the file, tensor by tensor.
+    """Check a loaded detector against the file, tensor by tensor.
 
-    Detectron2 only warns about a mismatch, so a bad file would become a random row with a name.
+    Detectron2 only warns about a mismatch, so that a bad file would be evaluated as random weights
+    under its name.
 
     Raises:
-        UserError: a tensor that differs from the file's, or a backbone tensor the file does not
-            have.
+        UserError: If a tensor differs from the file's, or the file lacks a tensor of the backbone.
     """
     targets = target_names(state, converted, kind)
     different = [
@@ -161,7 +166,7 @@ def check_coverage(
     rest = sorted(
         name for name in state if name not in set(targets.values()) and UNTRACKED not in name
     )
-    # What its files could have, and no more: roi_heads.res5.norm is a new BN.
+    # Only names that the family's files can contain: roi_heads.res5.norm is a new BN.
     own = family_named(kind.family).from_detectron2
     random = [
         name
@@ -169,6 +174,8 @@ def check_coverage(
         if any(name.startswith(p) and own(name.removeprefix(p)) for p in kind.prefixes)
     ]
     if random:
-        raise UserError(f"MODEL.WEIGHTS leaves these at random: {first_few(random)}")
+        raise UserError(
+            f"MODEL.WEIGHTS leaves tensors of the backbone at random: {first_few(random)}"
+        )
     logger.info("%d tensors come from the weights, %d start from scratch", len(targets), len(rest))
     return Coverage(len(targets), tuple(rest))

@@ -1,4 +1,4 @@
-"""What an evaluator is to both engines, and the registry of the datasets' metrics."""
+"""Interface of evaluators for both engines, and the registry of the datasets' metrics."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,24 +9,25 @@ from fvcore.common.registry import Registry
 
 from detection.datasets.base import Record, Split
 
-# A model's answer for one image, the same from both engines (predictions.py).
+# A model's output for one image, the same from both engines (predictions.py).
 Prediction = dict[str, Any]
 
 
 class Evaluator(Protocol):
-    """Takes the predictions of its process image by image; picklable, small before the first.
+    """Collects the predictions of one process image by image; picklable.
 
-    At the end the main process extends its own with those of the others and evaluates.
+    At the end the main process extends its evaluator by those of the others and evaluates. Before
+    the first image an evaluator is small.
     """
 
     def add(self, record: Record, prediction: Prediction) -> None:
-        """Take the prediction for one image."""
+        """Add the prediction for one image."""
 
     def extend(self, other: Self) -> None:
-        """Append what another process collected."""
+        """Append the predictions that another process collected."""
 
     def evaluate(self) -> dict[str, float]:
-        """Metrics in canonical names (metrics.py), 0..100 or NaN; writes the predictions."""
+        """Write the predictions; return metrics by canonical name (metrics.py), 0..100 or NaN."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,10 @@ class Metric:
     """A dataset's metric under one configuration.
 
     Attributes:
-        kinds: what it measures: keys of `detection.evaluation.metrics.HEADLINE`.
-        build: (split, folder of the prediction file) → the split's evaluator. Raises UserError
-            where the model cannot give what the metric needs, the annotations do not have it, or
-            the package that computes it is missing.
-        package: the one that computes it, where it is not this one.
+        kinds: Kinds of metrics, keys of `detection.evaluation.metrics.HEADLINE`.
+        build: (split, folder of the prediction file) → the split's evaluator. Raises UserError if
+            the model or the annotations lack what the metric needs, or its package is missing.
+        package: Package that computes the metric; "" if it is computed here.
     """
 
     kinds: tuple[str, ...]
@@ -46,5 +46,5 @@ class Metric:
     package: str = ""
 
 
-# `Split.evaluator_type` → function of that name: configuration → `Metric`.
+# `Split.evaluator_type` → function (configuration → `Metric`) of that name.
 EVALUATORS = Registry("evaluator")

@@ -2,7 +2,7 @@
 
 Equal to Detectron2's `CityscapesInstanceEvaluator` (detectron2/evaluation/
 cityscapes_evaluation.py). The package compares files, so masks are written into a temporary folder.
-It is from before numpy 2.4, so what it misses is patched while it runs.
+It predates numpy 2.4, so the functions that it misses are patched while it runs.
 """
 
 import copy
@@ -30,13 +30,14 @@ _METRIC = "cityscapesscripts.evaluation.evalInstanceLevelSemanticLabeling"
 
 @dataclass
 class CityscapesEvaluator:
-    """Collects masks; the metric's numbers are segm/AP, AP50 and AP-<class>, 0..100.
+    """Evaluator of Cityscapes' instances: segm/AP, AP50 and AP-<class>, 0..100.
 
     Attributes:
-        split: name of the prediction file, which goes into `folder`.
+        split: Name of the split and of the prediction file.
         class_names: Cityscapes' names of the things, by contiguous id.
         truth: `file_name` of every image of the split → file with its instance ids.
-        rows: by `file_name`.
+        folder: Folder of the prediction file.
+        rows: Predictions in COCO's format, by `file_name`.
     """
 
     split: str
@@ -46,19 +47,21 @@ class CityscapesEvaluator:
     rows: dict[str, list[Row]] = field(default_factory=dict)
 
     def add(self, record: dict[str, Any], prediction: Prediction) -> None:
+        """Add one image's instances; raise ValueError if they have no masks."""
         from cityscapesscripts.helpers.labels import name2label
 
         label_ids = {i: name2label[name].id for i, name in enumerate(self.class_names)}
         rows = coco_rows(record["image_id"], prediction, label_ids)
         if rows and "segmentation" not in rows[0]:
-            raise ValueError(f"{self.split}: the engine gave no masks for segm AP")
+            raise ValueError(f"{self.split}: the engine returned no masks for segm AP")
         self.rows[record["file_name"]] = rows
 
     def extend(self, other: Self) -> None:
+        """Add the images that another process collected."""
         self.rows |= other.rows
 
     def evaluate(self) -> dict[str, float]:
-        """Write the predictions and compare them; ValueError: an image was not added."""
+        """Write and evaluate the predictions; raise ValueError if an image was not added."""
         if missing := self.truth.keys() - self.rows.keys():
             raise ValueError(f"{self.split}: no prediction for {len(missing)} images")
         write_coco(self.folder, self.split, [row for file in self.truth for row in self.rows[file]])
@@ -71,7 +74,7 @@ class CityscapesEvaluator:
             args.predictionPath, args.predictionWalk = str(folder), None
             args.gtInstancesFile = str(folder / "gtInstances.json")
             args.JSONOutput, args.quiet, args.colorized = False, True, False
-            with _todays_numpy(metric), warnings.catch_warnings():
+            with _patched_for_numpy(metric), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Mean of empty slice", RuntimeWarning)
                 result = metric.evaluateImgLists(lists, truths, args)
         averages = result["averages"]
@@ -81,7 +84,7 @@ class CityscapesEvaluator:
         return {name: float(100 * value) for name, value in metrics.items()}
 
     def _write(self, folder: Path, index: int, rows: Sequence[Row]) -> str:
-        """One image's masks as PNG files, and the text file that lists them."""
+        """Write one image's masks as PNG files; return the path of the text file listing them."""
         from pycocotools import mask as mask_util
 
         lines = []
@@ -96,14 +99,13 @@ class CityscapesEvaluator:
 
 
 @contextmanager
-def _todays_numpy(metric: Any) -> Iterator[None]:
-    """Give the package's module `np.in1d`, and take its dump of the matches away.
+def _patched_for_numpy(metric: Any) -> Iterator[None]:
+    """Patch the package's module for today's numpy, and disable its dump of the matches.
 
-    The dump would go into the working directory, and its numbers are numpy's, which JSON refuses.
-    Where every detection of a class is inside its groups none counts, and the package asks for the
-    last of no sums; their sum is 0, so that the AP is 0.
+    `np.in1d` no longer exists. The dump would be written into the working directory, and fails on
+    numpy's numbers. If all detections of a class are inside its groups, none counts, and the
+    package takes the last element of an empty `cumsum`; a sum of 0 gives the AP of 0.
     """
-
     numpy, dump = metric.np, metric.writeDict2JSON
     changes = {
         "in1d": lambda array, values: np.isin(np.ravel(array), values),
@@ -119,7 +121,7 @@ def _todays_numpy(metric: Any) -> Iterator[None]:
 
 @EVALUATORS.register()
 def cityscapes_instance(cfg: CfgNode) -> Metric:
-    """AP of masks."""
+    """Return the metric of instances: the AP of masks."""
 
     def build(split: Split, folder: Path) -> Evaluator:
         if not cfg.MODEL.MASK_ON:

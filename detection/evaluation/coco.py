@@ -1,11 +1,11 @@
 """COCO's and LVIS's average precision of boxes, masks and keypoints.
 
-COCO: hotcoco where it is installed, which is compiled and gives pycocotools' precisions bitwise,
-else pycocotools; the numbers are those of Detectron2's `COCOEvaluator`
-(detectron2/evaluation/coco_evaluation.py). LVIS: hotcoco, because LVIS's own package needs a numpy
-of before 2023; equal to it and to Detectron2's `LVISEvaluator`.
+COCO: hotcoco if installed, which is compiled and gives pycocotools' precisions bitwise, else
+pycocotools; the metrics are those of Detectron2's `COCOEvaluator`
+(detectron2/evaluation/coco_evaluation.py). LVIS: hotcoco, because LVIS's own package requires a
+numpy from before 2023; equal to it and to Detectron2's `LVISEvaluator`.
 
-T: IoU thresholds. R: recalls. K: categories. A: ranges of the area. M: limits on the detections.
+T: IoU thresholds. R: recalls. K: categories. A: area ranges. M: limits on the detections.
 """
 
 import contextlib
@@ -21,7 +21,8 @@ import numpy as np
 from fvcore.common.config import CfgNode
 
 from detection.datasets.base import Split, require_package
-from detection.datasets.coco import PERSON_KEYPOINTS
+from detection.datasets.coco_json import annotations_of
+from detection.datasets.coco_names import PERSON_KEYPOINTS
 from detection.datasets.coco_repair import annotation_file
 from detection.evaluation.base import EVALUATORS, Evaluator, Metric, Prediction
 from detection.evaluation.coco_matches import Detections, detections, extract
@@ -32,10 +33,10 @@ from moco.common.errors import UserError
 COCO_KEYPOINTS = 17
 RECALLS = np.linspace(0, 1, 101)
 MAX_DETECTIONS = 100  # per class and image, in COCO's metric
-COCO_MAX_KEYPOINTS = 20  # the same in that of keypoints
+COCO_MAX_KEYPOINTS = 20  # per class and image, in COCO's metric of keypoints
 LVIS_MAX_DETECTIONS = 300  # per image
 LVIS_METRICS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "APr", "APc", "APf")
-# The field of a result that each kind compares.
+# Kind → the field of a result that the metric compares.
 _FIELDS = {"bbox": "bbox", "segm": "segmentation", "keypoints": "keypoints"}
 
 _log = logging.getLogger(__name__)
@@ -43,21 +44,24 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class _InstanceResults:
-    """Collects results in COCO's format.
+    """Base of the evaluators of results in COCO's format.
 
     Attributes:
-        split: name of the prediction file, which goes into `folder`.
-        json_file: the annotations, which the metric sees repaired.
-        category_ids: contiguous id → the annotations' id; class_names: by contiguous id.
-        kinds: bbox, segm, keypoints: what is evaluated.
-        images: ids of the images of a part of the annotations; None: it is all of them.
-        metric: what match records call it.
-        package: computes the metric, hotcoco or pycocotools.
-        per_image: the most detections of an image; None: only one of those of each class.
+        split: Name of the split and of the prediction file.
+        annotations: Path or content of the annotations, which the metric reads repaired.
+        category_ids: Contiguous id → the annotations' id.
+        class_names: Class names by contiguous id.
+        kinds: Kinds that are evaluated: bbox, segm, keypoints.
+        folder: Folder of the prediction file.
+        images: Ids of the images of a part; None if all images are evaluated.
+        rows: Results in COCO's format.
+        package: Package that computes the metric, hotcoco or pycocotools.
+        metric: Name of the metric in match records.
+        per_image: Maximum number of detections per image; None if it is limited per class only.
     """
 
     split: str
-    json_file: str
+    annotations: str | dict[str, Any]
     category_ids: Mapping[int, int]
     class_names: Sequence[str]
     kinds: Sequence[str]
@@ -69,31 +73,34 @@ class _InstanceResults:
     per_image: ClassVar[int | None] = None
 
     def add(self, record: dict[str, Any], prediction: Prediction) -> None:
-        """Add one image's instances; ValueError: they lack what `kinds` compare."""
+        """Add one image's instances; raise ValueError if a field of `kinds` is missing."""
         rows = coco_rows(record["image_id"], prediction, self.category_ids)
         for kind in self.kinds:
             if rows and _FIELDS[kind] not in rows[0]:
-                raise ValueError(f"{self.split}: the engine gave no {_FIELDS[kind]} for {kind} AP")
+                raise ValueError(
+                    f"{self.split}: the engine returned no {_FIELDS[kind]} for {kind} AP"
+                )
         self.rows += rows
 
     def extend(self, other: Self) -> None:
+        """Append the results that another process collected."""
         self.rows += other.rows
 
     def evaluate(self) -> dict[str, float]:
-        """Metrics in canonical names, 0..100, NaN where undefined; writes predictions and matches.
+        """Write predictions and matches; return metrics by canonical name, 0..100 or NaN.
 
-        Deviation: without any prediction the AP of what has objects is 0. Detectron2 reports NaN,
-        and a mean over seeds would leave out the worst of them.
+        Deviation: without any prediction the AP is 0 if there are objects. Detectron2 reports NaN,
+        and a mean over seeds would leave out the worst ones.
         """
         write_coco(self.folder, self.split, self.rows)
         metrics: dict[str, float] = {}
         matches = {}
-        annotations = annotation_file(self.json_file, self.images, masked="segm" in self.kinds)
-        with _quiet(), annotations as (json_file, content):
+        file = annotation_file(self.annotations, self.images, masked="segm" in self.kinds)
+        with _quiet(), file as (json_file, content):
             truth = self._truth(json_file)
             found = detections(self.rows, content, self.per_image)
             for kind in self.kinds:
-                nothing = [_outside(content, kind)]
+                nothing = [_unmatchable(content, kind)]
                 evaluation = self._evaluation(truth, self._results(kind) or nothing, kind)
                 values = self._values(truth, evaluation, kind)
                 metrics |= {f"{kind}/{name}": value for name, value in values.items()}
@@ -106,33 +113,33 @@ class _InstanceResults:
         self, truth: Any, evaluation: Any, found: Detections, kind: str, nothing: list[Row]
     ) -> Matches:
         counted = found.counted & (found.ranks < evaluation.params.maxDets[-1])
-        given = np.arange(len(self.rows))
+        chosen = np.arange(len(self.rows))
         if self.package == "hotcoco":
-            given = np.flatnonzero(counted & found.annotated)
+            chosen = np.flatnonzero(counted & found.annotated)
             results = self._results(kind)
-            rows = [results[i] for i in given.tolist()] or nothing
+            rows = [results[i] for i in chosen.tolist()] or nothing
             evaluation = self._evaluation(truth, rows, kind)
             params = evaluation.params
             everything = params.areaRng[params.areaRngLbl.index("all")]
             params.areaRng, params.areaRngLbl = [everything], ["all"]
             evaluation.evaluate()
-        return extract(evaluation, found, given, counted)
+        return extract(evaluation, found, chosen, counted)
 
     def _truth(self, json_file: str) -> Any:
         raise NotImplementedError
 
     def _evaluation(self, truth: Any, rows: list[Row], kind: str) -> Any:
-        """A package's `COCOeval`, which has not evaluated yet."""
+        """Construct the package's `COCOeval`, without evaluating."""
         raise NotImplementedError
 
     def _values(self, truth: Any, evaluation: Any, kind: str) -> dict[str, float]:
         raise NotImplementedError
 
     def _results(self, kind: str) -> list[Row]:
-        """What the metric of `kind` sees; new dicts, because pycocotools writes into them.
+        """Return the results for the metric of `kind`; copies, because pycocotools modifies them.
 
-        Masks go without boxes: given a box, the metric would take the box's area for the
-        instance's and sort it into another range of sizes.
+        Masks come without boxes: with a box, the metric would use the box's area as the instance's
+        and assign it to another size range.
         """
         left_out = {"bbox": "segmentation", "segm": "bbox", "keypoints": "segmentation"}[kind]
         return [{k: v for k, v in row.items() if k != left_out} for row in self.rows]
@@ -140,11 +147,11 @@ class _InstanceResults:
 
 @dataclass
 class COCOEvaluator(_InstanceResults):
-    """COCO's metric.
+    """Evaluator of COCO's metric.
 
     Attributes:
-        oks_sigmas: one per keypoint, empty: COCO's own 17.
-        max_detections: of a class in an image, of boxes and masks; the others do not count.
+        oks_sigmas: One per keypoint; if empty, COCO's own 17.
+        max_detections: Maximum number of boxes and masks of a class in an image that count.
     """
 
     oks_sigmas: Sequence[float] = ()
@@ -186,7 +193,7 @@ class COCOEvaluator(_InstanceResults):
 
 @dataclass
 class LVISEvaluator(_InstanceResults):
-    """LVIS's metric: categories that an image's annotators did not look for do not count there."""
+    """Evaluator of LVIS's metric, which ignores categories that were not annotated in an image."""
 
     metric: ClassVar[str] = LVIS
     per_image: ClassVar[int | None] = LVIS_MAX_DETECTIONS
@@ -208,8 +215,8 @@ class LVISEvaluator(_InstanceResults):
         return {n: 100 * float(values[n]) if values[n] >= 0 else np.nan for n in LVIS_METRICS}
 
 
-def _outside(content: Mapping[str, Any], kind: str) -> Row:
-    """Return a detection that no object can match, for packages that take no empty list."""
+def _unmatchable(content: Mapping[str, Any], kind: str) -> Row:
+    """Return a detection that no object can match, for packages that accept no empty list."""
     image, category = content["images"][0], content["categories"][0]
     row = {"image_id": image["id"], "category_id": category["id"], "score": 0.0}
     if kind == "segm":
@@ -222,7 +229,7 @@ def _outside(content: Mapping[str, Any], kind: str) -> Row:
 
 
 def _areas(kind: str) -> tuple[str, ...]:
-    return ("small", "medium", "large")[kind == "keypoints" :]  # keypoints have no small ones
+    return ("medium", "large") if kind == "keypoints" else ("small", "medium", "large")
 
 
 def installed_packages() -> tuple[str, ...]:
@@ -231,12 +238,12 @@ def installed_packages() -> tuple[str, ...]:
 
 
 def _coco_package() -> str:
-    """The one that computes COCO's metric; the numbers of both are equal."""
+    """Return the package that computes COCO's metric; both give equal results."""
     return installed_packages()[0]
 
 
 def _coco_classes(package: str) -> tuple[Any, Any]:
-    """Classes for annotations and for the metric."""
+    """Return the package's classes of annotations and of the metric."""
     if package == "hotcoco":
         import hotcoco
 
@@ -248,9 +255,10 @@ def _coco_classes(package: str) -> tuple[Any, Any]:
 
 
 def summarize(matches: Matches) -> dict[str, float]:
-    """AP, AP50 and AP75 of objects of all sizes, bitwise those of `COCOEvaluator`; NaN of none.
+    """Compute AP, AP50 and AP75 over all sizes; NaN without objects.
 
-    LVIS's are the same but for rounding: what it leaves out is not among the matches, or ignored.
+    Bitwise identical to `COCOEvaluator`; LVIS's are equal up to rounding, because what its metric
+    leaves out is ignored in the matches or not among them.
 
     The 101-point interpolation is pycocotools' (`COCOeval.accumulate`).
     """
@@ -267,14 +275,14 @@ def summarize(matches: Matches) -> dict[str, float]:
 
 
 def _mean(precision: Any) -> float:
-    """0..100 over what is defined; NaN of nothing."""
+    """Average the defined precisions, 0..100; NaN if there are none."""
     defined = precision[precision > -1]
     return float(np.mean(defined) * 100) if defined.size else float("nan")
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """What the packages print goes to the log at debug level."""
+    """Redirect what the packages print to the log at debug level."""
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):
@@ -286,25 +294,25 @@ def _quiet() -> Iterator[None]:
 
 @EVALUATORS.register()
 def coco(cfg: CfgNode) -> Metric:
-    """COCO's AP of boxes and, where the model has them, masks and keypoints."""
+    """Return COCO's metric: AP of boxes and, if the model predicts them, masks and keypoints."""
     kinds = _boxes_and_masks(cfg)
     if cfg.MODEL.KEYPOINT_ON:
         kinds += ("keypoints",)
 
     def build(split: Split, folder: Path) -> Evaluator:
-        arguments = _of(split, kinds)
+        arguments = _arguments(split, kinds)
         sigmas = tuple(cfg.TEST.KEYPOINT_OKS_SIGMAS) if "keypoints" in kinds else ()
         names = tuple(split.metadata["keypoint_names"]) if "keypoints" in kinds else ()
         annotated = len(names)
         if annotated and not sigmas and names != PERSON_KEYPOINTS:
             raise UserError(
-                f"TEST.KEYPOINT_OKS_SIGMAS: {split.name} has keypoints of its own, expected "
-                f"{annotated} numbers, one for each; COCO's are for the keypoints of its persons"
+                f"TEST.KEYPOINT_OKS_SIGMAS: {split.name} has keypoints of its own; set {annotated} "
+                "numbers, one per keypoint, because COCO's are for its persons' keypoints"
             )
         if annotated and annotated != (len(sigmas) or COCO_KEYPOINTS):
             raise UserError(
                 f"TEST.KEYPOINT_OKS_SIGMAS: got {len(sigmas) or 'the 17 of COCO'}, expected "
-                f"{annotated}, one for each keypoint of {split.name}"
+                f"{annotated}, one per keypoint of {split.name}"
             )
         most = cfg.TEST.COCO_MAX_DETECTIONS
         return COCOEvaluator(**arguments, folder=folder, oks_sigmas=sigmas, max_detections=most)
@@ -314,12 +322,12 @@ def coco(cfg: CfgNode) -> Metric:
 
 @EVALUATORS.register()
 def lvis(cfg: CfgNode) -> Metric:
-    """LVIS's AP of boxes and, where the model has them, masks."""
+    """Return LVIS's metric: AP of boxes and, if the model predicts them, masks."""
     kinds = _boxes_and_masks(cfg)
 
     def build(split: Split, folder: Path) -> Evaluator:
         require_package("hotcoco", "metrics", f"{split.name}: the metric needs")
-        return LVISEvaluator(**_of(split, kinds), folder=folder)
+        return LVISEvaluator(**_arguments(split, kinds), folder=folder)
 
     return Metric(kinds, build, "hotcoco")
 
@@ -328,8 +336,8 @@ def _boxes_and_masks(cfg: CfgNode) -> tuple[str, ...]:
     return ("bbox", "segm") if cfg.MODEL.MASK_ON else ("bbox",)
 
 
-def _of(split: Split, kinds: tuple[str, ...]) -> dict[str, Any]:
-    """Arguments of an evaluator; UserError where objects lack masks or keypoints to compare."""
+def _arguments(split: Split, kinds: tuple[str, ...]) -> dict[str, Any]:
+    """Return the arguments of an evaluator; raise UserError if objects lack masks or keypoints."""
     for kind, key, annotated in (
         ("segm", "MODEL.MASK_ON", split.has_masks),
         ("keypoints", "MODEL.KEYPOINT_ON", split.has_keypoints),
@@ -342,8 +350,8 @@ def _of(split: Split, kinds: tuple[str, ...]) -> dict[str, Any]:
     contiguous = split.metadata["thing_dataset_id_to_contiguous_id"]
     return {
         "split": split.name,
-        "json_file": split.metadata["json_file"],
-        "category_ids": {own: given for given, own in contiguous.items()},
+        "annotations": annotations_of(split),
+        "category_ids": {index: category_id for category_id, index in contiguous.items()},
         "class_names": split.classes,
         "kinds": kinds,
         "images": split.images,

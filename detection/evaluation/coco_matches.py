@@ -1,8 +1,8 @@
-"""Match records of COCO's and LVIS's metrics, from what pycocotools or hotcoco found.
+"""Match records of COCO's and LVIS's metrics, extracted from pycocotools or hotcoco.
 
-Both hand out an evaluation as Python lists, which takes hotcoco many times longer than to evaluate.
-So it is asked again, about the detections of classes that have an object in their image; what is
-said of the others follows from the annotations.
+Both return an evaluation as Python lists, which takes hotcoco many times longer than evaluating. So
+it evaluates again only the detections of classes that have an object in their image; the matches of
+the others follow from the annotations.
 
 D: detections, T: IoU thresholds, G: objects that count.
 """
@@ -23,15 +23,16 @@ Ints = NDArray[np.integer]
 
 @dataclass(frozen=True, eq=False)
 class Detections:
-    """What a metric is given, of all kinds.
+    """Detections of a metric, shared by all kinds. A cell is a pair of image and class.
 
     Attributes:
-        image_ids, category_ids: of the annotations, ascending.
-        cells: (D,) which pair of image and class, as index · number of classes + index.
+        image_ids: Image ids of the annotations, ascending.
+        category_ids: Category ids of the annotations, ascending.
+        cells: (D,) index of the image · number of classes + index of the class.
         scores: (D,)
-        ranks: (D,) by score among those of the same cell, from 0.
-        annotated: (D,) whether its cell has an object.
-        counted: (D,) False where LVIS's metric leaves it out.
+        ranks: (D,) rank by score within the cell, from 0.
+        annotated: (D,) True if the cell has an object.
+        counted: (D,) False if LVIS's metric leaves the detection out.
     """
 
     image_ids: Ints
@@ -46,31 +47,32 @@ class Detections:
 def detections(
     rows: Sequence[Mapping[str, Any]], content: Mapping[str, Any], per_image: int | None = None
 ) -> Detections:
-    """Rows in COCO's format against the annotations.
+    """Assign results in COCO's format to cells, and find the ones that count.
 
     Args:
-        content: of the file of annotations.
-        per_image: LVIS's limit on the detections of an image; None: COCO's metric, which counts
-            every class in every image. LVIS's counts those that an image has objects of or was
-            checked to have none of (Gupta et al. 2019, section 2).
+        rows: Results in COCO's format.
+        content: Content of the file of annotations.
+        per_image: LVIS's limit on the detections of an image; None for COCO's metric, which counts
+            every class in every image. LVIS's counts the classes that an image has objects of or
+            was verified to have none of (Gupta et al. 2019, section 2).
     """
     image_ids, category_ids = (
         np.array(sorted(each["id"] for each in content[name])) for name in ("images", "categories")
     )
 
-    def cells(images: Sequence[Any], categories: Sequence[Any]) -> Ints:
-        found = np.searchsorted(image_ids, images) * len(category_ids)
-        return found + np.searchsorted(category_ids, categories)
-
-    def of(parts: Iterable[Mapping[str, Any]]) -> Ints:
+    def cells_of(parts: Iterable[Mapping[str, Any]]) -> Ints:
         pairs = [(part["image_id"], part["category_id"]) for part in parts]
-        return cells(*zip(*pairs, strict=True)) if pairs else np.empty(0, np.int64)
+        if not pairs:
+            return np.empty(0, np.int64)
+        images, categories = zip(*pairs, strict=True)
+        first = np.searchsorted(image_ids, images) * len(category_ids)
+        return first + np.searchsorted(category_ids, categories)
 
-    own, scores = of(rows), np.array([row["score"] for row in rows])
-    annotated = np.isin(own, of(content["annotations"]))
+    own, scores = cells_of(rows), np.array([row["score"] for row in rows])
+    annotated = np.isin(own, cells_of(content["annotations"]))
     counted = np.ones(len(own), bool)
     if per_image is not None:
-        negative = of(
+        negative = cells_of(
             {"image_id": image["id"], "category_id": category}
             for image in content["images"]
             for category in image["neg_category_ids"]
@@ -82,7 +84,7 @@ def detections(
 
 
 def _ranks(groups: Ints, scores: NDArray[np.float64]) -> Ints:
-    """(D,) places in groups by score; equal ones in their order, as pycocotools sorts."""
+    """Return the rank (D,) by score within the group; ties keep their order, as in pycocotools."""
     order = np.lexsort((-scores, groups))
     ordered, ranks = groups[order], np.empty(len(order), np.int64)
     ranks[order] = np.arange(len(order)) - np.searchsorted(ordered, ordered)
@@ -90,12 +92,13 @@ def _ranks(groups: Ints, scores: NDArray[np.float64]) -> Ints:
 
 
 def extract(evaluation: Any, found: Detections, at: Ints, counted: NDArray[np.bool_]) -> Matches:
-    """The matches with objects of all sizes.
+    """Extract the matches with objects of all sizes.
 
     Args:
-        evaluation: a `COCOeval` of either package that has evaluated.
-        at: which of `found` it was given; it numbers them from 1.
-        counted: (D,) which of `found` are in the result.
+        evaluation: A `COCOeval` of either package after `evaluate`.
+        found: All detections.
+        at: Indices of the evaluated detections in `found`; the package numbers them from 1.
+        counted: (D,) True for the detections that belong to the result.
     """
     params = evaluation.params
     everything = list(params.areaRng[params.areaRngLbl.index("all")])
@@ -106,9 +109,9 @@ def extract(evaluation: Any, found: Detections, at: Ints, counted: NDArray[np.bo
             for cell in evaluation.evalImgs
             if cell is not None and len(cell["gtIds"]) and list(cell["aRng"]) == everything
         ]
-        # To pycocotools, a match with the object of id 0 is none.
+        # pycocotools treats a match with the object of id 0 as none.
         findable = [
-            [not no and (number or "gtMatched" in cell) for no, number in _objects(cell)]
+            [not skip and (number or "gtMatched" in cell) for skip, number in _objects(cell)]
             for cell in cells
         ]
         for t in range(THRESHOLDS):
@@ -123,7 +126,7 @@ def extract(evaluation: Any, found: Detections, at: Ints, counted: NDArray[np.bo
         hard = [cell for cell in cells if any(any(row) for row in cell["dtIgnore"])]
         ids = list(chain.from_iterable(cell["dtIds"] for cell in hard))
         ignored[at[np.array(ids, np.int64) - 1]] = _flags([cell["dtIgnore"] for cell in hard])
-        objects = [sum(not no for no, _ in _objects(cell)) for cell in cells]
+        objects = [sum(not skip for skip, _ in _objects(cell)) for cell in cells]
         pairs = [(cell["category_id"], cell["image_id"]) for cell in cells]
         del cells, hard
     categories, images = zip(*pairs, strict=True) if pairs else ((), ())
@@ -131,7 +134,7 @@ def extract(evaluation: Any, found: Detections, at: Ints, counted: NDArray[np.bo
     object_images = np.repeat(np.searchsorted(found.image_ids, images), objects)
     by_class = np.lexsort((object_images, object_classes))
     detection_images, classes = np.divmod(found.cells, len(found.category_ids))
-    # Equal scores in the order of the images.
+    # Ties are in the order of the images.
     order = np.lexsort((found.ranks, detection_images, -found.scores, classes))
     order = order[counted[order]]
     return Matches(
@@ -146,11 +149,11 @@ def extract(evaluation: Any, found: Detections, at: Ints, counted: NDArray[np.bo
 
 
 def _objects(cell: Mapping[str, Any]) -> Iterator[tuple[bool, int]]:
-    """Of each object whether it does not count, and its id."""
+    """Return (is ignored, id) of each object of a cell."""
     return zip(cell["gtIgnore"], cell["gtIds"], strict=True)
 
 
 def _flags(parts: Sequence[Any]) -> Any:
-    """(T, d) of each cell → bool (D, T)."""
+    """Concatenate the flags (T, d) of each cell to (D, T), bool."""
     rows = (list(chain.from_iterable(part[t] for part in parts)) for t in range(THRESHOLDS))
     return np.array(list(rows), dtype=bool).T

@@ -1,4 +1,4 @@
-"""The metric of a dataset, chosen by its `evaluator_type`; the same objects for both engines."""
+"""Choice of a dataset's metric by its `evaluator_type`, the same for both engines."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,14 +6,14 @@ from pathlib import Path
 from fvcore.common.config import CfgNode
 
 from detection.datasets.base import Split
-from detection.evaluation import cityscapes, coco, sem_seg, voc  # noqa: F401  # register themselves
+from detection.evaluation import cityscapes, coco, sem_seg, voc  # noqa: F401  # register their metrics
 from detection.evaluation.base import EVALUATORS, Evaluator, Metric
 from moco.common.errors import UserError
 from moco.common.registry import lookup
 
 
 def evaluate_together(evaluators: Sequence[Evaluator]) -> dict[str, float]:
-    """Metrics of what all processes collected, by rank."""
+    """Merge the evaluators of all processes, in the order of the ranks, and evaluate."""
     whole, *others = evaluators
     for other in others:
         whole.extend(other)
@@ -21,20 +21,22 @@ def evaluate_together(evaluators: Sequence[Evaluator]) -> dict[str, float]:
 
 
 def metric_kinds(split: Split, cfg: CfgNode) -> tuple[str, ...]:
-    """What the task measures on `split`: keys of `detection.evaluation.metrics.HEADLINE`."""
+    """Return the kinds that the task measures on `split`, keys of `metrics.HEADLINE`."""
     return _metric(split, cfg).kinds
 
 
 def metric_package(split: Split, cfg: CfgNode) -> str:
-    """The package that computes the metric of `split`; empty: this one, or Detectron2."""
+    """Return the package that computes the metric of `split`; "" for this one or Detectron2."""
     return "" if split.from_catalog else _metric(split, cfg).package
 
 
 def build_evaluator(split: Split, cfg: CfgNode, folder: Path) -> Evaluator:
-    """The evaluator of `split`; predictions go to `folder/<split>.json`.
+    """Build the evaluator of `split`, which writes predictions to `folder/<split>.json`.
+
+    Call it before training, because it checks that the split can be evaluated.
 
     Raises:
-        UserError: the split cannot be measured (`Metric.build`). Build it before training.
+        UserError: If the split cannot be evaluated (`Metric.build`).
     """
     return _metric(split, cfg).build(split, folder)
 
@@ -45,7 +47,7 @@ def _metric(split: Split, cfg: CfgNode) -> Metric:
 
 @EVALUATORS.register()
 def densepose(cfg: CfgNode) -> Metric:
-    """DensePose's AP, which Detectron2's DensePose project computes (detection/d2/densepose.py)."""
+    """Return DensePose's metric; Detectron2's project computes it (detection/d2/densepose.py)."""
 
     def build(split: Split, folder: Path) -> Evaluator:
         raise UserError(

@@ -1,10 +1,10 @@
-"""What AP is made of, image by image: `inference/matches.npz` beside a run's predictions.
+"""Match records of AP, image by image: `inference/matches.npz` next to a run's predictions.
 
-From it the AP is computed again exactly, without model, images and annotations, and for any other
-set of the test images (benchmarks/report/bootstrap.py).
+They determine the AP exactly, without model, images and annotations, also for any resample of the
+test images (benchmarks/report/bootstrap.py).
 
-The file holds plain arrays: `metric`, `images` and, for each kind (bbox, segm, keypoints), the
-fields of `Matches`, the flags of the thresholds as bits.
+The file contains plain arrays: `metric`, `images` and, for each kind (bbox, segm, keypoints), the
+fields of `Matches`, with the flags of the thresholds as bits.
 
 D: detections, T: IoU thresholds, G: objects that count, I: images.
 """
@@ -25,7 +25,7 @@ from moco.common.files import PathLike, atomic_write
 from moco.common.limits import Implausible, open_zip, read_part
 
 THRESHOLDS = 10  # .50:.05:.95, also of keypoints' OKS
-COCO, LVIS, VOC = "coco", "lvis", "voc_"  # VOC and the year of its metric
+COCO, LVIS, VOC = "coco", "lvis", "voc_"  # VOC is followed by the year of its metric
 KINDS = ("bbox", "segm", "keypoints")
 MAX_IMAGES = 200_000
 _TYPES = {"classes": "<u2", "images": "<u4", "scores": "<f8", "true": "<u2", "ignored": "<u2"}
@@ -35,16 +35,17 @@ _BITS = 1 << np.arange(THRESHOLDS, dtype=np.uint16)
 
 @dataclass(frozen=True, eq=False)
 class Matches:
-    """The detections of one kind, class by class, each class in the order of its ranks.
+    """Matched detections of one kind, sorted by class, each class by rank.
 
     Attributes:
         classes: (D,) contiguous ids, ascending.
         images: (D,) indices of images.
-        scores: (D,) in 0..1, as the metric ranks them.
-        true: (D, T), whether it is the detection of an object.
-        ignored: (D, T), whether it counts neither as right nor as wrong: it is of a difficult
-            object, of a crowd or, in LVIS, of a class that is not annotated exhaustively.
-        object_classes, object_images: (G,) of the objects that count.
+        scores: (D,) scores in 0..1, as the metric ranks them.
+        true: (D, T) True for true positives.
+        ignored: (D, T) True for detections that are neither true nor false positives: of a
+            difficult object, a crowd or, in LVIS, a class that is not annotated exhaustively.
+        object_classes: (G,) classes of the objects that count.
+        object_images: (G,) indices of their images.
     """
 
     classes: NDArray[np.integer]
@@ -56,11 +57,11 @@ class Matches:
     object_images: NDArray[np.integer]
 
     def of_class(self, class_id: int) -> slice:
-        """The places of its detections."""
+        """Return the slice of the detections of a class."""
         return slice(*np.searchsorted(self.classes, [class_id, class_id + 1]).tolist())
 
     def counts(self, class_id: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """(D, T) each: its true and its false positives as far as each rank."""
+        """Count the true and the false positives of a class up to each rank; (D, T) each."""
         mine = self.of_class(class_id)
         true, false = self.true[mine], ~self.true[mine] & ~self.ignored[mine]
         return np.cumsum(true, 0, np.float64), np.cumsum(false, 0, np.float64)
@@ -68,11 +69,12 @@ class Matches:
 
 @dataclass(frozen=True)
 class MatchFile:
-    """What is stored of one evaluation.
+    """Match records of one evaluation.
 
     Attributes:
         metric: `coco`, `lvis`, `voc_2007` or `voc_2012`.
-        images: ids of all test images, in the order that `Matches.images` counts.
+        images: Ids of all test images, indexed by `Matches.images`.
+        kinds: Kind (bbox, segm, keypoints) → its matches.
     """
 
     metric: str
@@ -81,13 +83,13 @@ class MatchFile:
 
 
 def join(parts: Sequence[Mapping[str, Any]]) -> Matches:
-    """Matches from those of each class, in the order of their ids.
+    """Concatenate the matches of the classes, in the order of their ids.
 
     Args:
-        parts: per class `images`, `scores`, `true`, `ignored` and `object_images`.
+        parts: `images`, `scores`, `true`, `ignored` and `object_images` of each class.
     """
 
-    def whole(name: str, empty: Any) -> Any:
+    def concatenate(name: str, empty: Any) -> Any:
         return np.concatenate([empty, *(part[name] for part in parts)])
 
     flags, ids = np.empty((0, THRESHOLDS), bool), np.empty(0, np.int64)
@@ -95,12 +97,12 @@ def join(parts: Sequence[Mapping[str, Any]]) -> Matches:
     classes, object_classes = (np.repeat(np.arange(len(parts)), number) for number in counts)
     return Matches(
         classes=classes,
-        images=whole("images", ids),
-        scores=whole("scores", np.empty(0)),
-        true=whole("true", flags),
-        ignored=whole("ignored", flags),
+        images=concatenate("images", ids),
+        scores=concatenate("scores", np.empty(0)),
+        true=concatenate("true", flags),
+        ignored=concatenate("ignored", flags),
         object_classes=object_classes,
-        object_images=whole("object_images", ids),
+        object_images=concatenate("object_images", ids),
     )
 
 
@@ -117,10 +119,10 @@ def write_matches(folder: Path, content: MatchFile) -> None:
 
 
 def read_matches(path: Path) -> MatchFile:
-    """Read what `write_matches` wrote, or what somebody else says that it did.
+    """Read match records, which may come from an untrusted source.
 
     Raises:
-        DataError: unreadable, no such file of matches, or larger than any.
+        DataError: If the file cannot be read, is damaged, or is implausibly large.
     """
     try:
         with open(path, "rb") as file:
@@ -130,7 +132,7 @@ def read_matches(path: Path) -> MatchFile:
 
 
 def parse_matches(file: BinaryIO, name: PathLike) -> MatchFile:
-    """`read_matches` of an open file; `name`: of it, for errors."""
+    """Read match records from an open file; errors start with `name`."""
     try:
         with open_zip(file) as archive:
             parts = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
@@ -139,7 +141,7 @@ def parse_matches(file: BinaryIO, name: PathLike) -> MatchFile:
             arrays = {name: _array(read_part(archive, info)) for name, info in parts.items()}
         [metric], images = arrays["metric"].tolist(), arrays["images"]
         if metric not in (COCO, LVIS, f"{VOC}2007", f"{VOC}2012") or images.dtype.kind != "U":
-            raise ValueError("its metric or its images")
+            raise ValueError("unknown metric, or image ids that are not text")
         if len(images) > MAX_IMAGES:
             raise Implausible(f"{len(images)} images, at most {MAX_IMAGES}")
         kinds = {
@@ -150,14 +152,14 @@ def parse_matches(file: BinaryIO, name: PathLike) -> MatchFile:
         for matches in kinds.values():
             for numbers in (matches.images, matches.object_images):
                 if np.any(numbers >= len(images)):
-                    raise ValueError("an image that is not among its images")
+                    raise ValueError("an image index beyond the images")
         return MatchFile(metric, tuple(images.tolist()), kinds)
-    except Exception as error:  # whatever a damaged archive may raise
+    except Exception as error:  # damaged archives raise many types
         raise DataError(f"{name}: not a file of matches, or damaged ({error})") from error
 
 
 def _array(content: bytes) -> NDArray[Any]:
-    """One dimension of numbers or texts in NumPy's format, without objects."""
+    """Parse a one-dimensional array of numbers or texts in NumPy's format, without objects."""
     stream = io.BytesIO(content)
     if np.lib.format.read_magic(stream) != (1, 0):
         raise ValueError("an array in another version of its format")
@@ -165,20 +167,20 @@ def _array(content: bytes) -> NDArray[Any]:
     if len(shape) != 1 or dtype.kind not in "fuU":
         raise ValueError(f"an array of {len(shape)} dimensions of {dtype}")
     if math.prod(shape) * dtype.itemsize != len(content) - stream.tell():
-        raise ValueError("an array that is not as long as it says")
+        raise ValueError("an array that is not as long as declared")
     return np.frombuffer(content, dtype, offset=stream.tell())
 
 
 def _matches(arrays: Mapping[str, NDArray[Any]]) -> Matches:
-    """Raise ValueError where they do not fit together."""
+    """Build `Matches`; raise ValueError if the arrays contradict each other."""
     for types in (_TYPES, _OBJECT_TYPES):
         if len({len(arrays[name]) for name in types}) != 1:
-            raise ValueError("arrays of different lengths")
+            raise ValueError("arrays have different lengths")
         if wrong := [name for name, dtype in types.items() if arrays[name].dtype != dtype]:
-            raise ValueError(f"the type of {wrong[0]}")
+            raise ValueError(f"{wrong[0]} has the wrong type")
     if not np.isfinite(arrays["scores"]).all():
-        raise ValueError("scores that are not finite")
+        raise ValueError("scores are not finite")
     if np.any(np.diff(arrays["classes"].astype(np.int64)) < 0):
-        raise ValueError("classes that are not in order")
+        raise ValueError("classes are not sorted")
     flags = {name: (arrays[name][:, None] & _BITS) > 0 for name in ("true", "ignored")}
     return Matches(**{**arrays, **flags})

@@ -7,44 +7,47 @@ A metric is called `<kind>/<name>` and is in 0..100:
                             also AP50-<class>, and AP_detectron2, AP50_detectron2,
                             AP75_detectron2 where a class has no object to test on
     densepose               AP, AP50, AP75, APm, APl
-    sem_seg                 mIoU, fwIoU, mACC, pACC, IoU-<class>
+    sem_seg                 mIoU, fwIoU, mACC, pACC, IoU-<class>; also mIoU_detectron2 where a class
+                            does not occur in the label maps that are tested on
     linear, finetune        top1, top5: 1-crop accuracy (moco/linear.py, moco/finetune.py)
     knn                     top1 (moco/knn.py)
-    bbox_TTA, segm_TTA      with test-time augmentation (TEST.AUG, on Detectron2); not in tables
+    bbox_TTA, segm_TTA      under test-time augmentation (TEST.AUG, on Detectron2); not in tables
 
-AP is the mean over IoU .50:.05:.95 (of keypoints: OKS, of densepose: GPS); on VOC of the VOC AP,
-elsewhere of the dataset's own. It is the mean over the classes that have an object to test on;
-`_detectron2`: over all of them, as Detectron2's VOC metric takes it.
+AP is averaged over IoU .50:.05:.95 (keypoints: OKS, densepose: GPS); on VOC it is the VOC AP,
+elsewhere that of the dataset's metric. It is averaged over the classes that have an object to test
+on; metrics with the suffix `_detectron2` over all classes, as in Detectron2's VOC metric.
 """
 
 import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-# What is shown of each kind, kinds in the order of the paper's columns.
+# Headline metrics of each kind; kinds are in the order of the paper's columns.
 HEADLINE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("bbox", "segm", "keypoints", "densepose"), ("AP", "AP50", "AP75")),
     "sem_seg": ("mIoU",),
     **dict.fromkeys(("linear", "finetune"), ("top1", "top5")),
     "knn": ("top1",),
 }
-# What an engine must report: the Cityscapes metric of instances has no AP75.
+# Metrics that an engine must report: the Cityscapes metric of instances has no AP75.
 REQUIRED = {**HEADLINE, "segm": ("AP", "AP50")}
-# The match records beside an evaluation's predictions (detection/evaluation/matches.py).
+# Detectron2's mean IoU: without the classes that do not occur in the ground truth.
+DETECTRON2_MEAN = "mIoU_detectron2"
+# File of match records next to the predictions (detection/evaluation/matches.py).
 MATCHES_NAME = "matches.npz"
-# What `moco-transfer errors` and `robustness` put into a run's folder.
+# Files and folder that `moco-transfer errors` and `robustness` write into a run's folder.
 ERRORS_NAME, ROBUSTNESS_NAME, CORRUPTED = "error_types.json", "robustness.json", "corrupted"
 MAX_MATCHES_BYTES = 1 << 29  # of all arrays: 20 million detections
-# Shown without the kind's name where it is the only one.
+# Kinds that are shown without their name if there is no other.
 _ALONE = {"bbox", "sem_seg", "linear", "finetune", "knn"}
 # As in the paper's tables: bounding box, mask, keypoints, dense pose.
 _MARKS = {"bbox": "bb", "segm": "mk", "keypoints": "kp", "densepose": "dp"}
 
 
 def headline_names(names: Collection[str]) -> tuple[str, ...]:
-    """What to show of metrics called `names`: of each kind there is what `HEADLINE` has.
+    """Return the headline metrics of the kinds among `names`.
 
-    A name that is not `REQUIRED` is left out where it is not among `names`.
+    A metric that is not in `REQUIRED` is left out if it is not among `names`.
     """
     kinds = {name.split("/", 1)[0] for name in names}
     return tuple(
@@ -57,16 +60,16 @@ def headline_names(names: Collection[str]) -> tuple[str, ...]:
 
 
 def has_matches(metrics: Iterable[str]) -> bool:
-    """Whether an evaluation with metrics of these names keeps match records.
+    """Return whether an evaluation with metrics of these names writes match records.
 
-    VOC's, COCO's and LVIS's do. Cityscapes', of masks alone, does not: of an image its package
-    gives overlaps, and what they make of a detection is decided where it averages.
+    VOC's, COCO's and LVIS's do. Cityscapes', with masks only, does not: its package returns
+    overlaps per image, and matches detections only while averaging.
     """
     return any(name.startswith("bbox/") for name in metrics)
 
 
 def titles(names: Sequence[str]) -> tuple[str, ...]:
-    """`AP50^mk` and the like, as the paper's column heads; without the kind where it is plain."""
+    """Return column titles as in the paper, `AP50^mk`; a single plain kind has no suffix."""
     kinds = {name.split("/", 1)[0] for name in names}
     plain = len(kinds) == 1 and kinds <= _ALONE
     return tuple(
@@ -92,16 +95,17 @@ def canonical(metrics: Mapping[str, float]) -> dict[str, float]:
 def for_record(
     metrics: Mapping[str, float], kinds: Sequence[str] = ("bbox",)
 ) -> tuple[dict[str, float | None], list[str]]:
-    """Metrics as a run record stores them, and a note where a number is missing.
+    """Convert metrics to the values of a run record; also return notes on missing numbers.
 
-    NaN is not JSON and no result: it becomes None. Numbers are rounded to 1e-6.
+    NaN is not valid in JSON and becomes None. Numbers are rounded to 1e-6.
 
     Args:
-        kinds: what the task must report (keys of `HEADLINE`).
+        metrics: Metrics of an engine by canonical name.
+        kinds: Kinds that the task must report, keys of `HEADLINE`.
 
     Raises:
-        ValueError: a metric of `REQUIRED` is absent, or any is outside 0..100 (a fault of the
-            engine).
+        ValueError: If a metric of `REQUIRED` is missing, or any is outside 0..100, which is a bug
+            of the engine.
     """
     stored: dict[str, float | None] = {}
     for name, value in metrics.items():
@@ -118,12 +122,21 @@ def for_record(
         raise ValueError(f"the engine reported no {', '.join(absent)}")
     missing = [name for name, value in stored.items() if value is None]
     notes = [f"not a number, so null: {', '.join(missing)}"] if missing else []
+    if f"sem_seg/{DETECTRON2_MEAN}" in metrics:
+        notes.append(
+            "sem_seg/mIoU: classes are absent from the label maps tested on; one that is predicted "
+            "counts as 0, as in mmsegmentation; sem_seg/mIoU_detectron2 leaves all of them out, as "
+            "Detectron2 does"
+        )
     return stored, notes
 
 
 def headline(metrics: Mapping[str, float | None]) -> str:
-    """`AP 12.30  AP50 30.10  AP75 7.90`, `mIoU 74.40`, or, of several kinds or of one that
-    has to be named, `bbox AP 38.90 AP50 59.60 AP75 42.70  segm AP 35.40 …`."""
+    """Format the headline metrics in one line.
+
+    For example `AP 12.30  AP50 30.10  AP75 7.90` or `mIoU 74.40`; with several kinds, or one that
+    must be named, `bbox AP 38.90 AP50 59.60 AP75 42.70  segm AP 35.40 …`.
+    """
     groups = {
         kind: " ".join(_shown(metrics, name) for name in names)
         for kind, names in itertools.groupby(headline_names(metrics), lambda n: n.split("/")[0])

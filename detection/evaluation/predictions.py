@@ -1,4 +1,4 @@
-"""A model's answers: in memory the same from both engines, on disk one file per split.
+"""Predictions of a model: in memory the same from both engines, on disk one file per split.
 
 A `Prediction` holds numpy arrays in pixels of the original image (N instances, K keypoints):
 
@@ -37,7 +37,7 @@ def voc_rows(
     scores: NDArray[np.float32],
     classes: NDArray[np.integer],
 ) -> list[Row]:
-    """One dict per detection of an image: boxes (N, 4), scores (N,), classes (N,)."""
+    """Return one dict per detection of an image: boxes (N, 4), scores (N,), classes (N,)."""
     return [
         {
             "image_id": image_id,
@@ -56,10 +56,10 @@ def write_voc(folder: Path, split: str, class_names: Sequence[str], predictions:
 
 
 def read_voc(path: Path) -> defaultdict[str, list[Row]]:
-    """The detections of every image in a file of `write_voc`; of other images none.
+    """Read a file of `write_voc`: image id → its detections, empty for other images.
 
     Raises:
-        ValueError: a number is not finite.
+        ValueError: If a number is not finite.
     """
     found = defaultdict(list)
     for row in json.loads(path.read_text(encoding="utf-8"))["predictions"]:
@@ -72,10 +72,15 @@ def read_voc(path: Path) -> defaultdict[str, list[Row]]:
 def coco_rows(
     image_id: int | str, prediction: Prediction, category_ids: Mapping[int, int]
 ) -> list[Row]:
-    """One dict per instance of an image in COCO's results format, numbers in full.
+    """Return one dict per instance of an image in COCO's results format, in full precision.
 
-    Keypoints move by half a pixel, because COCO's annotations count pixels from 0, as Detectron2's
-    `instances_to_coco_json` does. `category_ids`: contiguous id → the annotations' id.
+    Keypoints are shifted by half a pixel to COCO's pixel indices, as in Detectron2's
+    `instances_to_coco_json`.
+
+    Args:
+        image_id: Id of the image.
+        prediction: Its instances.
+        category_ids: Contiguous id → the annotations' id.
     """
     boxes = np.array(prediction["boxes"], dtype=np.float32).reshape(-1, 4)
     boxes[:, 2:] -= boxes[:, :2]
@@ -96,7 +101,7 @@ def coco_rows(
 
 
 def encode_mask(mask: NDArray[np.bool_]) -> dict[str, Any]:
-    """(H, W) bool → COCO's run lengths, as text that JSON can hold."""
+    """Encode a mask (H, W) as COCO's run lengths, with `counts` as text for JSON."""
     import pycocotools.mask
 
     rle = pycocotools.mask.encode(np.asfortranarray(mask, dtype=np.uint8))
@@ -119,5 +124,5 @@ def write_coco(folder: Path, split: str, found: Sequence[Row]) -> None:
 
 
 def _digits(numbers: Sequence[float] | NDArray[np.float32]) -> list[float]:
-    """The shortest numbers that are the same in float32."""
+    """Return the numbers with the fewest digits that are equal in float32."""
     return [float(str(number)) for number in np.array(numbers, dtype=np.float32)]

@@ -1,9 +1,9 @@
-"""Score of perfect predictions: the highest number that a test split's own metric can give.
+"""Score of perfect predictions: the highest score that the metric of a test split can give.
 
-The split's objects, clipped to what a detector can output, are handed to the real evaluator as
-predictions of score 1, and then no prediction at all. The first must reach 100, the second 0, and
-every installed package must give the same. Where that fails the test file or the metric's limits
-cost points that no backbone can win, and the result says how many and why.
+The evaluator gets the split's objects, clipped to what a detector can output, as predictions of
+score 1, and then no prediction at all. The first must reach 100, the second 0, and all installed
+packages must agree. Otherwise the test file or the metric's limits cost points that no backbone can
+gain, and the result has their number and the reason.
 """
 
 import dataclasses
@@ -18,35 +18,34 @@ import numpy as np
 from fvcore.common.config import CfgNode
 
 from detection.datasets.base import XYWH_ABS, Record, Split, object_counts, with_masks
-from detection.datasets.labels import read_labels
+from detection.datasets.labels import labels_of
 from detection.evaluation.base import Evaluator, Prediction
 from detection.evaluation.coco import COCO_MAX_KEYPOINTS, COCOEvaluator, installed_packages
 from detection.evaluation.evaluators import build_evaluator, metric_kinds, metric_package
 from detection.evaluation.metrics import HEADLINE
 from moco.common.errors import DataError, UserError, first_few
 
-_TOLERANCE = 0.01  # points; the 11 points of VOC's metric do not add up to 1 exactly
-_WORST_CLASSES = 5  # are named
+_TOLERANCE = 0.01  # points; the weights of VOC's 11 points do not add up to 1 exactly
+_WORST_CLASSES = 5  # number of classes that are named
 BoxedObject = tuple[Record, tuple[float, ...]]  # a record's object and its clipped box
 MEASURED_TYPES = ("pascal_voc", "coco", "lvis", "cityscapes_instance", "sem_seg")
 
 
 @dataclass(frozen=True)
 class Reachable:
-    """What perfect predictions reach on a split.
+    """Scores of perfect predictions on a split.
 
     Attributes:
-        highest: Headline metric → score of perfect predictions, 0..100; of several packages the
-            lowest.
-        faults: Why it is not 100, or what else contradicts, one clause each; empty where nothing
-            does.
+        highest: Headline metric → score of perfect predictions, 0..100; the lowest one of several
+            packages.
+        faults: Reasons why it is not 100, and other contradictions, one clause each.
     """
 
     highest: dict[str, float]
     faults: tuple[str, ...]
 
     def __str__(self) -> str:
-        """Format the scores and what costs them as one line."""
+        """Format the scores and the faults as one line."""
         scores = ", ".join(f"{name} {score:.1f}" for name, score in self.highest.items())
         if not self.faults:
             return f"perfect predictions score {scores}"
@@ -54,7 +53,7 @@ class Reachable:
 
 
 def doctor_config(split: Split) -> CfgNode:
-    """Return the keys that a metric reads, for a split that no task is set for."""
+    """Return the keys that a metric reads, for a split without a task."""
     limit = 300 if split.evaluator_type == "lvis" else 100
     return CfgNode(
         {
@@ -63,16 +62,17 @@ def doctor_config(split: Split) -> CfgNode:
                 "DETECTIONS_PER_IMAGE": limit,
                 "COCO_MAX_DETECTIONS": 100,
                 "KEYPOINT_OKS_SIGMAS": [],
+                "SEM_SEG_REDUCED_SIZE": 0,
             },
         }
     )
 
 
 def expected_seconds(split: Split, cfg: CfgNode) -> float:
-    """Estimate how long `reachable` takes, from timings on two cores.
+    """Estimate the duration of `reachable`, from timings on two cores.
 
-    pycocotools' time is spent on pairs of image and class, Cityscapes' on one PNG per object,
-    and that of semantic segmentation on pixels.
+    It grows with the pairs of image and class for pycocotools, with the objects, which are one PNG
+    each, for Cityscapes, and with the pixels for semantic segmentation.
     """
     images, kinds = len(split.records), len(metric_kinds(split, cfg))
     if split.evaluator_type == "coco" and "pycocotools" in installed_packages():
@@ -85,26 +85,26 @@ def expected_seconds(split: Split, cfg: CfgNode) -> float:
 
 
 def measurable(split: Split) -> bool:
-    """Return whether this project computes the metric of a split, not a catalog or DensePose."""
+    """Return whether this project computes the metric of a split; False for catalogs, DensePose."""
     return not split.from_catalog and split.evaluator_type in MEASURED_TYPES
 
 
 def reachable(split: Split, cfg: CfgNode) -> Reachable:
-    """Measure perfect predictions, and none, by the metric of a task.
+    """Evaluate perfect predictions, and none, by the metric of a task.
 
     Args:
-        split: One that is `measurable`.
+        split: A split that is `measurable`.
         cfg: The task's configuration, or `doctor_config`.
 
     Raises:
-        UserError: The split cannot be measured by this configuration.
-        DataError: The metric fails on the split's own objects, or a label map cannot be used.
+        UserError: If the split cannot be evaluated under this configuration.
+        DataError: If the metric fails on the split's own objects, or a label map cannot be used.
     """
     try:
         return _reachable(split, cfg)
     except UserError:
         raise
-    except Exception as error:  # the metrics' packages raise many kinds
+    except Exception as error:  # the metrics' packages raise many types
         why = " ".join(f"{type(error).__name__}: {error}".split())
         raise DataError(f"{split.name}: its metric fails on its own objects ({why})") from error
 
@@ -151,7 +151,7 @@ def _reachable(split: Split, cfg: CfgNode) -> Reachable:
 
 
 def _evaluators(split: Split, cfg: CfgNode, folder: Path) -> dict[str, Evaluator]:
-    """One evaluator for each installed package that can compute the metric."""
+    """Build one evaluator for each installed package that can compute the metric."""
     evaluator = build_evaluator(split, cfg, folder)
     if isinstance(evaluator, COCOEvaluator):
         return {
@@ -164,7 +164,7 @@ def _evaluators(split: Split, cfg: CfgNode, folder: Path) -> dict[str, Evaluator
 def _score_of_none(split: Split, cfg: CfgNode, folder: Path) -> dict[str, float]:
     evaluator = build_evaluator(split, cfg, folder)
     if split.evaluator_type == "sem_seg":
-        return {}  # every pixel has a label, so that there is always a prediction
+        return {}  # every pixel has a label, so there always is a prediction
     empty = {"boxes": np.empty((0, 4)), "scores": np.empty(0), "classes": np.empty(0, np.int64)}
     for record in split.records:
         evaluator.add(record, empty)
@@ -172,7 +172,7 @@ def _score_of_none(split: Split, cfg: CfgNode, folder: Path) -> dict[str, float]
 
 
 def _worst_classes(perfect: dict[str, dict[str, float]]) -> list[str]:
-    """Name the classes that perfect predictions score lowest on."""
+    """Name the classes on which perfect predictions score lowest."""
     lowest: dict[str, float] = {}
     for metrics in perfect.values():
         for name, score in metrics.items():
@@ -186,7 +186,7 @@ def _worst_classes(perfect: dict[str, dict[str, float]]) -> list[str]:
 
 
 def causes(split: Split, cfg: CfgNode) -> list[str]:
-    """Count the objects that no detector and no metric can reward, cause by cause."""
+    """Count the objects that no detector can output or that the metric does not count, by cause."""
     if split.evaluator_type == "sem_seg":
         return []
     limit = cfg.TEST.DETECTIONS_PER_IMAGE
@@ -211,10 +211,10 @@ def causes(split: Split, cfg: CfgNode) -> list[str]:
 
 
 def _perfect(split: Split, cfg: CfgNode) -> Iterator[tuple[Record, Prediction]]:
-    """Yield each record with its objects as predictions, as far as a detector can output them."""
+    """Yield each record with the objects that a detector can output as predictions."""
     for record in split.records:
         if split.evaluator_type == "sem_seg":
-            labels = read_labels(record["sem_seg_file_name"])
+            labels = labels_of(record)
             known = labels != split.metadata["ignore_label"]
             yield record, {"sem_seg": np.where(known, labels, 0).astype(np.int64)}
         else:
@@ -223,7 +223,7 @@ def _perfect(split: Split, cfg: CfgNode) -> Iterator[tuple[Record, Prediction]]:
 
 
 def _detectable(record: Record) -> tuple[list[BoxedObject], Counter[str]]:
-    """Return the objects that a detector can output with clipped XYXY boxes; count the others."""
+    """Return the objects that a detector can output, with clipped XYXY boxes; count the others."""
     found: list[BoxedObject] = []
     lost: Counter[str] = Counter()
     seen = set()
@@ -261,7 +261,7 @@ def _prediction(record: Record, objects: list[BoxedObject], cfg: CfgNode) -> Pre
 
 
 def _mask(segmentation: Any, record: Record) -> dict[str, Any]:
-    """Encode polygons, or a run-length encoding, as an evaluator takes it."""
+    """Encode polygons or a run-length encoding as COCO's compressed RLE."""
     import pycocotools.mask as mask_util
 
     rle = segmentation

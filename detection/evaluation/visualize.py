@@ -1,8 +1,8 @@
-"""Predictions rendered on their images, as files (`--visualize N`).
+"""Rendering of predictions on their images (`--visualize N`).
 
-Instances: boxes with class and score, masks, keypoints; those with a score of at least 0.5, or,
-where there is none, the few best. Semantic segmentation: the classes' colors over the image, and a
-legend.
+Instances are rendered as boxes with class and score, masks and keypoints: all with a score of at
+least 0.5 or, if there are none, the few best. Semantic segmentation is rendered as the classes'
+colors over the image, and a legend.
 """
 
 import colorsys
@@ -20,8 +20,8 @@ from detection.evaluation.base import Prediction
 from moco.common.files import atomic_write
 
 SCORE_FROM = 0.5
-AT_LEAST = 3  # instances, if none has that score
-KEYPOINT_FROM = 0.05  # as Detectron2's own visualizer
+AT_LEAST = 3  # number of instances if none has that score
+KEYPOINT_FROM = 0.05  # as in Detectron2's visualizer
 MASK_OPACITY, LABELS_OPACITY = 0.45, 0.6
 # Pairs of COCO's 17 keypoints: face, arms, legs, torso.
 _SKELETON = (
@@ -34,12 +34,18 @@ Box = tuple[float, float, float, float]
 
 
 class Visualizer:
-    """Renders `number` images, spread evenly over a split, as `folder/<image>.jpg`.
+    """Renderer of evenly spread images of a split, as `folder/<image>.jpg`.
 
     Every process may have one: each renders the chosen images among its own.
 
+    Args:
+        folder: Folder of the files.
+        number: Number of images.
+        split: The split.
+        open_url: Opens an image whose path contains `://`.
+
     Attributes:
-        records: the chosen images.
+        records: Records of the chosen images.
     """
 
     def __init__(
@@ -56,10 +62,11 @@ class Visualizer:
         self._open_url = open_url
 
     def add(self, record: Record, prediction: Prediction) -> None:
-        """Render the image if it is one of the chosen.
+        """Render the image if it is one of the chosen ones.
 
         Raises:
-            DataError: the image cannot be read; UserError: the file cannot be written.
+            DataError: If the image cannot be read.
+            UserError: If the file cannot be written.
         """
         path = self._paths.get(image_key(record))
         if path is not None:
@@ -74,22 +81,26 @@ def render(
     colors: Sequence[Sequence[int]] | None = None,
     open_url: OpenURL | None = None,
 ) -> Image.Image:
-    """Return the image `record["file_name"]`, as it is shown, with the prediction on it.
+    """Render a prediction on its image.
 
     Args:
-        colors: of the semantic classes, RGB 0..255; default VOC's.
-        open_url: opens an image whose path contains `://`.
+        record: Record of the image, which is rotated by its EXIF orientation.
+        prediction: The prediction.
+        class_names: Class names by contiguous id.
+        colors: Colors of the semantic classes, RGB 0..255; default VOC's.
+        open_url: Opens an image whose path contains `://`.
     """
     image = read_image(record["file_name"], open_url)
     if "sem_seg" not in prediction:
         return _draw_instances(image, prediction, class_names)
-    given = map(voc_color, range(len(class_names))) if colors is None else colors
-    palette = [(int(r), int(g), int(b)) for r, g, b in given]
+    if colors is None:
+        colors = [voc_color(i) for i in range(len(class_names))]
+    palette = [(int(r), int(g), int(b)) for r, g, b in colors]
     return _draw_labels(image, np.asarray(prediction["sem_seg"]), class_names, palette)
 
 
 def shown(scores: NDArray[np.floating]) -> list[int]:
-    """Indices of the instances that are rendered, the highest score first."""
+    """Return the indices of the instances to render, the highest score first."""
     order = np.argsort(-scores, kind="stable").tolist()
     return [i for i in order if scores[i] >= SCORE_FROM] or order[:AT_LEAST]
 
@@ -101,7 +112,7 @@ def _draw_instances(
     boxes = np.asarray(prediction["boxes"], dtype=float)
     masks = prediction.get("masks")
     chosen = shown(scores)
-    # One color per instance where masks have to be told apart, else one per class.
+    # One color per instance if there are masks, which overlap, else one per class.
     hues = range(len(chosen)) if masks is not None else classes[chosen].tolist()
     colors = dict(zip(chosen, map(_color, hues), strict=True))
     from_large = sorted(chosen, key=lambda i: -np.prod(boxes[i, 2:] - boxes[i, :2]))
@@ -123,12 +134,15 @@ def draw_boxes(
     line_px: int | None = None,
     font_px: float | None = None,
 ) -> None:
-    """Draw boxes (N, 4) and their tags in place, the small ones over the large ones.
+    """Draw boxes and their tags in place, small boxes over large ones.
 
     Args:
-        tags: the first gets the place it wants, above its box.
-        line_px: width of a line; None: by the size of the image.
-        font_px: height of the letters; None: the same.
+        image: Image to draw on.
+        boxes: (N, 4) XYXY.
+        tags: Text of each box; earlier ones have precedence for the place above their box.
+        colors: Color of each box.
+        line_px: Width of a line; None for the default of the image's size.
+        font_px: Height of the letters; None for the default of the image's size.
     """
     pen = ImageDraw.Draw(image)
     for i in np.argsort(-np.prod(boxes[:, 2:] - boxes[:, :2], axis=1), kind="stable"):
@@ -140,7 +154,7 @@ def draw_boxes(
 
 
 def _draw_masks(image: Image.Image, masks: Sequence[tuple[dict[str, Any], Color]]) -> Image.Image:
-    """Tint masks (compressed RLE), and draw their edges: pixels with a neighbor outside."""
+    """Tint masks (compressed RLE), and draw their edges, the pixels with a neighbor outside."""
     from pycocotools import mask as mask_util
 
     pixels = np.array(image, dtype=np.float32)  # (H, W, 3)
@@ -154,7 +168,7 @@ def _draw_masks(image: Image.Image, masks: Sequence[tuple[dict[str, Any], Color]
 
 
 def _draw_keypoints(image: Image.Image, points: NDArray[np.floating], color: Color) -> None:
-    """Points (K, 3) of one instance, joined where they are COCO's."""
+    """Draw the keypoints (K, 3) of one instance, with lines between them if they are COCO's."""
     pen, line = ImageDraw.Draw(image), _line(image)
     visible = points[:, 2] > KEYPOINT_FROM
     for pair in _SKELETON if len(points) == 17 else ():
@@ -173,7 +187,7 @@ def _draw_tag(
     image: Image.Image,
     taken: Sequence[Box],
 ) -> Box:
-    """Write a name above the box or, where another is in the way, elsewhere; inside the image."""
+    """Draw a tag above its box, or elsewhere if occupied, inside the image; return its area."""
     left, top, right, bottom = pen.textbbox((0, 0), text, font=font)
     width, height = right - left + 6, bottom - top + 4
     x = float(np.clip(box[0], 0, max(image.width - width, 0)))
@@ -187,7 +201,7 @@ def _draw_tag(
 
 
 def _overlap(a: Box, b: Box) -> float:
-    """Area that two boxes share."""
+    """Return the area that two boxes share."""
     width, height = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
     return max(width, 0) * max(height, 0)
 
@@ -198,7 +212,7 @@ def _draw_labels(
     class_names: Sequence[str],
     palette: Sequence[Color],
 ) -> Image.Image:
-    """Colors of the labels (H, W) over the image, which a background keeps, and a legend."""
+    """Blend the colors of the labels (H, W) with the image, except on background; add a legend."""
     tint = np.array(palette, dtype=np.float32)[labels]  # (H, W, 3)
     opacity = np.full((*labels.shape, 1), LABELS_OPACITY, dtype=np.float32)
     if class_names[0] == "background":
@@ -210,7 +224,7 @@ def _draw_labels(
 
 
 def _with_legend(image: Image.Image, entries: Sequence[tuple[str, Color]]) -> Image.Image:
-    """Squares of the colors and their names in rows below the image."""
+    """Add a legend below the image: squares of the colors with their names, in rows."""
     font = _font(image)
     measure = ImageDraw.Draw(image)
     _, top, _, bottom = measure.textbbox((0, 0), "Ag", font=font)
@@ -241,13 +255,13 @@ def _font(image: Image.Image) -> Any:
 
 
 def _color(index: int) -> Color:
-    """Bright colors, neighbors far apart on the circle of hues."""
+    """Return a bright color; those of successive indices are far apart on the color wheel."""
     red, green, blue = colorsys.hsv_to_rgb((0.02 + index * 0.618034) % 1, 0.8, 0.97)
     return round(255 * red), round(255 * green), round(255 * blue)
 
 
 def voc_color(index: int) -> list[int]:
-    """VOC's color of a class id: its bits go to red, green and blue in turn."""
+    """Return VOC's color of a class id, whose bits go to red, green and blue in turn."""
     return [
         sum((index >> (3 * bit + channel) & 1) << (7 - bit) for bit in range(8))
         for channel in range(3)

@@ -1,9 +1,9 @@
-"""PASCAL VOC average precision, all ten IoU thresholds in one pass.
+"""PASCAL VOC average precision at all ten IoU thresholds in one pass.
 
 Equal to Detectron2's `PascalVOCDetectionEvaluator` (detectron2/evaluation/
-pascal_voc_evaluation.py) on the same predictions, ties included, but for classes that the split
-does not have (see `evaluate`): scores are rounded to 3 decimals and coordinates to 1, as its result
-files have them, and detections are ranked by the same sort. Overlaps are computed once for all
+pascal_voc_evaluation.py) on the same predictions, including ties, except for classes without
+objects in the split (see `evaluate`): scores are rounded to 3 decimals and coordinates to 1, as in
+its result files, and detections are ranked by the same sort. Overlaps are computed once for all
 thresholds.
 
 The "AP" is the mean over IoU .50:.05:.95 of the VOC AP, not COCO's 101-point AP.
@@ -40,7 +40,7 @@ DETECTRON2_MEANS = tuple(f"{name}_detectron2" for name in _MEANS)
 
 
 class VOCDetections:
-    """Collects detections image by image, rounded as VOC result files are."""
+    """Collection of detections, rounded as in VOC result files."""
 
     def __init__(self, num_classes: int) -> None:
         self._image_ids: list[list[str]] = [[] for _ in range(num_classes)]
@@ -56,10 +56,13 @@ class VOCDetections:
         """Add one image's detections.
 
         Args:
-            boxes: (N, 4) XYXY, 0-based half-open; scores: (N,); classes: (N,).
+            image_id: Id of the image.
+            boxes: (N, 4) XYXY, 0-based, half-open.
+            scores: (N,) scores in 0..1.
+            classes: (N,) contiguous ids.
         """
-        # float32 first: the result file's digits are those of the detector's own numbers, and a
-        # float32 times 10 or 1000 is exact in float64, so that rint rounds as the text does.
+        # float32 first: result files are formatted from the detector's float32 numbers, and a
+        # float32 times 10 or 1000 is exact in float64, so rint rounds as the formatting does.
         corners = np.asarray(boxes, dtype=np.float32).reshape(-1, 4)
         corners = corners + np.array([1, 1, 0, 0], dtype=np.float32)
         confidence = np.asarray(scores, dtype=np.float32).astype(np.float64)
@@ -73,20 +76,29 @@ class VOCDetections:
             self._image_ids[class_id].extend([image_id] * len(chosen))
 
     def extend(self, other: "VOCDetections") -> None:
+        """Append the detections of another process."""
         for mine, theirs in zip(self._image_ids, other._image_ids, strict=True):
             mine.extend(theirs)
         for my_rows, their_rows in zip(self._rows, other._rows, strict=True):
             my_rows.extend(their_rows)
 
     def of_class(self, class_id: int) -> tuple[list[str], Array, Array]:
-        """Image ids (D), scores (D,) and boxes (D, 4) in the order they were added."""
+        """Return image ids (D), scores (D,) and boxes (D, 4) of a class, in the order of adding."""
         rows = np.concatenate([np.empty((0, 5)), *self._rows[class_id]])
         return self._image_ids[class_id], rows[:, 0], rows[:, 1:]
 
 
 @dataclass
 class VOCEvaluator:
-    """The VOC metric of a split; its predictions go to `folder/<split>.json`."""
+    """Evaluator of VOC's metric, which writes predictions to `folder/<split>.json`.
+
+    Attributes:
+        split: Name of the split.
+        class_names: Class names by contiguous id.
+        truth: Ground truth by image id.
+        year: Year of the metric: 2007 = 11 points, 2012 = area.
+        folder: Folder of the prediction file.
+    """
 
     split: str
     class_names: Sequence[str]
@@ -99,16 +111,19 @@ class VOCEvaluator:
         self._rows: list[Row] = []
 
     def add(self, record: Record, prediction: Prediction) -> None:
+        """Add the detections of one image."""
         image_id = str(record["image_id"])
         found = prediction["boxes"], prediction["scores"], prediction["classes"]
         self._detections.add(image_id, *found)
         self._rows += voc_rows(image_id, *found)
 
     def extend(self, other: Self) -> None:
+        """Append the detections that another process collected."""
         self._detections.extend(other._detections)
         self._rows += other._rows
 
     def evaluate(self) -> dict[str, float]:
+        """Write predictions and matches; return metrics as the function `evaluate`."""
         write_voc(self.folder, self.split, self.class_names, self._rows)
         matches = match(self._detections, self.truth, len(self.class_names))
         stored = MatchFile(f"{VOC}{self.year}", tuple(self.truth), {"bbox": matches})
@@ -118,7 +133,7 @@ class VOCEvaluator:
 
 @EVALUATORS.register()
 def pascal_voc(cfg: CfgNode) -> Metric:
-    """VOC's AP of boxes."""
+    """Return VOC's metric: the AP of boxes."""
     return Metric(
         ("bbox",),
         lambda split, folder: VOCEvaluator(
@@ -133,16 +148,18 @@ def evaluate(
     class_names: Sequence[str],
     year: int,
 ) -> dict[str, float]:
-    """Metrics in canonical names (detection/evaluation/metrics.py), AP in 0..100.
+    """Compute metrics by canonical name (detection/evaluation/metrics.py), 0..100.
+
+    Deviation: AP, AP50 and AP75 are means over the classes that have an object that is not
+    difficult, as COCO's are; the AP of the other classes is NaN. Detectron2 counts such a class as
+    0, and under the 2012 metric as NaN once it is detected. If there is such a class, Detectron2's
+    means are added (`DETECTRON2_MEANS`).
 
     Args:
-        ground_truth: for every image of the split, also those without objects.
+        detections: Detections of the split.
+        ground_truth: Ground truth of every image of the split, also of those without objects.
+        class_names: Class names by contiguous id.
         year: 2007 = 11 points, 2012 = area under the curve.
-
-    Deviation: AP, AP50 and AP75 are means over the classes with an object that is not difficult, as
-    COCO's are; the others have NaN. Detectron2 counts such a class as 0, and under the 2012 metric
-    as NaN once something is detected as it. Where there is one, its own means are added
-    (`DETECTRON2_MEANS`).
     """
     return summarize(match(detections, ground_truth, len(class_names)), class_names, year)
 
@@ -150,7 +167,7 @@ def evaluate(
 def match(
     detections: VOCDetections, ground_truth: Mapping[str, GroundTruth], num_classes: int
 ) -> Matches:
-    """Which detections are right, at every threshold; images in the order of `ground_truth`."""
+    """Match detections with objects at every threshold; images keep `ground_truth`'s order."""
     image_index = {image_id: index for index, image_id in enumerate(ground_truth)}
     truths = list(ground_truth.values())
     boxes = np.concatenate([truth.boxes for truth in truths] + [np.empty((0, 4))])
@@ -170,7 +187,7 @@ def match(
 
 
 def summarize(matches: Matches, class_names: Sequence[str], year: int) -> dict[str, float]:
-    """The metrics that `evaluate` returns."""
+    """Compute the metrics of `evaluate` from matches."""
     curve = ap_11_points if year == 2007 else ap_area
     ap = np.zeros((len(class_names), len(IOU_THRESHOLDS)))
     objects = np.bincount(matches.object_classes, minlength=len(class_names))
@@ -193,10 +210,10 @@ def summarize(matches: Matches, class_names: Sequence[str], year: int) -> dict[s
 
 
 def _means(ap: Array) -> tuple[float, float, float]:
-    """AP, AP50 and AP75 of (classes, T); NaN of no class."""
+    """Return AP, AP50 and AP75 from (classes, T); NaN if there is no class."""
     if not len(ap):
         return (np.nan,) * 3
-    # One mean for each, and not one over an axis, which adds in another order than Detectron2's.
+    # A mean over the axis would add in another order than Detectron2 does.
     per_threshold = np.array([np.mean(values) for values in ap.T])
     return float(per_threshold.mean()), float(per_threshold[0]), float(per_threshold[5])
 
@@ -204,11 +221,11 @@ def _means(ap: Array) -> tuple[float, float, float]:
 def best_matches(
     images: Ints, boxes: Array, truth_images: Ints, truth_boxes: Array
 ) -> tuple[Ints, Array]:
-    """For every detection the object of its image that it overlaps most.
+    """Find the object of its image that every detection overlaps most.
 
     Returns:
-        best (D,): index of the object, the first one among equals, -1 where the image has none;
-        overlap (D,): its IoU, -inf where there is none.
+        best: (D,) index of the object, the first one among ties; -1 if the image has none.
+        overlap: (D,) its IoU; -inf if the image has none.
     """
     D = len(images)
     best = np.full(D, -1, dtype=np.int64)
@@ -225,7 +242,7 @@ def best_matches(
     iou = inclusive_iou(boxes[detection], truth_boxes[truth])
     highest = np.maximum.reduceat(iou, starts)
     overlap[has_truth] = highest
-    # The first pair of each detection that attains its maximum.
+    # The first pair of each detection with its maximum.
     winners = np.flatnonzero(iou == np.repeat(highest, lengths))
     _, first_winner = np.unique(detection[winners], return_index=True)
     best[has_truth] = truth[winners[first_winner]]
@@ -233,7 +250,7 @@ def best_matches(
 
 
 def inclusive_iou(a: Array, b: Array) -> Array:
-    """IoU of boxes (P, 4) and (P, 4) whose last row and column belong to them."""
+    """Return the IoU (P,) of boxes (P, 4) and (P, 4) with inclusive corners."""
     top_left = np.maximum(a[:, :2], b[:, :2])
     bottom_right = np.minimum(a[:, 2:], b[:, 2:])
     sides = np.maximum(bottom_right - top_left + 1.0, 0.0)
@@ -244,9 +261,9 @@ def inclusive_iou(a: Array, b: Array) -> Array:
 
 
 def count(best: Ints, overlap: Array, truth_difficult: Bools) -> tuple[Bools, Bools]:
-    """True and false positives at every threshold: (D, T) each, detections in ranked order.
+    """Return true and false positives at every threshold, (D, T) each, for ranked detections.
 
-    The first detection of an object counts, every further one is false; a detection of a difficult
+    The first detection of an object is true and further ones are false; a detection of a difficult
     object is neither.
     """
     matched = overlap[:, None] > IOU_THRESHOLDS  # (D, T)
@@ -261,7 +278,7 @@ def count(best: Ints, overlap: Array, truth_difficult: Bools) -> tuple[Bools, Bo
 
 
 def ap_11_points(recall: Array, precision: Array) -> float:
-    """VOC 2007: mean over recall 0, .1, … 1 of the highest precision at that recall or above."""
+    """Return VOC 2007's AP: mean over recall 0, .1, … 1 of the highest precision from there on."""
     ap = 0.0
     for point in RECALL_POINTS:
         reached = recall >= point
@@ -270,7 +287,7 @@ def ap_11_points(recall: Array, precision: Array) -> float:
 
 
 def ap_area(recall: Array, precision: Array) -> float:
-    """VOC 2010 and later: area under the precision envelope."""
+    """Return the AP of VOC 2010 and later: the area under the precision envelope."""
     recall = np.concatenate([[0.0], recall, [1.0]])
     precision = np.concatenate([[0.0], precision, [0.0]])
     envelope = np.maximum.accumulate(precision[::-1])[::-1]

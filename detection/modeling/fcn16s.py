@@ -1,7 +1,7 @@
-"""The FCN-16s head of the paper (appendix A.5), written once for both engines.
+"""FCN-16s head of the paper (appendix A.5), shared by both engines.
 
-N images, C channels of the feature map, K classes, H W pixels of the input, h w = ceil(H/16),
-ceil(W/16) cells of the feature map.
+Shapes: N images, C channels of the feature map, K classes, H W pixels of the input, h w =
+ceil(H/16), ceil(W/16) cells of the feature map.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,12 @@ class FCN16sHead(nn.Module):
     "two extra 3x3 convolutions of 256 channels, with BN and ReLU, and then a 1x1 convolution for
     per-pixel classification ... dilation = 6 in the two extra 3x3 convolutions" (A.5).
 
-    `norm` makes the layer for a number of channels.
+    Args:
+        in_channels: C.
+        num_classes: K.
+        channels: Output channels of the 3x3 convolutions.
+        dilation: Dilation of the 3x3 convolutions.
+        norm: Builds a norm layer for a number of channels.
     """
 
     def __init__(
@@ -45,15 +50,19 @@ class FCN16sHead(nn.Module):
         nn.init.zeros_(self.predictor.get_parameter("bias"))
 
     def forward(self, features: Tensor) -> Tensor:
-        """(N, C, h, w) → scores (N, K, h, w)."""
+        """Map features (N, C, h, w) to scores (N, K, h, w)."""
         return self.predictor(self.convs(features))
 
 
 def only_feature(names: Sequence[str], strides: Mapping[str, int]) -> str:
-    """The one map of MODEL.SEM_SEG_HEAD.IN_FEATURES; `strides`: of the backbone's maps.
+    """Return the only name in MODEL.SEM_SEG_HEAD.IN_FEATURES.
+
+    Args:
+        names: The key's value.
+        strides: Strides of the backbone's maps by name.
 
     Raises:
-        UserError: not one map, or not of stride 16.
+        UserError: If there is not exactly one name, or its map does not have stride 16.
     """
     names = list(names)
     if len(names) != 1 or strides.get(names[0]) != STRIDE:
@@ -65,11 +74,11 @@ def only_feature(names: Sequence[str], strides: Mapping[str, int]) -> str:
 
 
 def upsample(scores: Tensor, size: tuple[int, int]) -> Tensor:
-    """Scores (N, K, h, w) of cells → (N, K, H, W) of pixels, bilinear, `size` = (H, W).
+    """Upsample scores (N, K, h, w) bilinearly to pixels (N, K, H, W), `size` = (H, W).
 
-    Cell i of a network whose every layer pads symmetrically looks at pixel 16 i, so pixel p is at
-    p / 16 between the cells: hence corners aligned on 16 (h - 1) + 1 pixels, as crops of 513 and
-    769 have. Pixels beyond the last cell's center take its scores.
+    If every layer pads symmetrically, cell i is centered at pixel 16 i, and so pixel p is at p / 16
+    between the cells. Hence corners are aligned on 16 (h - 1) + 1 pixels, the size of crops of 513
+    and 769. Pixels beyond the last cell's center take its scores.
     """
     scores = F.pad(scores, (0, 1, 0, 1), mode="replicate")
     height, width = (STRIDE * (cells - 1) + 1 for cells in scores.shape[-2:])
@@ -78,20 +87,31 @@ def upsample(scores: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def pixel_loss(scores: Tensor, labels: Tensor, ignore_value: int) -> Tensor:
-    """Cross-entropy, averaged over the batch's labeled pixels; 0 if there is none.
+    """Compute the mean cross-entropy over the batch's labeled pixels; 0 if there are none.
 
     Args:
-        scores: (N, K, h, w) of cells. labels: (N, H, W), 0..K-1 or `ignore_value`.
+        scores: (N, K, h, w) of cells.
+        labels: (N, H, W), in 0..K-1 or `ignore_value`.
+        ignore_value: Label of pixels that do not count.
     """
     full = upsample(scores.float(), (labels.shape[-2], labels.shape[-1]))
-    total = F.cross_entropy(full, labels, ignore_index=ignore_value, reduction="sum")
+    return labeled_mean(full, labels, ignore_value)
+
+
+def labeled_mean(scores: Tensor, labels: Tensor, ignore_value: int) -> Tensor:
+    """Compute the mean cross-entropy of scores (N, K, H, W) over labeled pixels; 0 without any."""
+    total = F.cross_entropy(scores, labels, ignore_index=ignore_value, reduction="sum")
     return total / torch.clamp((labels != ignore_value).sum(), min=1)
 
 
 class FCN16s(nn.Module):
-    """The head on a backbone's maps: (None, losses) in training, else (scores of pixels, {}).
+    """FCN-16s head with its loss: returns (None, losses) in training, else (scores of pixels, {}).
 
-    `in_feature` names the map, of stride 16; pixels labeled `ignore_value` do not count.
+    Args:
+        head: Computes the scores of cells.
+        in_feature: Name of the backbone's map, of stride 16.
+        ignore_value: Label of pixels that do not count.
+        loss_weight: Weight of the loss.
     """
 
     def __init__(
@@ -104,12 +124,12 @@ class FCN16s(nn.Module):
     def forward(
         self, features: Mapping[str, Tensor], targets: Tensor | None = None
     ) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """`targets`: labels (N, H, W), in training."""
+        """Return losses from features and labels `targets` (N, H, W) in training, else scores."""
         scores = self.head(features[self.in_feature])
         if self.training:
             assert targets is not None
             loss = pixel_loss(scores, targets, self.ignore_value)
             return None, {"loss_sem_seg": loss * self.loss_weight}
-        # The model cuts the image's own size out of this.
+        # The model crops the scores to the size of each image.
         height, width = scores.shape[-2:]
         return upsample(scores, (height * STRIDE, width * STRIDE)), {}

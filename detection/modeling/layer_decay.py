@@ -1,8 +1,8 @@
-"""Layer of each parameter, for layer-wise learning-rate decay: SOLVER.LR_DECAY.
+"""Layer-wise learning-rate decay (SOLVER.LR_DECAY): rules that assign parameters to layers.
 
 A parameter in layer i of 0..L trains with the learning rate times LR_DECAY ** (L - i). Layer 0 is
-the stem, layer L is all that the backbone is followed by. How a backbone is cut into layers is the
-rule of its family, from the release that trained it so.
+the stem, and layer L is everything after the backbone. Each family has its own rule, from the code
+released with it.
 """
 
 import re
@@ -19,16 +19,16 @@ _STAGE = re.compile(r"\.(?:res|stages\.)(\d)\.(?:blocks\.)?(\d+)?")
 
 
 def family_of(cfg: CfgNode) -> str | None:
-    """The family that has a rule here, by MODEL.BACKBONE.NAME: `build_vit_sfp_backbone` → `vit`."""
+    """Return the family in MODEL.BACKBONE.NAME if it has a rule, e.g. `vit`."""
     parts = cfg.MODEL.BACKBONE.NAME.split("_")
     return next((part for part in parts if part in LAYER_RULES), None)
 
 
 def layer_of(name: str, cfg: CfgNode) -> tuple[int, int]:
-    """The layer of a parameter, and the last layer L.
+    """Return the layer of a parameter, and the last layer L.
 
     Raises:
-        KeyError: the backbone is of no family that has a rule.
+        KeyError: If the backbone's family has no rule.
     """
     layer: tuple[int, int] = LAYER_RULES.get(family_of(cfg))(name, cfg)
     return layer
@@ -36,11 +36,15 @@ def layer_of(name: str, cfg: CfgNode) -> tuple[int, int]:
 
 @LAYER_RULES.register()
 def vit(name: str, cfg: CfgNode) -> tuple[int, int]:
-    """Embeddings, each block, and the rest: `get_vit_lr_decay_rate` in detectron2's vit.py."""
+    """Use one layer for embeddings, one per block, and one for the rest.
+
+    Equal to `get_vit_lr_decay_rate` in detectron2's vit.py, which knows no tokens.
+    """
     last = cfg.MODEL.VIT.DEPTH + 1
     if not name.startswith("backbone."):
         return last, last
-    if ".pos_embed" in name or ".patch_embed" in name:
+    embeddings = ("pos_embed", "patch_embed", "cls_token", "reg_token", "norm_pre")
+    if any(f".{part}" in name for part in embeddings):
         return 0, last
     block = re.search(r"\.blocks\.(\d+)\.", name)
     return (int(block[1]) + 1 if block and ".residual." not in name else last), last
@@ -48,32 +52,33 @@ def vit(name: str, cfg: CfgNode) -> tuple[int, int]:
 
 @LAYER_RULES.register()
 def resnet(name: str, cfg: CfgNode) -> tuple[int, int]:
-    """SparK's rule: `lr_factor_func` in keyu-tian/SparK, downstream_d2/lr_decay.py.
+    """Apply SparK's rule: `lr_factor_func` in keyu-tian/SparK, downstream_d2/lr_decay.py.
 
-    Deviation: the number of layers follows from the blocks of res4; there it is 5 for a ResNet-50
-    and 11 for any other, which fits ResNet-101 alone.
+    Deviation: the number of layers follows from the blocks of res4. SparK has 5 for ResNet-50 and
+    11 for any other, which fits only ResNet-101.
     """
     return _by_stages(name, NUM_BLOCKS[cfg.MODEL.RESNETS.DEPTH], first_stage=2)
 
 
 @LAYER_RULES.register()
 def convnext(name: str, cfg: CfgNode) -> tuple[int, int]:
-    """The official rule, by timm's names: `get_num_layer_layer_wise` in facebookresearch/ConvNeXt,
-    object_detection/mmcv_custom/layer_decay_optimizer_constructor.py.
+    """Apply the official rule to timm's names.
 
-    Its num_layers, 6 for ConvNeXt-T and 12 for the others, follow from the depth. What reduces the
-    size before a stage is in the layer of that stage's first block.
+    It is `get_num_layer_layer_wise` in facebookresearch/ConvNeXt,
+    object_detection/mmcv_custom/layer_decay_optimizer_constructor.py. Its num_layers, 6 for
+    ConvNeXt-T and 12 for the others, follow from the depth. The downsampling before a stage belongs
+    to the layer of the stage's first block.
     """
     return _by_stages(name, cfg.MODEL.CONVNEXT.DEPTHS, first_stage=0)
 
 
 def _by_stages(name: str, depths: Sequence[int], first_stage: int) -> tuple[int, int]:
-    """The stem, the first two stages, every three blocks of the third, the last stage, the rest."""
+    """Use one layer for the stem, each stage, but every 3 blocks of the third, and the rest."""
     top = 4 + (depths[2] - 1) // 3
     if ".stem." in name:
         return 0, top + 1
     found = _STAGE.search(name)
-    if found is None or "roi_heads.res5.norm." in name:  # the extra BN of C4 starts at random
+    if found is None or "roi_heads.res5.norm." in name:  # the extra BN of C4 is not pre-trained
         return top + 1, top + 1
     stage, block = int(found[1]) - first_stage, int(found[2] or 0)
     return (1, 2, 3 + block // 3, top)[stage], top + 1

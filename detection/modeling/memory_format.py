@@ -1,4 +1,4 @@
-"""MODEL.CHANNELS_LAST: how a model's kernels, and so its maps, lie in memory."""
+"""Memory format of a model's kernels, and so of its maps (MODEL.CHANNELS_LAST)."""
 
 import torch
 from fvcore.common.config import CfgNode
@@ -6,10 +6,10 @@ from torch import nn
 
 
 def set_memory_format(model: nn.Module, cfg: CfgNode) -> None:
-    """(H, W, C) with MODEL.CHANNELS_LAST, else as it is (in place).
+    """Convert a model to channels last if MODEL.CHANNELS_LAST is set (in place).
 
-    On a CPU in bf16 the res5 of a C4 head stays (C, H, W): the many small maps of regions are
-    slower the other way, their batch norms above all.
+    On a CPU in bf16 the res5 of a C4 head keeps channels first, because its many small maps of
+    regions, and above all their batch norms, are slower in channels last.
     """
     if not cfg.MODEL.CHANNELS_LAST:
         return

@@ -1,4 +1,4 @@
-"""Synchronized batch norm: which kind a number of processes and a device can have."""
+"""Choice of the synchronized batch norm by number of processes and device."""
 
 from fvcore.common.config import CfgNode
 
@@ -8,10 +8,10 @@ _ON_GPU, _NAIVE = ("SyncBN", "nnSyncBN"), ("naiveSyncBN", "naiveSyncBN_N")
 
 
 def process_norms(cfg: CfgNode, num_processes: int) -> dict[str, str]:
-    """Keys of norms that this number of processes cannot have → what they have instead.
+    """Return replacements, by key, of the norms that this number of processes cannot have.
 
-    One process: synchronized BN is plain BN, and torch's own refuses the CPU. Several on the CPU:
-    torch's SyncBatchNorm refuses the CPU, Detectron2's naive one computes there.
+    In one process, synchronized BN equals plain BN, which also runs on a CPU. In several processes
+    on a CPU, where torch's SyncBatchNorm does not run, it is replaced by Detectron2's naive one.
     """
     values = flatten(cfg)
     if num_processes == 1:
@@ -21,7 +21,7 @@ def process_norms(cfg: CfgNode, num_processes: int) -> dict[str, str]:
 
 
 def with_process_norms(cfg: CfgNode, num_processes: int) -> CfgNode:
-    """`cfg` with the norms of `process_norms` (a frozen copy)."""
+    """Return a frozen copy of `cfg` with the replacements of `process_norms`."""
     cfg = cfg.clone()
     cfg.defrost()
     norms = process_norms(cfg, num_processes)
@@ -31,5 +31,5 @@ def with_process_norms(cfg: CfgNode, num_processes: int) -> CfgNode:
 
 
 def norm_keys(cfg: CfgNode) -> list[str]:
-    """Every `*.NORM` key of a task."""
+    """Return all `*.NORM` keys of a task."""
     return [key for key in flatten(cfg) if key.endswith(".NORM")]

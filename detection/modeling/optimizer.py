@@ -1,6 +1,6 @@
-"""The optimizers of both engines, by SOLVER.OPTIMIZER, and what each parameter is trained with.
+"""Optimizers of both engines, by SOLVER.OPTIMIZER, and their parameter groups.
 
-What is registered is a function of parameter groups and of the keys under SOLVER.
+An optimizer is registered as a function of parameter groups and the SOLVER keys.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -16,14 +16,15 @@ if TYPE_CHECKING:
 
 OPTIMIZERS = Registry("OPTIMIZERS")
 
-# Position embeddings and the scale of layers, which recipes with AdamW do not decay. The first is
-# from Detectron2's ViTDet (projects/ViTDet/configs, `overrides`), the second from ConvNeXt's.
-EMBEDDINGS = ("pos_embed", "gamma")
+# Position embeddings, Swin's among them, tokens and LayerScale, which recipes with AdamW do not
+# decay. The first two are from Detectron2's ViTDet (projects/ViTDet/configs, `overrides`),
+# LayerScale from ConvNeXt's code; `no_weight_decay` of timm's transformers has tokens as well.
+EMBEDDINGS = ("pos_embed", "relative_position_bias_table", "cls_token", "reg_token", "gamma")
 
 
 @OPTIMIZERS.register()
 def SGD(groups: list[dict[str, Any]], solver: CfgNode) -> "Optimizer":  # noqa: N802
-    """With momentum, as detectron2/solver/build.py."""
+    """Build SGD with momentum, as detectron2/solver/build.py."""
     import torch
 
     return torch.optim.SGD(groups, solver.BASE_LR, solver.MOMENTUM, nesterov=solver.NESTEROV)
@@ -31,26 +32,26 @@ def SGD(groups: list[dict[str, Any]], solver: CfgNode) -> "Optimizer":  # noqa: 
 
 @OPTIMIZERS.register()
 def AdamW(groups: list[dict[str, Any]], solver: CfgNode) -> "Optimizer":  # noqa: N802
-    """Loshchilov and Hutter 2019 (arXiv 1711.05101), with torch's epsilon of 1e-8."""
+    """Build AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101), with torch's epsilon of 1e-8."""
     import torch
 
     return torch.optim.AdamW(groups, solver.BASE_LR, tuple(solver.BETAS))
 
 
 def build_optimizer(cfg: CfgNode, model: "nn.Module") -> "Optimizer":
-    """SOLVER.OPTIMIZER on the trainable parameters of a detector that is not wrapped yet."""
+    """Build SOLVER.OPTIMIZER for the trainable parameters of a detector that is not wrapped yet."""
     build = OPTIMIZERS.get(cfg.SOLVER.OPTIMIZER)
     optimizer: Optimizer = build(parameter_groups(cfg, model), cfg.SOLVER)
     return optimizer
 
 
 def parameter_groups(cfg: CfgNode, model: "nn.Module") -> list[dict[str, Any]]:
-    """Group the trainable parameters by learning rate and weight decay, one that is shared once.
+    """Group the trainable parameters by learning rate and weight decay; shared ones count once.
 
-    As `get_default_optimizer_params` in detectron2/solver/build.py: norms have their weight decay,
-    a norm being what torch has as one (Detectron2's own channels-first LayerNorm is not), and
-    biases that of the weights, unless WEIGHT_DECAY_BIAS is given, which counts for the biases of
-    norms, too. SOLVER.LR_DECAY multiplies the learning rate by layer.
+    As in `get_default_optimizer_params` of detectron2/solver/build.py, torch's norms have
+    WEIGHT_DECAY_NORM (Detectron2's own channels-first LayerNorm does not), and WEIGHT_DECAY_BIAS,
+    if set, applies to all biases, including those of norms. SOLVER.LR_DECAY multiplies the learning
+    rate by layer, SOLVER.BACKBONE_LR_FACTOR that of the whole backbone.
     """
     from torch import nn
 
@@ -77,6 +78,8 @@ def parameter_groups(cfg: CfgNode, model: "nn.Module") -> list[dict[str, Any]]:
             if solver.LR_DECAY != 1.0:
                 layer, last = layer_of(f"{module_name}.{name}", cfg)
                 lr *= solver.LR_DECAY ** (last - layer)
+            if f"{module_name}.{name}".startswith("backbone."):
+                lr *= solver.BACKBONE_LR_FACTOR
             if isinstance(module, norms):
                 decay = solver.WEIGHT_DECAY_NORM
             if name == "bias":

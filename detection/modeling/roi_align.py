@@ -1,7 +1,7 @@
-"""RoIAlign with a gradient of two matrix products, for bf16 on a CPU.
+"""RoIAlign with a gradient by two matrix products, for bf16 on a CPU.
 
-torchvision's gradient on a CPU goes through the channels one by one and takes a quarter of a C4
-step in bf16. RoIAlign is linear and separable: a cell is a weighted mean of rows and of columns.
+Torchvision's gradient on a CPU processes the channels one by one and takes a quarter of a C4 step
+in bf16. RoIAlign is linear and separable: a cell is a weighted mean of rows and of columns.
 
 Shapes: R regions, C channels, P pooled cells per side, H W pixels of the feature map.
 """
@@ -11,22 +11,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-PIXELS_PER_CELL = 1500  # of the map, up to which the products, which visit all, are the faster way
-CHUNK_REGIONS = 32  # at a time in the gradient, which needs (32, C, P, W) numbers for them
+PIXELS_PER_CELL = 1500  # of the map; above it, products, which visit all pixels, are slower
+CHUNK_REGIONS = 32  # regions at a time in the gradient, which allocates (32, C, P, W) for them
 
 
 def roi_align(
     features: Tensor, rois: Tensor, size: int, spatial_scale: float, sampling_ratio: int
 ) -> Tensor:
-    """(N, C, H, W) and regions (R, 5), image and box -> (R, C, P, P), with half-pixel alignment.
+    """Pool (N, C, H, W) in regions (R, 5), image index and box, with half-pixel alignment.
 
-    It is torchvision's, and so is its gradient but for small maps in bf16 on a CPU. `rois` are in
-    fp32 also there: a coordinate of 300 px in bf16 is off by up to one pixel.
+    Both pooling and gradient are torchvision's, except the gradient for small maps in bf16 on a
+    CPU. `rois` are in fp32 also there: in bf16, a coordinate of 300 px is off by up to one pixel.
+
+    Returns:
+        (R, C, P, P); P is `size`.
     """
     small = features.shape[-2] * features.shape[-1] <= PIXELS_PER_CELL * size
     if features.dtype == torch.bfloat16 and features.device.type == "cpu" and small and len(rois):
-        found: Tensor = _RoIAlign.apply(features, rois, size, spatial_scale, sampling_ratio)
-        return found
+        pooled: Tensor = _RoIAlign.apply(features, rois, size, spatial_scale, sampling_ratio)
+        return pooled
     from torchvision import ops
 
     return ops.roi_align(features, rois, size, spatial_scale, sampling_ratio, aligned=True)
@@ -63,12 +66,14 @@ class _RoIAlign(torch.autograd.Function):
 
 
 def axis_weights(low: Tensor, high: Tensor, size: int, length: int, sampling_ratio: int) -> Tensor:
-    """The weights of `length` pixels in the cells of regions along one axis: (R, P, length).
+    """Compute the weights of pixels in the cells of regions along one axis: (R, P, `length`).
 
     Args:
-        low: (R,) where the regions begin; the center of pixel 0 is 0.
-        high: (R,) where they end.
-        sampling_ratio: points per cell; 0: as many as there are pixels.
+        low: (R,) starts of the regions; the center of pixel 0 is 0.
+        high: (R,) ends of the regions.
+        size: P, cells per region.
+        length: Pixels of the axis.
+        sampling_ratio: Points per cell; 0 takes one per pixel.
     """
     cell = ((high - low) / size)[:, None, None]
     number = torch.full_like(cell, sampling_ratio) if sampling_ratio else cell.ceil()

@@ -1,35 +1,36 @@
-"""The four maps that arXiv 2111.11429 makes of a plain vision transformer's, for an FPN."""
+"""Four maps of different strides from a plain vision transformer, for an FPN (arXiv 2111.11429)."""
 
 from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-# Deviation: of the group norm, whose groups 2111.11429 does not say, as in arXiv 1803.08494.
+# Deviation: 2111.11429 does not state the groups of its group norm; 32 is from arXiv 1803.08494.
 NUM_GROUPS = 32
 
 
 class FourMaps(nn.Module):
-    """Four maps (N, C, h, w) -> {"res2": (N, C, 4h, 4w), .., "res5": (N, C, h/2, w/2)}.
+    """Scaling of four maps (N, C, h, w): {"res2": (N, C, 4h, 4w), .., "res5": (N, C, h/2, w/2)}.
 
-    The first by two transposed convolutions of stride 2, with group norm and GELU between them; the
-    second by one; the third as it is; the last by max pooling. `strides` and `stage_channels` are
-    of the results.
+    The first is scaled by two transposed convolutions of stride 2, with a norm and GELU between
+    them, the second by one, and the last by max pooling; the third is unchanged. `strides` and
+    `stage_channels` are those of the results.
 
     Args:
-        channels: C, a multiple of 32.
-        stride: of the maps given, px.
+        channels: C, a multiple of 32 with the group norm.
+        stride: Stride of the input maps, px.
+        norm: Norm between the two transposed convolutions; by default a group norm.
     """
 
     strides: Mapping[str, int]
     stage_channels: Mapping[str, int]
 
-    def __init__(self, channels: int, stride: int) -> None:
+    def __init__(self, channels: int, stride: int, norm: nn.Module | None = None) -> None:
         super().__init__()
 
         def double() -> nn.ConvTranspose2d:
             return nn.ConvTranspose2d(channels, channels, kernel_size=2, stride=2)
 
-        norm = nn.GroupNorm(NUM_GROUPS, channels)
+        norm = norm or nn.GroupNorm(NUM_GROUPS, channels)
         self.res2 = nn.Sequential(double(), norm, nn.GELU(), double())
         self.res3 = double()
         self.res4 = nn.Identity()
@@ -40,5 +41,6 @@ class FourMaps(nn.Module):
         self.stage_channels = dict.fromkeys(self.strides, channels)
 
     def forward(self, maps: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Scale four maps, in their order, to res2..res5."""
         pairs = zip(self.named_children(), maps.values(), strict=True)
         return {name: scale(x) for (name, scale), x in pairs}

@@ -1,4 +1,4 @@
-"""Shared by the tests of the detection room: a small dataset and a converted ResNet-18."""
+"""Fixtures of the detection tests: small datasets, converted weights and runs."""
 
 import logging
 import os
@@ -21,10 +21,7 @@ SLOW = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def _catalogs_stay_detectron2s():
-    """A run registers its datasets, Detectron2's own names too; then all is as before.
-
-    So are Detectron2's loggers, to which its own trainer adds the output of the test at hand.
-    """
+    """Restore Detectron2's catalogs and loggers, which runs and its trainer change."""
     try:
         from detectron2.data import DatasetCatalog, MetadataCatalog
     except ImportError:
@@ -44,13 +41,13 @@ def _catalogs_stay_detectron2s():
 
 @pytest.fixture(autouse=True)
 def _ranks_begin_with_everything_imported(monkeypatch):
-    """Those that a test's own process starts, by --num-gpus."""
+    """Start the processes of --num-gpus from a server with all imports."""
     monkeypatch.setattr(torch.multiprocessing, "start_processes", start_processes)
 
 
 @pytest.fixture(params=["embedded", pytest.param("detectron2", marks=pytest.mark.detectron2)])
 def engine(request) -> str:
-    """Each engine, Detectron2 where it is installed."""
+    """Name of each engine; Detectron2 only if it is installed."""
     if request.param == "detectron2":
         request.getfixturevalue("detectron2")
     return request.param
@@ -58,7 +55,7 @@ def engine(request) -> str:
 
 @pytest.fixture
 def fresh_cache():
-    """Splits are kept per path and pytest reuses no paths, but tests rewrite files in place."""
+    """Clear the cache of splits for tests that rewrite files in place."""
     from detection.datasets import cache_clear
 
     cache_clear()
@@ -68,7 +65,7 @@ def fresh_cache():
 
 @pytest.fixture(scope="session")
 def r18_file(tmp_path_factory) -> Path:
-    """A seeded torchvision ResNet-18 with BN statistics of its own, converted for real."""
+    """Convert a torchvision ResNet-18 with random weights and BN statistics."""
     from torchvision.models import resnet18
 
     from convert.convert_to_d2 import convert_file
@@ -87,7 +84,7 @@ def r18_file(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def converted(r18_file):
-    """What is in `r18_file`."""
+    """Contents of `r18_file`."""
     from convert.prove import read_converted
 
     return read_converted(r18_file)
@@ -95,7 +92,7 @@ def converted(r18_file):
 
 @pytest.fixture(scope="session")
 def voc_folder(tmp_path_factory) -> Path:
-    """Colored rectangles in VOC layout: 6 images to train on, 3 to test on, 3 classes."""
+    """Colored rectangles in VOC layout: 6 training images, 3 test images, 3 classes."""
     return write_voc(tmp_path_factory.mktemp("data") / "shapes", {"trainval": 6, "test": 3})
 
 
@@ -106,22 +103,22 @@ def small_config() -> str:
 
 @pytest.fixture(scope="session")
 def small_options(voc_folder) -> list[str]:
-    """The small task cut down to seconds: 3 iterations of 2 images at about 100 px."""
+    """Options that shorten the small task: 3 iterations of 2 images at about 100 px."""
     values = {"DATASETS.VOC_DIR": voc_folder, **SMALL_VOC}
     return [str(item) for pair in values.items() for item in pair]
 
 
 @pytest.fixture(scope="session")
 def task_cfg(r18_file, small_config, small_options):
-    """The small task with `r18_file`, frozen."""
+    """Resolve the small task with `r18_file`."""
     from detection.config.task import load_task
 
     return load_task(small_config, [*small_options, "MODEL.WEIGHTS", str(r18_file)], "embedded").cfg
 
 
 def task_files() -> list[str]:
-    """`voc/faster_rcnn_R_50_C4_24k` …: every task file that Detectron2 can run."""
-    folders = ("voc", "coco", "lvis", "cityscapes")
+    """Return the names of all task files that Detectron2 can run."""
+    folders = ("voc", "coco", "lvis", "cityscapes", "ade20k")
     files = [path for folder in folders for path in (ROOT / "configs" / folder).glob("*.yaml")]
     names = [f"{path.parent.name}/{path.stem}" for path in files]
     return sorted(name for name in names if "quickstart" not in name)
@@ -129,25 +126,25 @@ def task_files() -> list[str]:
 
 @pytest.fixture(scope="session")
 def narrow_r50_file(tmp_path_factory) -> Path:
-    """A converted ResNet-50 of a quarter of the width, as this project's pre-training leaves it."""
+    """Convert a ResNet-50 of a quarter of the width, from this project's pre-training."""
     return narrow_file(50, tmp_path_factory.mktemp("narrow"))
 
 
 @pytest.fixture(scope="session")
 def narrow_r18_file(tmp_path_factory) -> Path:
-    """A ResNet-18 like that; MODEL.RESNETS.RES2_OUT_CHANNELS is 16 then, where a file says 64."""
+    """Convert a narrow ResNet-18, which needs MODEL.RESNETS.RES2_OUT_CHANNELS 16."""
     return narrow_file(18, tmp_path_factory.mktemp("narrow"))
 
 
 @pytest.fixture(scope="session")
 def layouts_root(tmp_path_factory) -> Path:
-    """Tiny datasets in all layouts, where Detectron2's own names look for them."""
+    """Folder with tiny datasets in the layouts of Detectron2's own datasets."""
     return write_layouts(tmp_path_factory.mktemp("datasets"))
 
 
 @pytest.fixture
 def data_of(layouts_root, monkeypatch) -> Callable[[str], None]:
-    """Let `$DETECTRON2_DATASETS` be the tiny data of a task file's name."""
+    """Set `$DETECTRON2_DATASETS` to the tiny data for a task file."""
 
     def use(task: str) -> None:
         folder = "of_lvis" if task.startswith("lvis") else "of_all_others"
@@ -158,7 +155,7 @@ def data_of(layouts_root, monkeypatch) -> Callable[[str], None]:
 
 @pytest.fixture(scope="session")
 def task_run(narrow_r50_file, layouts_root, tmp_path_factory):
-    """(engine, task) → the folder and the record of its small run; each is run once."""
+    """Return folder and record of a small run by engine and task; each is run once."""
     from tests.oracles.small_tasks import run
 
     runs: dict[tuple[str, str], tuple[Path, RunRecord]] = {}
@@ -176,14 +173,15 @@ def task_run(narrow_r50_file, layouts_root, tmp_path_factory):
 
 
 def write_layouts(root: Path) -> Path:
-    """A few images in the layout of every dataset that a task file names."""
+    """Write a few images in the layout of every dataset that a task file names."""
+    from tests.oracles.tiny_ade import write_ade
     from tests.oracles.tiny_cityscapes import write_cityscapes
     from tests.oracles.tiny_coco import write_coco
     from tests.oracles.tiny_lvis import write_lvis
     from tests.oracles.tiny_voc import VOC_NAMES
     from tests.oracles.tiny_voc_seg import write_voc_seg
 
-    lvis = root / "of_lvis"  # apart, because LVIS shares COCO's folder of images
+    lvis = root / "of_lvis"  # LVIS shares COCO's folder of images.
     for version in ("v0.5", "v1"):
         write_lvis(lvis, {"train": 4, "val": 2}, version=version)
     others = root / "of_all_others"
@@ -194,4 +192,5 @@ def write_layouts(root: Path) -> Path:
     densepose = {"train2014": 3, "valminusminival2014": 2, "minival2014": 2}
     write_coco(others, densepose, densepose=True)
     write_cityscapes(others, {"train": 4, "val": 2})
+    write_ade(others, {"train": 4, "val": 2})
     return root

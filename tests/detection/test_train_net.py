@@ -1,4 +1,4 @@
-"""The command line: choice of the engine, the folder, the record, errors in one line."""
+"""Command line of train_net.py: choice of the engine, output folder, run record."""
 
 import json
 import shutil
@@ -17,28 +17,19 @@ from moco.common.run import read_record
 
 @pytest.fixture
 def argv(small_config, small_options, tmp_path):
-    """A run of the small task on the embedded engine, random weights, into tmp_path/run."""
+    """Arguments for a run of the small task with random weights, into tmp_path/run."""
 
     def call(*opts: object, flags: tuple[str, ...] = (), engine: str = "embedded") -> list[str]:
         options = [*small_options, "MODEL.WEIGHTS", "random", "DATALOADER.NUM_WORKERS", "0"]
-        return [
-            "--config-file",
-            small_config,
-            "--engine",
-            engine,
-            *flags,
-            *options,
-            "OUTPUT_DIR",
-            str(tmp_path / "run"),
-            *map(str, opts),
-        ]
+        command = ["--config-file", small_config, "--engine", engine, *flags, *options]
+        return [*command, "OUTPUT_DIR", str(tmp_path / "run"), *map(str, opts)]
 
     return call
 
 
 @pytest.mark.detectron2
 def test_the_flags_are_detectron2s(detectron2):
-    """Every flag of its default_argument_parser is here, with the same meaning of its defaults."""
+    """All flags of its default_argument_parser exist, with equal defaults."""
     from detectron2.engine import default_argument_parser
 
     theirs = {o for a in default_argument_parser()._actions for o in a.option_strings}
@@ -57,18 +48,11 @@ def test_flags_and_pairs_in_any_order():
     arguments += ["MODEL.RPN.BOUNDARY_THRESH", "-1e-3", "--num-gpus", "2", "SOLVER.STEPS", "(1,)"]
     args = parse_with_pairs(build_parser(), arguments)
     assert (args.config_file, args.resume, args.num_gpus) == ("a.yaml", True, 2)
-    assert args.opts == [
-        "SEED",
-        "-1",
-        "OUTPUT_DIR",
-        "out",
-        "DATASETS.VOC_DIR",
-        "",
-        "MODEL.RPN.BOUNDARY_THRESH",
-        "-1e-3",
-        "SOLVER.STEPS",
-        "(1,)",
-    ]
+    pairs = dict(zip(args.opts[::2], args.opts[1::2], strict=True))
+    assert pairs == {
+        **{"SEED": "-1", "OUTPUT_DIR": "out", "DATASETS.VOC_DIR": ""},
+        **{"MODEL.RPN.BOUNDARY_THRESH": "-1e-3", "SOLVER.STEPS": "(1,)"},
+    }
 
 
 @pytest.mark.detectron2
@@ -116,10 +100,7 @@ def test_tasks_have_names(argv, tmp_path, monkeypatch, capsys):
 
 
 def test_overwriting_leaves_nothing_to_resume(argv, tmp_path, monkeypatch):
-    """A run that was overwritten and then failed must not come back with --resume.
-
-    Nor may what other commands have made of it be taken for the new one's.
-    """
+    """An overwritten run cannot be resumed, and results of other commands on it are removed."""
     folder = tmp_path / "run"
     made = ("error_types.json", "robustness.json", "inference/matches.npz", "corrupted/fog.3/x")
     for name in ("last_checkpoint", "log.txt", "run.json", *made):
@@ -139,41 +120,41 @@ def test_overwriting_leaves_nothing_to_resume(argv, tmp_path, monkeypatch):
 
 
 def test_a_resumed_run_keeps_its_weights(argv, r18_file, tmp_path, monkeypatch):
-    """Else its record would name weights that it never started from."""
+    """The record has to name the weights that the run started from."""
 
     def stopped(*_: object) -> None:
         raise Preempted("stopped by SIGTERM")
 
-    def begin(*opts: object, flags: tuple[str, ...] = ("--resume",)) -> None:
+    def start(*opts: object, flags: tuple[str, ...] = ("--resume",)) -> None:
         with pytest.raises(Preempted):
             main(argv("MODEL.WEIGHTS", *opts, flags=flags))
 
     monkeypatch.setattr(launch, "run", stopped)
     folder, copy, other = tmp_path / "run", tmp_path / "copy.pth", tmp_path / "other.pth"
     shutil.copy(r18_file, copy)
-    begin("random", flags=())
-    with pytest.raises(UserError, match=r"run was begun from random, but .*r18.pth \(sha256"):
+    start("random", flags=())
+    with pytest.raises(UserError, match=r"run was started from random, but .*r18.pth \(sha256"):
         main(argv("MODEL.WEIGHTS", r18_file, flags=("--resume",)))
-    begin(r18_file, flags=("--overwrite",))
-    begin(copy)
+    start(r18_file, flags=("--overwrite",))
+    start(copy)
     with pytest.raises(UserError, match=r"r18.pth \(sha256 .*, but MODEL.WEIGHTS is random"):
         main(argv("MODEL.WEIGHTS", "random", flags=("--resume",)))
     content = torch.load(r18_file, weights_only=True)
     content["model"]["stem.conv1.weight"][0] += 0.01
     torch.save(content, other)
-    with pytest.raises(UserError, match=r"begun from .*r18.pth \(sha256 .*other.pth \(sha256"):
+    with pytest.raises(UserError, match=r"started from .*r18.pth \(sha256 .*other.pth \(sha256"):
         main(argv("MODEL.WEIGHTS", other, flags=("--resume",)))
     shutil.copy(other, copy)
-    begin(r18_file)
-    (folder / "start.json").unlink()  # as where plain Detectron2 began it
-    begin(r18_file)
-    with pytest.raises(UserError, match=r"begun from .*r18.pth, but MODEL.WEIGHTS is .*copy.pth"):
+    start(r18_file)
+    (folder / "start.json").unlink()  # Plain Detectron2 writes none.
+    start(r18_file)
+    with pytest.raises(UserError, match=r"started from .*r18.pth, but MODEL.WEIGHTS is .*copy.pth"):
         main(argv("MODEL.WEIGHTS", copy, flags=("--resume",)))
 
 
 @pytest.mark.slow
 def test_evaluation_records_the_protocol_of_the_training(argv, tmp_path, voc_folder, small_config):
-    """Whatever its own file says of the schedule; another test setting is another protocol."""
+    """The schedule is that of the training; another test setting is another protocol."""
     main(argv("SOLVER.BASE_LR", "0.003"))
     trained = read_record(tmp_path / "run" / "run.json")
     model = (
@@ -200,7 +181,7 @@ def test_evaluation_records_the_protocol_of_the_training(argv, tmp_path, voc_fol
 
 @pytest.mark.slow
 def test_evaluation_needs_no_training_data(argv, tmp_path, voc_folder):
-    """A folder that has only its test split."""
+    """A folder with only the test split can be evaluated."""
     main(argv())
     only = tmp_path / "shapes"
     for part in ("Annotations", "JPEGImages"):
@@ -219,46 +200,24 @@ def test_evaluation_needs_no_training_data(argv, tmp_path, voc_folder):
     assert again.config_sha256 == trained.config_sha256
 
 
-def test_a_failed_run_is_recorded_as_failed(argv, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "known", "iterations"),
+    [(NumericError("loss_cls is nan"), 5, 5), (RuntimeError("process 1 was killed"), 0, 40)],
+)
+def test_a_failed_run_is_recorded(error, known, iterations, argv, tmp_path, monkeypatch):
+    """The iterations are those of the error, or else of metrics.json."""
+
     def fails(*_: object) -> None:
-        error = NumericError("iteration 5: loss_cls is nan")
-        set_iterations(error, 5)
+        (tmp_path / "run/metrics.json").write_text('{"iteration": 19}\n{"iteration": 39}\n{"it')
+        set_iterations(error, known)
         raise error
 
     monkeypatch.setattr(launch, "run", fails)
-    with pytest.raises(NumericError):
+    with pytest.raises(type(error)):
         main(argv())
     record = read_record(tmp_path / "run" / "run.json")
-    assert (record.status, record.metrics, record.iterations) == ("failed", {}, 5)
-    assert record.notes[-1] == "NumericError: iteration 5: loss_cls is nan"
-
-
-def test_a_failed_run_of_a_killed_process_counts_what_it_logged(argv, tmp_path, monkeypatch):
-    def killed(*_: object) -> None:
-        (tmp_path / "run/metrics.json").write_text('{"iteration": 19}\n{"iteration": 39}\n{"it')
-        raise RuntimeError("process 1 was killed")
-
-    monkeypatch.setattr(launch, "run", killed)
-    with pytest.raises(RuntimeError):
-        main(argv())
-    assert read_record(tmp_path / "run" / "run.json").iterations == 40
-
-
-def test_a_failed_training_knows_its_iterations(argv, tmp_path, monkeypatch):
-    from detection.embedded.model import Detector
-
-    forward, calls = Detector.forward, iter(range(100))
-
-    def broken(self, samples):
-        output = forward(self, samples)
-        return {k: v * float("nan") for k, v in output.items()} if next(calls) == 1 else output
-
-    monkeypatch.setattr(Detector, "forward", broken)
-    with pytest.raises(NumericError, match="iteration 1"):
-        main(argv())
-    record = read_record(tmp_path / "run" / "run.json")
-    assert (record.status, record.iterations) == ("failed", 1)
-    assert record.seconds > 0
+    assert (record.status, record.metrics, record.iterations) == ("failed", {}, iterations)
+    assert record.notes[-1] == f"{type(error).__name__}: {error}"
 
 
 @pytest.mark.slow
@@ -273,7 +232,7 @@ def test_restarted_by_torchrun_the_run_continues(argv, tmp_path, monkeypatch):
 
 
 def test_evaluation_takes_the_model_as_it_was_trained(argv, tmp_path, small_config, small_options):
-    """Color order, mean and class order come from the run; contradictions are refused."""
+    """Channel order, mean and class order come from the run; contradictions are refused."""
     main(argv("INPUT.FORMAT", "BGR", "DATASETS.VOC_CLASSES", "['red', 'green', 'blue']"))
     trained = tmp_path / "run" / "model_final.pth"
     record = read_record(tmp_path / "run" / "run.json")

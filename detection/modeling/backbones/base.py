@@ -1,7 +1,7 @@
-"""What both engines know of a value of MODEL.BACKBONE.NAME: its family, its maps, its tensors.
+"""Registry of what both engines share about a value of MODEL.BACKBONE.NAME: family, maps, tensors.
 
-A backbone is registered as a function of its builder's name that returns a `BackboneType`. The
-network itself is each engine's own.
+A backbone is registered as a function with the name of its builder that returns a `BackboneType`.
+Each engine has its own builder of the network itself.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,24 +15,24 @@ from convert.families.base import DEFAULT_FAMILY
 from moco.common.errors import UserError
 
 BACKBONE_TYPES = Registry("backbone types")
-# Box heads that are the last stage of a ResNet (C4).
+# RoI heads whose box head is the last stage of a ResNet (C4).
 _RES5_HEADS = ("Res5ROIHeads", "Res5ROIHeadsExtraNorm")
 
 
 @dataclass(frozen=True)
 class BackboneType:
-    """What one builder makes.
+    """Properties of a registered backbone.
 
     Attributes:
-        family: whose weights it takes, a name in `convert.families`.
-        prefixes: where a converted tensor is in a detector: after the first of these with which
-            the whole name is one of the detector's. No name is matched by its end.
-        maps: configuration -> names of the feature maps, from fine to coarse. Raises UserError for
-            keys of the backbone that cannot be honored together.
-        num_parts: configuration -> how many parts MODEL.BACKBONE.FREEZE_AT can hold fixed.
-        pyramid: whether the maps are p2, p3, ..., each of half the size of the one before.
-        timm_model: configuration -> timm's name of the network that MODEL.WEIGHTS are of; None:
-            the file tells.
+        family: Family of its weights, a name in `convert.families`.
+        prefixes: Possible prefixes of a converted tensor in a detector; the first one with which
+            the whole name is one of the detector's is used. No name is matched by its end.
+        maps: Config -> names of the feature maps, from fine to coarse. Raises UserError for keys of
+            the backbone that contradict each other.
+        num_parts: Config -> number of parts that MODEL.BACKBONE.FREEZE_AT can freeze.
+        pyramid: Whether the maps are p2, p3, ..., each of half the size of the one before.
+        timm_model: Config -> timm's name of the network in MODEL.WEIGHTS; None if the file records
+            it.
     """
 
     family: str
@@ -43,7 +43,7 @@ class BackboneType:
     timm_model: Callable[[CfgNode], str | None] = lambda cfg: None
 
 
-# Of builders that are registered with Detectron2 alone: its own, and users'.
+# For builders that are registered only with Detectron2: its own and users'.
 _UNREGISTERED = BackboneType(
     DEFAULT_FAMILY,
     ("backbone.", "backbone.bottom_up.", "roi_heads."),
@@ -53,8 +53,10 @@ _UNREGISTERED = BackboneType(
 
 
 def backbone_type(name: str) -> BackboneType:
-    """The type of the builder in MODEL.BACKBONE.NAME; a ResNet's, of which nothing is checked,
-    where none is registered."""
+    """Return the type of the builder in MODEL.BACKBONE.NAME.
+
+    An unregistered builder is taken as a ResNet's, whose keys are not checked.
+    """
     if name not in BACKBONE_TYPES:
         return _UNREGISTERED
     found: BackboneType = BACKBONE_TYPES.get(name)()
@@ -62,12 +64,12 @@ def backbone_type(name: str) -> BackboneType:
 
 
 def frozen_random(config: Mapping[str, Any]) -> list[str]:
-    """Note which layers of a random initialization are never trained.
+    """Return notes about randomly initialized layers that are never trained.
 
-    Deviation: the paper freezes nothing of a row from scratch, Detectron2's defaults do.
+    Deviation: the paper freezes nothing from scratch, whereas Detectron2's defaults do.
 
     Args:
-        config: flat, of a task or of a record.
+        config: Flat config of a task or of a record.
     """
     notes = []
     if at := config.get("MODEL.BACKBONE.FREEZE_AT"):
@@ -82,15 +84,16 @@ def frozen_random(config: Mapping[str, Any]) -> list[str]:
 
 
 def check_backbone(cfg: CfgNode) -> list[str]:
-    """Names of the feature maps of MODEL.BACKBONE.
+    """Check the keys of the backbone, and return the names of its feature maps.
 
     Raises:
-        UserError: a key of the backbone, or of a head that not every backbone can have.
+        UserError: If a key of the backbone is invalid, or if a head does not fit the backbone.
     """
     name, keys = cfg.MODEL.BACKBONE.NAME, cfg.MODEL.BACKBONE
     kind = backbone_type(name)
     maps, parts = kind.maps(cfg), kind.num_parts(cfg)
-    if not 0 <= keys.FREEZE_AT <= parts:
+    # A ViT's number of parts follows from the weights.
+    if not (-1 if kind.family == "vit" else 0) <= keys.FREEZE_AT <= parts:
         raise UserError(
             f"MODEL.BACKBONE.FREEZE_AT {keys.FREEZE_AT}: {name} has 0 (nothing is frozen) to "
             f"{parts} (all of it)"
@@ -108,16 +111,16 @@ def check_backbone(cfg: CfgNode) -> list[str]:
 
 
 def _check_square_pad(cfg: CfgNode, kind: BackboneType) -> None:
-    side, given = cfg.MODEL.BACKBONE.SQUARE_PAD, cfg.INPUT
+    side, keys = cfg.MODEL.BACKBONE.SQUARE_PAD, cfg.INPUT
     if not kind.pyramid:
         raise UserError(
             f"MODEL.BACKBONE.SQUARE_PAD {side}: only backbones with a pyramid pad images to a "
             f"square, and {cfg.MODEL.BACKBONE.NAME} has none; set it to 0"
         )
-    train = "LSJ.SIZE" if given.LSJ.ENABLED else "MAX_SIZE_TRAIN"
+    train = "LSJ.SIZE" if keys.LSJ.ENABLED else "MAX_SIZE_TRAIN"
     for key, longest in (
-        (train, given.LSJ.SIZE if given.LSJ.ENABLED else given.MAX_SIZE_TRAIN),
-        ("MAX_SIZE_TEST", given.MAX_SIZE_TEST),
+        (train, keys.LSJ.SIZE if keys.LSJ.ENABLED else keys.MAX_SIZE_TRAIN),
+        ("MAX_SIZE_TEST", keys.MAX_SIZE_TEST),
     ):
         if longest > side:
             raise UserError(
@@ -126,7 +129,7 @@ def _check_square_pad(cfg: CfgNode, kind: BackboneType) -> None:
             )
 
 
-def require_maps(key: str, names: Sequence[str], given: Sequence[str]) -> None:
-    """Raise UserError unless `names`, the value of a key, are some of the maps `given`."""
-    if not names or not set(names) <= set(given):
-        raise UserError(f"{key} {list(names)}: expected one or more of {', '.join(given)}")
+def require_maps(key: str, names: Sequence[str], maps: Sequence[str]) -> None:
+    """Raise UserError unless `names`, the value of a key, are one or more of `maps`."""
+    if not names or not set(names) <= set(maps):
+        raise UserError(f"{key} {list(names)}: expected one or more of {', '.join(maps)}")

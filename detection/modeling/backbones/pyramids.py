@@ -1,7 +1,7 @@
-"""The families whose networks have maps of strides 4 to 32, under an FPN of both engines.
+"""Backbones of families with maps of strides 4 to 32, under an FPN, for both engines.
 
-`build_convnext_fpn_backbone` and its like: one builder for each family of convert/families/ that
-says how its keys become its network.
+Each family of convert/families with a `Pyramid` gets one builder, such as
+`build_convnext_fpn_backbone`.
 """
 
 from collections.abc import Callable
@@ -13,14 +13,20 @@ from fvcore.common.registry import Registry
 from convert.families.base import Family, families
 from detection.modeling.backbones.base import BACKBONE_TYPES, BackboneType
 from moco.common.errors import UserError
+from moco.common.keys import Keys
 
 STAGES = ["res2", "res3", "res4", "res5"]
 PYRAMIDS = {f"build_{family.name}_fpn_backbone": family for family in families() if family.pyramid}
 
 
 def network_arguments(family: Family, model: CfgNode) -> dict[str, Any]:
-    """Return the arguments of a family's network from MODEL; raises UserError."""
+    """Return the constructor arguments of a family's network from the keys of MODEL.
+
+    Raises:
+        UserError: If a key of the family is invalid.
+    """
     assert family.pyramid
+    Keys(family.keys).check({"MODEL": model})
     arguments = family.pyramid.arguments(model[family.name.upper()], model.BACKBONE.FREEZE_AT)
     return arguments
 
@@ -28,12 +34,11 @@ def network_arguments(family: Family, model: CfgNode) -> dict[str, Any]:
 def _type(family: Family) -> BackboneType:
     def maps(cfg: CfgNode) -> list[str]:
         network_arguments(family, cfg.MODEL)
-        if (given := list(cfg.MODEL.FPN.IN_FEATURES)) != STAGES:
-            raise UserError(f"MODEL.FPN.IN_FEATURES {given}: expected {STAGES}")
+        if (names := list(cfg.MODEL.FPN.IN_FEATURES)) != STAGES:
+            raise UserError(f"MODEL.FPN.IN_FEATURES {names}: expected {STAGES}")
         return ["p2", "p3", "p4", "p5", "p6"]
 
-    def named(cfg: CfgNode) -> str | None:
-        """The network that MODEL.WEIGHTS are of, where no file says."""
+    def timm_model(cfg: CfgNode) -> str | None:
         scheme, _, model = cfg.MODEL.WEIGHTS.partition("://")
         keys = cfg.MODEL[family.name.upper()]
         return model if scheme == family.name else keys.NAME or None
@@ -46,15 +51,16 @@ def _type(family: Family) -> BackboneType:
         maps,
         num_parts=lambda cfg: parts,
         pyramid=True,
-        timm_model=named if family.named_by else lambda cfg: None,
+        timm_model=timm_model if family.named_by else lambda cfg: None,
     )
 
 
 def register_pyramids(registry: Registry, make: Callable[..., Any]) -> None:
-    """Register a builder for each family, under its builder's name.
+    """Register one builder for each family with a pyramid.
 
     Args:
-        make: (family, what the registry's builders are called with) -> what these return.
+        registry: Where the builders are registered.
+        make: Function that a builder calls with its family and its own arguments.
     """
     for name, family in PYRAMIDS.items():
 

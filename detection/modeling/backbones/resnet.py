@@ -1,4 +1,4 @@
-"""ResNets: alone, under an FPN, and dilated."""
+"""ResNet backbones: plain, under an FPN, and dilated."""
 
 from fvcore.common.config import CfgNode
 
@@ -16,22 +16,26 @@ def _num_parts(cfg: CfgNode) -> int:
 def _stages(cfg: CfgNode) -> list[str]:
     from convert.modeling.resnet import FEATURES
 
-    given = list(cfg.MODEL.RESNETS.OUT_FEATURES)
-    require_maps("MODEL.RESNETS.OUT_FEATURES", given, FEATURES)
-    return given
+    names = list(cfg.MODEL.RESNETS.OUT_FEATURES)
+    require_maps("MODEL.RESNETS.OUT_FEATURES", names, FEATURES)
+    return names
 
 
 def _pyramid(cfg: CfgNode, above: int = 1) -> list[str]:
-    """Maps of MODEL.FPN.IN_FEATURES, and `above` more on top of them."""
+    """Return the names of MODEL.FPN's maps: one per map of IN_FEATURES and `above` more on top."""
     from convert.modeling.resnet import STAGES
 
     names = list(cfg.MODEL.FPN.IN_FEATURES)
     require_maps("MODEL.FPN.IN_FEATURES", names, _stages(cfg))
     stages = [STAGES.index(name) if name in STAGES else -1 for name in names]
     if stages[0] < 0 or stages != list(range(stages[0], stages[0] + len(stages))):
-        raise UserError(f"MODEL.FPN.IN_FEATURES {names}: expected stages in a row, as res2, res3")
+        raise UserError(
+            f"MODEL.FPN.IN_FEATURES {names}: expected consecutive stages, such as res2, res3"
+        )
     if cfg.MODEL.RESNETS.RES5_DILATION != 1 and "res5" in names:
-        raise UserError("MODEL.RESNETS.RES5_DILATION: a pyramid needs maps of half the size; set 1")
+        raise UserError(
+            "MODEL.RESNETS.RES5_DILATION: a pyramid halves from map to map; set it to 1"
+        )
     return [f"p{stage + 2}" for stage in range(stages[0], stages[-1] + 1 + above)]
 
 
@@ -39,17 +43,17 @@ def _retinanet_pyramid(cfg: CfgNode) -> list[str]:
     names = list(cfg.MODEL.FPN.IN_FEATURES)
     if names[-1:] != ["res5"]:
         raise UserError(
-            f"MODEL.FPN.IN_FEATURES {names}: {cfg.MODEL.BACKBONE.NAME} makes its top maps of res5, "
-            "which has to be the last one"
+            f"MODEL.FPN.IN_FEATURES {names}: {cfg.MODEL.BACKBONE.NAME} makes its top maps of res5; "
+            "expected it last"
         )
     return _pyramid(cfg, above=2)
 
 
 def _dilated(cfg: CfgNode) -> list[str]:
-    given, dilation = _stages(cfg), cfg.MODEL.RESNETS.RES5_DILATION
-    if given != ["res5"] or dilation != 2:
+    names, dilation = _stages(cfg), cfg.MODEL.RESNETS.RES5_DILATION
+    if names != ["res5"] or dilation != 2:
         raise UserError(
-            f"MODEL.RESNETS.OUT_FEATURES {given}, RES5_DILATION {dilation}: "
+            f"MODEL.RESNETS.OUT_FEATURES {names}, RES5_DILATION {dilation}: "
             f"{cfg.MODEL.BACKBONE.NAME} needs ['res5'] and 2"
         )
     return ["c5"]
@@ -57,13 +61,13 @@ def _dilated(cfg: CfgNode) -> list[str]:
 
 @BACKBONE_TYPES.register()
 def build_resnet_backbone() -> BackboneType:
-    """The stages themselves; the last one may be the box head (C4)."""
+    """Return the type of a plain ResNet, whose last stage may be the box head (C4)."""
     return BackboneType(DEFAULT_FAMILY, ("backbone.", "roi_heads."), _stages, _num_parts)
 
 
 @BACKBONE_TYPES.register()
 def build_resnet_fpn_backbone() -> BackboneType:
-    """Feature pyramid network over the stages."""
+    """Return the type of an FPN over a ResNet."""
     return BackboneType(
         DEFAULT_FAMILY, ("backbone.bottom_up.",), _pyramid, _num_parts, pyramid=True
     )
@@ -71,11 +75,11 @@ def build_resnet_fpn_backbone() -> BackboneType:
 
 @BACKBONE_TYPES.register()
 def build_retinanet_resnet_fpn_backbone() -> BackboneType:
-    """The same with two more maps, by convolutions of res5 (RetinaNet)."""
+    """Return the type of RetinaNet's FPN, with two more maps convolved from res5."""
     return BackboneType(DEFAULT_FAMILY, ("backbone.bottom_up.",), _retinanet_pyramid, _num_parts)
 
 
 @BACKBONE_TYPES.register()
 def build_resnet_dilated_c5_backbone() -> BackboneType:
-    """res5 of stride 1, and a 3x3 convolution (MoCo, appendix A.1)."""
+    """Return the type of dilated C5: res5 of stride 1, and a 3x3 convolution (appendix A.1)."""
     return BackboneType(DEFAULT_FAMILY, ("backbone.bottom_up.",), _dilated, _num_parts)

@@ -1,6 +1,6 @@
-"""The official MoCo's task files, with weights from its converter: the same model, and a run.
+"""Parity with the official MoCo release: its task files and the weights of its converter.
 
-Its train_net.py is transcribed here and runs on plain Detectron2: get_cfg(), its class of heads,
+The setup of its train_net.py is transcribed and runs on plain Detectron2: get_cfg(), its ROI heads,
 DetectionCheckpointer.
 """
 
@@ -35,12 +35,12 @@ RECIPES = {"voc": "Table 2b", "coco": "Table 5d"}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """The files, `output.pkl` and `msra.pkl` at a quarter of the width, `full.pkl`."""
+    """Write the task files, `output.pkl` and `msra.pkl` at a quarter of the width, `full.pkl`."""
     folder = write_official(tmp_path_factory.mktemp("official"))
     narrow, full = make_resnet(50, base=16), make_resnet(50, base=64)
     for name, value in full.state_dict().items():
         if name.endswith("bn3.weight"):
-            value.mul_(0.2)  # else the residual sums of random blocks overflow
+            value.mul_(0.2)  # Otherwise the residual sums overflow.
     for name, content in (
         ("output.pkl", detectron2_layout(narrow, "MOCO")),
         ("msra.pkl", caffe2(narrow)),
@@ -51,7 +51,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def official_model(file: Path, weights: Path, keys: dict[str, object], monkeypatch):
-    """What the official train_net.py has before its first iteration."""
+    """Build and load the model as the official train_net.py does."""
     from detectron2.checkpoint import DetectionCheckpointer
     from detectron2.config import get_cfg
     from detectron2.layers import get_norm
@@ -70,7 +70,7 @@ def official_model(file: Path, weights: Path, keys: dict[str, object], monkeypat
     values = {**keys, "MODEL.DEVICE": "cpu", "MODEL.WEIGHTS": str(weights)}
     cfg.merge_from_list([item for pair in values.items() for item in pair])
     with monkeypatch.context() as patch:
-        # Registered there under the name that this project's class has here.
+        # The official name is that of this project's class.
         patch.setitem(ROI_HEADS_REGISTRY._obj_map, "Res5ROIHeadsExtraNorm", Official)
         torch.manual_seed(0)
         model = build_model(cfg)
@@ -81,7 +81,7 @@ def official_model(file: Path, weights: Path, keys: dict[str, object], monkeypat
 
 @pytest.mark.parametrize(
     ("name", "weights"),
-    [  # the whole width once
+    [
         ("voc", "full.pkl"),
         ("voc", "msra.pkl"),
         ("coco", "output.pkl"),
@@ -103,7 +103,7 @@ def test_the_same_model_is_built_and_loaded(name, weights, folder, data_of, monk
     opts = ["MODEL.WEIGHTS", str(folder / weights), "MODEL.DEVICE", "cpu"]
     task = load_task(str(file), opts, "detectron2")
     width = {} if weights == "full.pkl" else NARROW
-    # The tiny data and the narrow weights are the only deviations, and said to be some.
+    # The tiny data and the narrow weights are the only deviations.
     assert task.recipe.recipe == RECIPES[name]
     assert {line.split(":")[0] for line in task.recipe.deviations} == {
         *width,
@@ -123,7 +123,7 @@ def test_the_same_model_is_built_and_loaded(name, weights, folder, data_of, monk
     assert coverage.loaded == 265
     expected, state = theirs.state_dict(), ours.state_dict()
     assert list(expected) == list(state)
-    # The official converter keeps torchvision's counters, and no layer with momentum reads them.
+    # The official converter keeps torchvision's counters, which no layer with momentum reads.
     different = [
         key
         for key, value in expected.items()
@@ -135,7 +135,7 @@ def test_the_same_model_is_built_and_loaded(name, weights, folder, data_of, monk
     ]
     image = torch.randint(0, 256, (3, 96, 128), generator=torch.Generator().manual_seed(1))
     batch = [{"image": image.byte(), "height": 96, "width": 128}]
-    for model in (ours, theirs):  # untrained, and yet with detections
+    for model in (ours, theirs):  # Untrained models need these for detections.
         model.roi_heads.box_predictor.test_score_thresh = 0.0
         model.roi_heads.box_predictor.test_topk_per_image = 10
     with torch.no_grad():
@@ -144,7 +144,7 @@ def test_the_same_model_is_built_and_loaded(name, weights, folder, data_of, monk
     for field, value in outputs[0].get_fields().items():
         other = outputs[1].get(field)
         assert torch.equal(getattr(value, "tensor", value), getattr(other, "tensor", other)), field
-    # With BN in training mode, too, which is what is new here: naiveSyncBN there, plain BN here.
+    # In training mode the official model has naiveSyncBN, and this project's has plain BN.
     with torch.no_grad():
         pixels = ours.preprocess_image(batch).tensor
         features = [m.train().backbone(pixels)["res4"] for m in (ours, theirs)]
@@ -153,7 +153,7 @@ def test_the_same_model_is_built_and_loaded(name, weights, folder, data_of, monk
 
 
 def test_the_readmes_command_runs(folder, data_of, tmp_path, capsys):
-    """The file as it is, MODEL.WEIGHTS on the command line; sizes and durations overridden."""
+    """The official file trains with MODEL.WEIGHTS, sizes and durations on the command line."""
     data_of("voc")
     values = SMALL | SHORT | {"OUTPUT_DIR": tmp_path, "MODEL.WEIGHTS": folder / "output.pkl"}
     opts = [str(item) for pair in values.items() for item in pair]

@@ -1,4 +1,4 @@
-"""What a task leaves open: device and precision."""
+"""Device and precision of a task."""
 
 import torch
 
@@ -7,24 +7,19 @@ from detection.config.task import load_task, resolved_config
 from tests.conftest import ROOT
 
 
-def test_the_device_is_found_if_not_set(small_config, voc_folder, monkeypatch):
+def test_an_unset_device_is_found(small_config, voc_folder, monkeypatch):
     opts = ["MODEL.WEIGHTS", "random", "DATASETS.VOC_DIR", str(voc_folder)]
-    opts += ["SOLVER.PRECISION", "fp32"]  # auto would ask the GPU what it can do
+    opts += ["SOLVER.PRECISION", "fp32"]
     for available, device in ((False, "cpu"), (True, "cuda")):
         monkeypatch.setattr(torch.cuda, "is_available", lambda answer=available: answer)
         assert load_task(small_config, opts, "embedded").cfg.MODEL.DEVICE == device
-
-
-def test_several_processes_without_a_gpu_need_the_cpu(small_config, voc_folder, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    opts = ["MODEL.WEIGHTS", "random", "DATASETS.VOC_DIR", str(voc_folder)]
     opts += ["MODEL.DEVICE", "cpu"]
-    explicit = load_task(small_config, opts, "embedded", num_processes=2)
-    assert explicit.cfg.MODEL.DEVICE == "cpu"
+    assert load_task(small_config, opts, "embedded", num_processes=2).cfg.MODEL.DEVICE == "cpu"
 
 
 def test_precision(voc_folder, monkeypatch):
-    """What was chosen is in the configuration, a note and the protocol; in fp32 as it was."""
+    """The chosen precision is in the configuration, in a note and in the protocol."""
 
     def resolved(*keys, fast=True):
         monkeypatch.setattr("moco.engine.device.has_fast_bf16", lambda device: fast)
@@ -44,5 +39,5 @@ def test_precision(voc_folder, monkeypatch):
     assert resolved(*amp) == resolved(*amp, fast=False) == (("bf16", True, True, 0), bf16)
     assert resolved("MODEL.CHANNELS_LAST", "False")[0] == ("bf16", True, False, 1)
     assert protocol_sha256(bf16) != protocol_sha256(fp32)
-    del fp32["SOLVER.PRECISION"]  # a record from before there was the key
+    del fp32["SOLVER.PRECISION"]  # As in a record from before the key existed.
     assert protocol_sha256(fp32) == protocol_sha256(resolved(fast=False)[1])

@@ -1,4 +1,4 @@
-"""One key scales batch, learning rate and schedule to the number of processes."""
+"""Scaling of batch, learning rate and schedule to the number of processes."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from moco.common.cfgnode import flatten
 
 
 def config(reference: int):
-    """COCO 1x, meant for `reference` processes."""
+    """Return the configuration of COCO 1x for `reference` processes."""
     cfg = default_task()
     values = {
         "SOLVER.REFERENCE_WORLD_SIZE": reference,
@@ -34,7 +34,7 @@ def test_by_hand_from_eight_to_two():
     assert cfg.TEST.EVAL_PERIOD == 12000
     assert "batch 16 -> 4" in scaled and "0.02 -> 0.005" in scaled and "90000 -> 360000" in scaled
     assert "not equivalent" in warning and "BN sees 4 images at once instead of 16" in warning
-    # As many images are seen.
+    # The number of epochs stays.
     assert solver.MAX_ITER * solver.IMS_PER_BATCH == 90000 * 16
 
 
@@ -47,7 +47,7 @@ def test_the_rule_is_detectron2s(processes, detectron2):
     theirs = flatten(DefaultTrainer.auto_scale_workers(cfg.clone(), processes))
     scale_to_processes(cfg, processes)
     assert flatten(cfg) == theirs
-    # And a second time, as Detectron2's trainer does, it changes nothing.
+    # Detectron2's trainer scales a second time, which changes nothing.
     assert flatten(DefaultTrainer.auto_scale_workers(cfg.clone(), processes)) == theirs
 
 

@@ -1,4 +1,4 @@
-"""Tasks: Detectron2's names and values, one YAML for both engines, errors before training."""
+"""Loading of tasks: the same files for both engines, and resolved keys."""
 
 import json
 import re
@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from detection.config.keys import DETECTRON2_ONLY, HONORED, protocol_sha256
+from detection.config.keys import protocol_sha256
 from detection.config.task import (
-    add_transfer_config,
     default_task,
     load_task,
     resolved_config,
@@ -23,7 +22,7 @@ from tests.oracles.tiny_voc import VOC_NAMES, write_voc
 ROOT = Path(__file__).resolve().parents[3]
 LEAVES = [
     path
-    for folder in ("voc", "coco", "lvis", "cityscapes")
+    for folder in ("voc", "coco", "lvis", "cityscapes", "ade20k")
     for path in sorted((ROOT / "configs" / folder).glob("*.yaml"))
 ]
 C4_ON_VOC = [path for path in LEAVES if path.parent.name == "voc" and "_C4_" in path.name]
@@ -46,42 +45,19 @@ def load(small_config, voc_folder, tmp_path):
     return call
 
 
-@pytest.mark.detectron2
-def test_keys_and_defaults_are_detectron2s(detectron2):
-    """Every key of get_cfg() is either honored or listed; no key of ours is missing there."""
-    from detectron2.config import get_cfg
-
-    theirs = flatten(get_cfg())
-    ours = flatten(default_task())
-    for key, value in theirs.items():
-        assert key in ours, key
-        assert (ours[key], type(ours[key])) == (value, type(value)), key
-    cfg = get_cfg()
-    add_transfer_config(cfg)
-    assert set(flatten(cfg)) == set(ours)
-    assert not set(DETECTRON2_ONLY) & set(HONORED)
-
-
-def test_defaults_are_not_shared():
-    changed = default_task()
-    changed.MODEL.PIXEL_MEAN[0] = 1.0
-    changed.DATASETS.VOC_CLASSES.append("x")
-    assert default_task().MODEL.PIXEL_MEAN[0] == 103.53
-    assert list(default_task().DATASETS.VOC_CLASSES) == []
-
-
 @pytest.mark.parametrize("path", LEAVES, ids=lambda path: path.stem)
 def test_shipped_files_name_no_weights_and_no_normalization(path):
     flat = flatten(read_yaml(path))
     forbidden = {"MODEL.WEIGHTS", "MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD", "INPUT.FORMAT"}
     assert not forbidden & set(flat)
-    frozen_at = {"1x_frozen": 5, "frozen_to_res4": 4}
+    frozen_at = {"1x_frozen": 5, "frozen_to_res4": 4, "25ep_frozen": 13}
     expected = next((n for end, n in frozen_at.items() if path.stem.endswith(end)), 0)
+    expected = -1 if path.stem.startswith("linear_frozen") else expected
     assert flat["MODEL.BACKBONE.FREEZE_AT"] == expected
     if backbone_type(flat.get("MODEL.BACKBONE.NAME", "")).family == "resnet":
         frozen = "frozen_bn" in path.name
         assert flat["TEST.PRECISE_BN.ENABLED"] is not frozen
-        tuned = ("naiveSyncBN", "SyncBN")  # as the official release, or as a recipe of others
+        tuned = ("naiveSyncBN", "SyncBN")  # As in the official release, or in other work.
         assert flat["MODEL.RESNETS.NORM"] in (("FrozenBN",) if frozen else tuned)
     header = path.read_text().split("\n_BASE_")[0]
     assert re.search("Table|ppendix A", header) or "Not in the paper" in header
@@ -104,7 +80,7 @@ def test_the_embedded_engine_has_every_task_but_densepose(path):
 
 @pytest.mark.detectron2
 def test_both_engines_resolve_alike(load, detectron2):
-    """The same keys and values, and one protocol hash."""
+    """Keys, values and protocol hash are equal."""
     ours, theirs = load("SEED", 1), load("SEED", 1, engine="detectron2")
     assert flatten(ours.cfg) == flatten(theirs.cfg)
     assert protocol(ours) == protocol(theirs)
@@ -120,7 +96,7 @@ def test_protocol_hash_is_of_the_experiment_only(load, tmp_path):
 
 @pytest.mark.parametrize(("seed", "is_same"), [(0, True), (1, False)])
 def test_protocol_hash_knows_the_data_by_content(load, voc_folder, tmp_path, seed, is_same):
-    """A copy elsewhere is the same dataset; other annotations under the same name are not."""
+    """A copy is the same dataset; other annotations under the same name are not."""
     other = write_voc(tmp_path / voc_folder.name, {"trainval": 6, "test": 3}, seed=seed)
     here, there = load("SEED", 1), load("SEED", 1, "DATASETS.VOC_DIR", other)
     assert here.test.name == there.test.name
@@ -159,7 +135,7 @@ PLAIN_BN = "MODEL.RESNETS.NORM naiveSyncBN: one process, so this is plain BN"
 
 
 def test_resuming_keeps_the_sampled_seed_and_notes_changes(load, tmp_path):
-    fp32 = ("SOLVER.PRECISION", "fp32")  # auto has a note of its own
+    fp32 = ("SOLVER.PRECISION", "fp32")  # auto would add a note.
     first = load(*fp32)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "config.yaml").write_text(first.cfg.dump())
@@ -172,7 +148,7 @@ def test_resuming_keeps_the_sampled_seed_and_notes_changes(load, tmp_path):
 
 
 def test_resuming_keeps_the_precision_that_auto_chose(load, tmp_path, monkeypatch):
-    """Also on another processor."""
+    """The precision stays on another processor."""
     (tmp_path / "out").mkdir()
     for fast in (True, False):
         monkeypatch.setattr("moco.engine.device.has_fast_bf16", lambda device, fast=fast: fast)
@@ -185,11 +161,11 @@ def test_resuming_keeps_the_precision_that_auto_chose(load, tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("key", "value"), [("BASE_LR", 0.5), ("IMS_PER_BATCH", 2), ("STEPS", (99,)), ("GAMMA", 0.5)]
 )
-def test_what_a_checkpoint_would_overrule_cannot_change(key, value, load, tmp_path):
-    """It restores the optimizer's rates: the record would name a rate that was never used."""
+def test_keys_that_a_checkpoint_overrides_cannot_change(key, value, load, tmp_path):
+    """The checkpoint restores the optimizer, so that the record would name an unused rate."""
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "config.yaml").write_text(load("SEED", 1).cfg.dump())
-    with pytest.raises(UserError, match=rf"^--resume: SOLVER\.{key} is .* was begun with"):
+    with pytest.raises(UserError, match=rf"^--resume: SOLVER\.{key} is .* was started with"):
         load(f"SOLVER.{key}", value, resume=True)
     notes = load("SOLVER.MAX_ITER", 400, resume=True).notes
     assert any(note.startswith("resumed with") for note in notes)
@@ -213,7 +189,7 @@ def test_a_resolved_config_loads_again(load, tmp_path, detectron2):
 
 
 def test_splits_of_a_folder(load, tmp_path):
-    """trainval and test; without test train and val, never trainval with val inside it."""
+    """The splits are trainval and test, or train and val, never trainval and val."""
     assert load().cfg.DATASETS.TRAIN == ("shapes_trainval",)
     assert load().cfg.DATASETS.TEST == ("shapes_test",)
     root = write_voc(tmp_path / "own", {"train": 2, "val": 2, "trainval": 1})
@@ -221,7 +197,7 @@ def test_splits_of_a_folder(load, tmp_path):
     assert (cfg.DATASETS.TRAIN, cfg.DATASETS.TEST) == (("own_train",), ("own_val",))
     chosen = load("DATASETS.VOC_DIR", root, "DATASETS.TRAIN", "('own_val',)")
     assert chosen.cfg.DATASETS.TRAIN == ("own_val",)
-    assert chosen.notes[-1] == "2 of 2 test images are also trained on"
+    assert chosen.notes[-1] == "2 of 2 test images are also training images"
 
 
 def test_tuning_opens_no_annotation_of_the_test_split(load, tmp_path):
@@ -252,14 +228,14 @@ def without(root: Path, split: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("year", [2007, 2012])
-def test_classes_without_an_object_are_said_before_training(year, load, tmp_path):
+def test_classes_without_objects_are_noted_before_training(year, load, tmp_path):
     root = write_voc(tmp_path / "own", {"train": 4, "test": 4})
-    assert not any("no object" in note for note in load("DATASETS.VOC_DIR", root).notes)
+    assert not any("classes without" in note for note in load("DATASETS.VOC_DIR", root).notes)
     root = write_voc(tmp_path / "less", {"train": 4, "test": 4})
     without(root, "train", "red")
     without(root, "test", "blue")
     task = load("DATASETS.VOC_DIR", root, "DATASETS.VOC_YEAR", year)
-    learned, measured = (note for note in task.notes if "no object" in note)
+    learned, measured = (note for note in task.notes if "classes without" in note)
     assert "train" in learned and "red" in learned
     assert "less_test" in measured and "blue" in measured and "bbox/AP_detectron2" in measured
 

@@ -1,29 +1,22 @@
-"""MODEL.WEIGHTS: what it takes, Detectron2's names, and what a trained model brings."""
+"""MODEL.WEIGHTS: files, names, and the keys that a trained model sets."""
 
 import hashlib
 import pickle
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from convert import write
-from convert.prove import read_converted
 from detection.config.trained import apply_trained
-from detection.config.weights import check_weights, read_weights
+from detection.config.weights import read_weights
 from detection.engine import launch
 from detection.train_net import main as train
 from moco.common import pretrained
-from moco.common.errors import DataError, NumericError, UserError
+from moco.common.errors import NumericError, UserError
 from moco.common.pretrained import find_remote, init_name
 from moco.common.run import read_record
 from tests.oracles.file_server import file_server
-
-
-def test_random_and_a_file(r18_file):
-    assert read_weights("random") is None
-    assert len(read_weights(str(r18_file)).model) == 100
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
@@ -38,7 +31,7 @@ def test_a_torchvision_file_that_the_converter_writes_is_one_more_source(
 
 
 def write_d2_layout(converted, path: Path, author: str = "torchvision") -> Path:
-    """A converted file without its contract, as Detectron2's own converter would write it."""
+    """Write converted weights without a contract, as Detectron2's own converter does."""
     model = {key: value.numpy() for key, value in converted.model.items()}
     content = {"model": model, "__author__": author, "matching_heuristics": True}
     path.write_bytes(pickle.dumps(content, protocol=2))
@@ -47,6 +40,7 @@ def write_d2_layout(converted, path: Path, author: str = "torchvision") -> Path:
 
 def test_a_checkpoint_is_converted_in_memory(r18_file, converted):
     raw = r18_file.with_name("resnet18.pth")
+    assert read_weights("random") is None
     result = read_weights(str(raw))
     assert result.contract == converted.contract
     assert result.model.keys() == converted.model.keys()
@@ -106,7 +100,7 @@ def test_detectron2_has_its_files_where_they_are_looked_for(detectron2, monkeypa
 def test_weights_by_name(
     r18_file, small_config, small_options, engine, monkeypatch, tmp_path, capsys
 ):
-    """`--check-only` says what a run would download; the run downloads it and says where from."""
+    """`--check-only` names what a run would download; the run records the source."""
 
     def stopped(*_):
         raise NumericError("iteration 1: loss_cls is nan")
@@ -122,31 +116,21 @@ def test_weights_by_name(
         assert train(["--check-only", *argv]) == 0
         shown = capsys.readouterr().out
         assert f"note: mine: would download {entry['weights']}" in shown
-        assert shown.splitlines()[-1].startswith("not checked: the weights mine")
+        assert shown.splitlines()[-1].startswith("checked with random weights instead of mine")
         with (
             monkeypatch.context() as patch,
             pytest.raises(UserError, match="MOCO_TRANSFER_OFFLINE"),
         ):
             patch.setenv("MOCO_TRANSFER_OFFLINE", "1")
             train(["--check-only", *argv])
-        assert not served.asked
+        assert not served.requests
         monkeypatch.setattr(launch, "run", stopped)
         with pytest.raises(NumericError):
             train(argv)
-        assert len(served.asked) == 1
+        assert len(served.requests) == 1
     record = read_record(tmp_path / "out" / "run.json")
     assert (record.init, f"sha256:{record.weights_sha256}") == ("mine", digest)
     assert entry["weights"] in record.notes[0] and digest in record.notes[0]
-
-
-def test_messages_name_the_console_command(monkeypatch, tmp_path):
-    torch.save({"epoch": 1}, tmp_path / "other.pth")
-    for program, named in (("moco-transfer", "moco-transfer convert"), ("x", "convert_to_d2.py")):
-        monkeypatch.setattr(sys, "argv", [program])
-        with pytest.raises(UserError, match=f"a file from .*{named}, a checkpoint"):
-            check_weights("")
-        with pytest.raises(DataError, match=f"not a file that .*{named} wrote"):
-            read_converted(tmp_path / "other.pth")
 
 
 def test_what_a_result_calls_its_initialization():
@@ -168,7 +152,7 @@ def test_what_a_result_calls_its_initialization():
         assert init_name(value) == name
 
 
-def test_a_trained_model_brings_its_pixels_from_the_folder(task_cfg, tmp_path):
+def test_the_normalization_of_a_trained_model_is_read_from_its_folder(task_cfg, tmp_path):
     def written(input_format):
         other = task_cfg.clone()
         other.defrost()
@@ -187,11 +171,6 @@ def test_a_trained_model_brings_its_pixels_from_the_folder(task_cfg, tmp_path):
     written("BGR")
     with pytest.raises(UserError, match=r"INPUT\.FORMAT"):
         apply_trained(cfg, explicit={"INPUT.FORMAT"})
-
-
-def test_nobody_guesses_how_a_trained_models_pixels_were_normalized(task_cfg, tmp_path):
-    cfg = task_cfg.clone()
-    cfg.defrost()
-    cfg.MODEL.WEIGHTS = str(tmp_path / "model_final.pth")
+    (tmp_path / "config.yaml").unlink()
     keys = ("MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD", "MODEL.RESNETS.STRIDE_IN_1X1")
     apply_trained(cfg, explicit={"INPUT.FORMAT", *keys})

@@ -1,4 +1,4 @@
-"""What belongs to Detectron2's users: their catalog, test-time augmentation, the model zoo."""
+"""Interfaces for users of Detectron2: the model zoo, their catalog, their path handlers."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ NAMES = ("DATASETS.TRAIN", "('catalog_train',)", "DATASETS.TEST", "('catalog_tes
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """Write a module of the user's and have it in PYTHONPATH; returns its name."""
+    """Write a user's module into PYTHONPATH and return its name."""
     write_coco(tmp_path, {"train2017": 4, "val2017": 2})
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
@@ -47,7 +47,7 @@ def module(tmp_path, monkeypatch):
 
 @pytest.fixture
 def arguments(small_config, small_options, narrow_r18_file):
-    """The command line of the small task, one iteration, without a folder in VOC layout."""
+    """Return the arguments of the small task for one iteration, without a VOC folder."""
 
     def build(folder: Path, *opts: object, flags: tuple[str, ...] = ()) -> list[str]:
         values = dict(zip(small_options[::2], small_options[1::2], strict=True))
@@ -92,7 +92,7 @@ def test_classes_of_a_retinanet_follow_the_data(voc_folder, tmp_path):
 
 
 def test_only_files_of_the_model_zoo_are_found(tmp_path):
-    """A path out of its folder is read as any other file."""
+    """A path that leaves the zoo's folder is read as any other file."""
     (tmp_path / "evil.yaml").write_text("SEED: !!python/object/apply:os.getpid []\n")
     name = "../" * 20 + str(tmp_path / "evil.yaml")[1:]
     assert find_config(name, "detectron2", tmp_path) == name
@@ -104,7 +104,7 @@ def test_only_files_of_the_model_zoo_are_found(tmp_path):
 
 @pytest.fixture
 def records(tmp_path):
-    """Read a name whose object has these keys, in an image that EXIF turns."""
+    """Read a split with one object of these keys, in an image that EXIF rotates."""
     from detectron2.data import DatasetCatalog, MetadataCatalog
 
     from detection.d2.catalog import CatalogSource
@@ -138,7 +138,7 @@ def records(tmp_path):
     ],
 )
 def test_records_are_completed(mode, box, expected, records):
-    """Sizes from the header, boxes in a mode that the pipeline knows, of Python's own numbers."""
+    """Sizes come from the header, and boxes are Python numbers in a supported mode."""
     from detectron2.structures import BoxMode
 
     (record,) = records(bbox=box, bbox_mode=BoxMode[mode]).records
@@ -161,13 +161,12 @@ def test_records_are_completed(mode, box, expected, records):
     ids=["relative", "no mode", "three numbers", "unknown mode"],
 )
 def test_boxes_that_cannot_be_converted_are_refused(item, records):
-    """And never read as XYWH."""
-    with pytest.raises(DataError, match=r"turned\.jpg: a box of its record is .* to XYXY_ABS"):
+    with pytest.raises(DataError, match=r"turned\.jpg: cannot convert the box .* to XYXY_ABS"):
         records(**item)
 
 
 def test_paths_of_the_users_handler(records, tmp_path):
-    """Sizes, samples and drawings through Detectron2's PathManager."""
+    """Sizes, samples and visualizations are read through Detectron2's PathManager."""
     from detectron2.utils.file_io import PathManager
     from iopath.common.file_io import PathHandler
 

@@ -1,4 +1,4 @@
-"""What DensePose needs is missed before a training, in one line."""
+"""Missing requirements of DensePose are one-line errors before the training."""
 
 import socket
 import time
@@ -18,7 +18,7 @@ DENSEPOSE = "coco/densepose_rcnn_R_50_FPN_s1x"
 
 @pytest.fixture
 def arguments(narrow_r50_file, data_of):
-    """The command line of the task cut down to seconds."""
+    """Return the arguments of the task, cut down to seconds."""
     data_of(DENSEPOSE)
 
     def build(folder, *flags):
@@ -39,7 +39,7 @@ def test_densepose_without_its_surface_and_without_a_network(arguments, tmp_path
     monkeypatch.setattr(socket, "getaddrinfo", unreachable)
     monkeypatch.setenv("FVCORE_CACHE", str(tmp_path / "cache"))
     for handler in PathManager._path_handlers.values():
-        if hasattr(handler, "cache_map"):  # what another test has fetched
+        if hasattr(handler, "cache_map"):  # files that another test has fetched
             monkeypatch.setattr(handler, "cache_map", {})
     begin = time.monotonic()
     with pytest.raises(UserError) as caught:
@@ -53,7 +53,7 @@ def test_densepose_without_its_surface_and_without_a_network(arguments, tmp_path
 
 
 def test_a_metric_of_one_process_alone_is_refused(arguments, tmp_path, monkeypatch):
-    """Before the training; its own trainer lets the first process test everything then."""
+    """DensePose's own trainer would let the first process test all images."""
     pytest.importorskip("densepose", reason="Detectron2's DensePose project is not installed")
     from detection.d2 import densepose, engine
 

@@ -8,52 +8,31 @@ import pytest
 
 from detection.train_net import main
 from moco.common.errors import UserError
-from moco.common.run import RunRecord, read_record
+from moco.common.run import read_record
 from tests.oracles.connection import detectron2s_gloo_threads
 from tests.oracles.processes import run_on
 
 pytestmark = [pytest.mark.detectron2, pytest.mark.slow, pytest.mark.usefixtures("detectron2")]
 
 
-@pytest.fixture(scope="module")
-def train(small_config, small_options, r18_file):
-    """Run the command line into a folder and read its record."""
-
-    def call(folder: Path, *opts: object, flags: tuple[str, ...] = ()):
-        options = [*small_options, "MODEL.WEIGHTS", str(r18_file), "DATALOADER.NUM_WORKERS", "0"]
-        argv = ["--config-file", small_config, "--engine", "detectron2", *flags, *options]
-        argv += ["OUTPUT_DIR", str(folder), *map(str, opts)]
-        assert main(argv) == 0
-        return read_record(folder / "run.json")
-
-    return call
-
-
-@pytest.fixture(scope="module")
-def finished(train, tmp_path_factory) -> tuple[Path, RunRecord]:
-    folder = tmp_path_factory.mktemp("d2") / "run"
-    return folder, train(folder)
-
-
-def predictions(folder: Path) -> list[dict]:
-    return json.loads((folder / "inference" / "shapes_test.json").read_text())["predictions"]
-
-
-def test_a_run_leaves_what_a_detectron2_user_expects(finished):
-    folder, _ = finished
+def test_a_run_has_the_files_of_detectron2_and_a_record(
+    small_config, small_options, r18_file, tmp_path
+):
+    folder = tmp_path / "run"
+    options = [*small_options, "MODEL.WEIGHTS", str(r18_file), "DATALOADER.NUM_WORKERS", "0"]
+    argv = ["--config-file", small_config, "--engine", "detectron2", *options]
+    assert main([*argv, "OUTPUT_DIR", str(folder)]) == 0
     for name in ("config.yaml", "log.txt", "metrics.json", "model_final.pth", "last_checkpoint"):
         assert (folder / name).is_file(), name
     assert (folder / "last_checkpoint").read_text() == "model_final.pth"
     assert (folder / "model_0000001.pth").is_file()
     assert list(folder.glob("events.out.tfevents.*"))
-    assert len(predictions(folder)) > 30
+    found = json.loads((folder / "inference" / "shapes_test.json").read_text())
+    assert len(found["predictions"]) > 30
     log = (folder / "log.txt").read_text()
     assert "recipe: not a task of the paper" in log
     assert "MODEL.RESNETS.NORM naiveSyncBN: one process, so this is plain BN" in log
-
-
-def test_the_record_says_what_was_run(finished):
-    _, record = finished
+    record = read_record(folder / "run.json")
     assert (record.status, record.engine, record.init) == ("done", "detectron2", "r18")
     assert record.task == "faster_rcnn_R_18_C4_small"
     assert (record.seed, record.iterations) == (7, 3)
@@ -74,15 +53,15 @@ def test_no_thread_of_a_connection_outlives_the_training():
 @pytest.mark.parametrize(
     ("content", "files", "error"),
     [
-        ({"ids": [1]}, 1, r"proposals\.pkl: not the proposals of shapes_trainval"),
-        ([1, 2], 1, r"proposals\.pkl: not the proposals of shapes_trainval"),
+        ({"ids": [1]}, 1, r"proposals\.pkl: does not contain proposals of shapes_trainval"),
+        ([1, 2], 1, r"proposals\.pkl: does not contain proposals of shapes_trainval"),
         (b"\x80\x02cos\nsystem\nX\x04\x00\x00\x00exit\x85R.", 1, r"proposals\.pkl"),
-        ({}, 2, "2 files of proposals for shapes_trainval"),
+        ({}, 2, "got 2 proposal files for shapes_trainval"),
     ],
     ids=["other images", "no dict", "a program", "two files"],
 )
 def test_files_of_proposals_that_do_not_fit(content, files, error, task_cfg, tmp_path):
-    """And nothing of them is executed."""
+    """They are refused, and nothing in them is executed."""
     from detection.d2 import engine
 
     path = tmp_path / "proposals.pkl"

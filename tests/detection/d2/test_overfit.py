@@ -1,9 +1,9 @@
-"""FCN-16s, trained to overfit: after a few hundred iterations it knows the images it was shown.
+"""FCN-16s trained to overfit a few images.
 
-It could not if training and evaluation disagreed about colors, class ids, strides or batch-norm
-statistics. Detectors are compared with plain Detectron2's trainings and detections instead, to the
-last bit (tests/detection/parity/test_plain_detectron2.py), and C4 learns so on the embedded engine
-(tests/detection/engine/test_trainer.py). The network starts at random and is narrow.
+It fails if training and evaluation disagree about colors, class ids, strides or batch-norm
+statistics. Detectors are instead compared bitwise with plain Detectron2
+(tests/detection/parity/test_plain_detectron2.py), and C4 overfits on the embedded engine
+(tests/detection/engine/test_trainer.py). The network is narrow and randomly initialized.
 """
 
 import pytest

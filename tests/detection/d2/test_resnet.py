@@ -1,4 +1,4 @@
-"""Every architecture that a contract can name, built by both engines and filled with one file."""
+"""ResNets of every architecture that a contract can name, built and loaded by both engines."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.detectron2, pytest.mark.usefixtures("detectron2")]
 
 
 class Arch(NamedTuple):
-    """A network, and whether Detectron2's own builder has it (at full width)."""
+    """Architecture, and whether Detectron2's own builder has it (at full width)."""
 
     depth: int
     stem: str = "imagenet"
@@ -93,12 +93,12 @@ SMALL = {
 
 
 def narrow(arch: Arch) -> Arch:
-    """An eighth of the channels; a group of a ResNeXt keeps at least one."""
+    """Reduce the channels to an eighth; a group of a ResNeXt keeps at least one."""
     return arch._replace(channels=arch.channels // 8, width=max(arch.width, 8))
 
 
 def network(arch: Arch) -> tv.ResNet:
-    """torchvision's own network of this kind, with statistics of its own."""
+    """Build torchvision's own network of an architecture, with random BN statistics."""
     torch.manual_seed(0)
     block = tv.Bottleneck if arch.depth >= 50 else tv.BasicBlock
     net = tv.ResNet(block, [1, 1, 1, 1], groups=arch.groups, width_per_group=arch.width)
@@ -115,7 +115,7 @@ def network(arch: Arch) -> tv.ResNet:
 
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory) -> dict[str, Converted]:
-    """Narrow networks, through the real conversion."""
+    """Narrow networks from the real conversion, by name."""
     folder = tmp_path_factory.mktemp("archs")
 
     def convert(arch: Arch) -> Converted:
@@ -131,7 +131,7 @@ def converted(tmp_path_factory) -> dict[str, Converted]:
 
 
 def contract_of(arch: Arch) -> InputContract:
-    """At full width, as convert/ recognizes it."""
+    """Return the contract of an architecture at full width, as convert/ recognizes it."""
     bottleneck = arch.depth >= 50
     return InputContract.of(
         pixel_mean=(1, 2, 3),
@@ -154,7 +154,7 @@ def contract_of(arch: Arch) -> InputContract:
 
 
 def config(contract: InputContract, task: str | None = None, **keys: Any) -> Any:
-    """Detectron2's configuration for these weights, as the plugin builds it."""
+    """Build Detectron2's config for these weights as the plugin does."""
     from detection.d2.config import check_transfer_config, transfer_defaults, with_builder
 
     cfg = transfer_defaults()
@@ -190,12 +190,20 @@ def shapes(state: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 @pytest.mark.parametrize("name", ARCHS)
 def test_at_full_width_both_engines_have_torchvisions_tensors(name: str) -> None:
+    """Detectron2's own builder is used wherever it has the network."""
+    from detection.d2.resnet import detectron2_has
+
     arch = ARCHS[name]
     contract = contract_of(arch)
     with torch.device("meta"):
         theirs = backbone(contract).state_dict()
         source = network(arch).state_dict()
     assert shapes(theirs) == shapes(target_tensors(contract))
+    cfg = config(contract, "FPN")
+    assert detectron2_has(cfg) == arch.detectron2s
+    own = "build_transfer_resnet_fpn_backbone"
+    expected = "build_resnet_fpn_backbone" if arch.detectron2s else own
+    assert cfg.MODEL.BACKBONE.NAME == expected
     trained = {key: value for key, value in theirs.items() if not first_rule(key, LEFT_AT_INIT)}
     assert shapes(trained) == shapes(
         {
@@ -242,24 +250,8 @@ def test_both_backbones_give_bitwise_equal_features_of_one_file(
         assert ours.strides[feature] == shape.stride
 
 
-def test_detectron2s_builder_is_taken_wherever_it_can() -> None:
-    from detectron2.modeling.backbone.resnet import BasicStem
-
-    from detection.d2.resnet import detectron2_has
-
-    for name, arch in ARCHS.items():
-        with torch.device("meta"):
-            cfg = config(contract_of(arch), "FPN")
-            net = backbone(contract_of(arch))
-        assert detectron2_has(cfg) == arch.detectron2s, name
-        own = "build_transfer_resnet_fpn_backbone"
-        expected = "build_resnet_fpn_backbone" if arch.detectron2s else own
-        assert cfg.MODEL.BACKBONE.NAME == expected, name
-        assert isinstance(net.stem, BasicStem) == (arch.stem == "imagenet")
-
-
 def test_our_builders_leave_to_detectron2_what_it_has(converted: dict[str, Converted]) -> None:
-    """Named by hand, they make its very networks: same names, same start."""
+    """Set explicitly, they build Detectron2's networks: equal names and initial weights."""
     contract = converted["resnet50"].contract
     for name in ("build_resnet_backbone", "build_resnet_fpn_backbone"):
         task = "FPN" if "fpn" in name else "C4"
@@ -268,7 +260,7 @@ def test_our_builders_leave_to_detectron2_what_it_has(converted: dict[str, Conve
         ours = detector(config(contract, task, **{"MODEL.BACKBONE.NAME": own})).state_dict()
         assert list(theirs) == list(ours)
         assert all(torch.equal(theirs[key], ours[key]) for key in theirs)
-    # What only Detectron2's has stays in what ours is a part of.
+    # Our builders keep the options that only Detectron2's backbone has.
     deformed = {"MODEL.RESNETS.DEFORM_ON_PER_STAGE": [False, False, False, True]}
     dilated = detector(config(contract, "dilated C5", **deformed)).state_dict()
     assert "backbone.bottom_up.res5.0.conv2_offset.weight" in dilated
@@ -305,7 +297,7 @@ def test_a_detector_of_each_task_is_built_filled_and_runs(
 def test_where_the_backbone_is_ours_both_engines_start_and_compute_alike(
     name: str, converted: dict[str, Converted]
 ) -> None:
-    """The C4 detector as a whole, random and filled: names, initial values, res4 and res5."""
+    """The whole C4 detector has equal names, initial weights, res4 and res5."""
     weights = converted[name]
     theirs = detector(config(weights.contract, "C4")).eval()
     cfg = default_task()
@@ -337,7 +329,7 @@ def test_freezing_covers_our_stem(converted: dict[str, Converted]) -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"MODEL.BACKBONE.NAME": "build_retinanet_resnet_fpn_backbone"}, "cannot be of ResNet-18"),
+        ({"MODEL.BACKBONE.NAME": "build_retinanet_resnet_fpn_backbone"}, "cannot build ResNet-18"),
         ({"MODEL.RESNETS.DEFORM_ON_PER_STAGE": [False, False, False, True]}, "set all to False"),
     ],
 )
@@ -350,7 +342,7 @@ def test_what_only_detectron2s_backbone_can_is_refused(
 
 @pytest.mark.slow
 def test_a_run_trains_our_backbone_on_detectron2(small_options, tmp_path) -> None:
-    """The whole command; its record keeps Detectron2's name of the builder."""
+    """The record of a run keeps Detectron2's name of the builder."""
     torch.save(network(ARCHS["resnet18 cifar"]).state_dict(), tmp_path / "cifar.pth")
     keys = {
         "MODEL.WEIGHTS": tmp_path / "cifar.pth",

@@ -1,4 +1,4 @@
-"""`detection.d2.setup`, the one call of a custom train_net.py; docs/guides/own_train_net.md."""
+"""`detection.d2.setup`, the call of a custom train_net.py (docs/guides/own_train_net.md)."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ SMALL = "configs/voc/faster_rcnn_R_18_C4_small.yaml"
 
 @pytest.fixture
 def configure(r18_file, voc_folder):
-    """Returns Detectron2's config after the call, for flags and overrides of the small task."""
+    """Return Detectron2's config after `setup`, for flags and overrides of the small task."""
     from detectron2.config import get_cfg
     from detectron2.engine import default_argument_parser
 
@@ -34,7 +34,7 @@ def configure(r18_file, voc_folder):
 
 
 def test_the_weights_contract_and_the_folder_set_the_keys(configure, r18_file):
-    """Then plain Detectron2: its config, catalog, model and checkpointer."""
+    """Plain Detectron2 then works: its config, catalog, model and checkpointer."""
     from detectron2.checkpoint import DetectionCheckpointer
     from detectron2.data import DatasetCatalog
     from detectron2.modeling import build_model
@@ -51,20 +51,17 @@ def test_the_weights_contract_and_the_folder_set_the_keys(configure, r18_file):
     assert torch.equal(model.backbone.res4[1].conv2.weight, stored)
 
 
-def test_the_weights_choose_the_builder(configure, narrow_r18_file):
-    """Detectron2's own has one width of ResNet-18."""
+def test_the_weights_choose_builder_and_preprocessing(configure, narrow_r18_file):
+    """Detectron2's own builder has only one width of ResNet-18."""
     cfg = configure("MODEL.RESNETS.RES2_OUT_CHANNELS", 16, weights=narrow_r18_file)
     assert cfg.MODEL.BACKBONE.NAME == "build_transfer_resnet_backbone"
     assert cfg.MODEL.RESNETS.STEM_OUT_CHANNELS == 16
-
-
-def test_random_weights_are_detectron2s_empty_name(configure):
     cfg = configure(weights="random")
     assert cfg.MODEL.WEIGHTS == "" and cfg.INPUT.FORMAT == "RGB"
 
 
 def test_other_names_in_detectron2s_catalog_stay_as_they_are(configure):
-    """Of several test splits, too; the class names are for the user's own evaluator to know."""
+    """Several test splits are kept as well; class names are the user's evaluator's concern."""
     from detectron2.data import DatasetCatalog
 
     DatasetCatalog.register("mine", lambda: [{"file_name": "a.jpg"}])
@@ -100,7 +97,7 @@ def test_evaluation_takes_the_config_beside_the_model(configure, tmp_path):
         (("SOLVER.LR", 1), "unknown key SOLVER.LR; the nearest is SOLVER.BASE_LR"),
         (("MODEL.ROI_HEADS.NUM_CLASSES", 20), "got 20, but shapes_test has 3 classes"),
         (("DATASETS.TEST", "('no_such',)"), "no_such is not in DATASETS.VOC_DIR"),
-        (("MODEL.WEIGHTS", "moco_v2_r50_800ep"), "opens no such name; give the file that"),
+        (("MODEL.WEIGHTS", "moco_v2_r50_800ep"), "cannot open this name; set the file that"),
         (("MODEL.WEIGHTS", ""), "MODEL.WEIGHTS is empty"),
     ],
 )
@@ -111,7 +108,7 @@ def test_a_contradiction_is_one_line(configure, opts, message):
 
 
 def test_a_checkpoint_that_is_not_converted_is_refused(configure, tmp_path):
-    """Detectron2's checkpointer would leave the backbone at random, with a warning."""
+    """Detectron2's checkpointer would only warn, and leave the backbone randomly initialized."""
     torch.save({"conv1.weight": torch.zeros(64, 3, 7, 7)}, tmp_path / "raw.pth")
     with pytest.raises(UserError, match=r"raw.pth: not a file that .*; convert the checkpoint"):
         configure(weights=tmp_path / "raw.pth")

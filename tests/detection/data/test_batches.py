@@ -29,19 +29,18 @@ from detection.data.mapper import (
 )
 from detection.data.pipeline import training_records
 from detection.data.records import PackedRecords
-from detection.datasets.images import read_image
 from moco.common.errors import DataError, UserError
 from tests.oracles import tiny_detector as tiny
 from tests.oracles.tiny_coco import write_coco
 
 
 def thing(box, kind=2, **more):
-    """An annotation of a corner box."""
+    """Return an annotation with an XYXY box."""
     return {"bbox": list(box), "bbox_mode": 0, "category_id": kind, **more}
 
 
 def record(folder, size, number=0, annotations=None, **more):
-    """An image of `size` = (width, height) with one object; `more` replaces its entries."""
+    """Write an image of `size` = (width, height) and return its record, updated by `more`."""
     path = folder / f"{number}.png"
     columns, rows = np.meshgrid(np.arange(size[0]), np.arange(size[1]))
     pixels = np.stack([columns * 2, rows * 2, np.full_like(rows, number)], axis=-1)
@@ -93,6 +92,8 @@ def test_boxes_follow_the_image(tmp_path):
     assert doubled["image"].shape == (3, 80, 120)
     assert torch.equal(load(one, Draw(0), "BGR")["image"], plain["image"].flip(0))
     assert (doubled["height"], doubled["width"]) == (40, 60)  # of the original, for the metric
+    with pytest.raises(DataError, match="60x40, but its annotation has 50x40"):
+        load(record(tmp_path, (60, 40), width=50), Draw(0))
 
 
 def test_boxes_are_clipped_and_empty_ones_dropped(tmp_path):
@@ -104,27 +105,6 @@ def test_boxes_are_clipped_and_empty_ones_dropped(tmp_path):
     none = load(record(tmp_path, (60, 40), annotations=[]), Draw(20))
     assert none["boxes"].shape == (0, 4) and none["classes"].shape == (0,)
     assert none["classes"].dtype == torch.int64
-
-
-def test_exif_orientation(tmp_path):
-    exif = Image.Exif()
-    exif[274] = 6  # to be turned by 90 degrees clockwise
-    pixels = np.zeros((2, 3, 3), dtype=np.uint8)
-    pixels[0, 0] = 255
-    Image.fromarray(pixels).save(tmp_path / "turned.png", exif=exif)
-    image = np.asarray(read_image(str(tmp_path / "turned.png")))
-    assert image.shape == (3, 2, 3)
-    assert image[0, 1].tolist() == [255, 255, 255]
-
-
-def test_bad_images_are_named(tmp_path):
-    with pytest.raises(DataError, match=r"missing\.jpg.*No such file"):
-        read_image(str(tmp_path / "missing.jpg"))
-    (tmp_path / "text.jpg").write_text("not an image")
-    with pytest.raises(DataError, match=r"text\.jpg: cannot be read"):
-        read_image(str(tmp_path / "text.jpg"))
-    with pytest.raises(DataError, match="60x40, its annotation says 50x40"):
-        load(record(tmp_path, (60, 40), width=50), Draw(0))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -139,7 +119,7 @@ def test_an_error_in_a_worker_stays_one_line(num_workers, tmp_path):
 
 
 def test_the_shuffled_stream():
-    """Whole permutations, one after the other, fixed by the seed."""
+    """The stream is a sequence of whole permutations, fixed by the seed."""
     indices = list(islice(shuffled_forever(5, seed=3), 15))
     generator = torch.Generator().manual_seed(3)
     expected = [torch.randperm(5, generator=generator).tolist() for _ in range(3)]
@@ -157,17 +137,14 @@ def plan(*sizes, **options):
     return list(islice(plan_batches(is_wide, indices, draw, rng=rng, **options), 40))
 
 
-def test_wide_and_tall_images_do_not_share_a_batch():
+def test_wide_and_tall_images_do_not_share_a_batch_and_none_is_lost():
     sizes = (3, 2), (2, 3), (3, 2), (2, 2), (2, 3)  # a square one counts as tall
     batches = plan(*sizes, batch_size=2)
     kinds = [{index in {0, 2} for index, _ in batch} for batch in batches]
     assert {True} in kinds and {False} in kinds and {True, False} not in kinds
-
-
-def test_grouping_loses_no_image():
     batches = plan(*[(3, 2), (2, 3), (4, 2)] * 4, batch_size=3)
     counts = np.bincount([index for batch in batches for index, _ in batch])
-    assert counts.min() >= counts.max() - 2  # the epoch that has begun, and those waiting
+    assert counts.min() >= counts.max() - 2  # the current epoch, and incomplete batches
 
 
 @pytest.mark.parametrize(
@@ -210,7 +187,7 @@ def test_workers_and_skipping_change_nothing(tmp_path):
 
 
 def test_random_numbers_continue_where_a_training_left_them(tmp_path):
-    """The images are those of the beginning."""
+    """The images are those of the beginning, with other augmentations."""
     records = [record(tmp_path, (40 + i, 60 - 5 * i), i) for i in range(5)]
 
     def shapes(number, **options):
@@ -241,7 +218,7 @@ def test_workers_outlive_a_stop_signal_but_not_their_batches(tmp_path):
 
 
 def test_packed_records_are_the_same_in_one_array():
-    """Of any number; each access makes them anew."""
+    """Each access unpickles a new record."""
     objects = [{"bbox": [0.5, 2], "counts": b"x"}]
     records = [{"image_id": i, "annotations": objects * i} for i in range(4)]
     packed = PackedRecords(records)
@@ -311,7 +288,9 @@ def test_masks_follow_the_image(tmp_path):
     one = record(tmp_path, (60, 40), annotations=[thing(box, segmentation=encoded)])
     bitmap = load(one, Draw(0, "horizontal"), masks="bitmask")["masks"]
     assert bitmap[0].nonzero().tolist() == [[4, 49]]
-    with pytest.raises(DataError, match=r"0\.png: has a mask in run lengths.*MASK_FORMAT bitmask"):
+    with pytest.raises(
+        DataError, match=r"0\.png: got a run-length encoded mask.*MASK_FORMAT to bitmask"
+    ):
         load(one, Draw(0), masks="polygon")
 
 
@@ -350,14 +329,16 @@ def test_labels_follow_the_image(tmp_path):
     labels = np.arange(40 * 60).reshape(40, 60) % 7
     Image.fromarray(labels.astype(np.uint8)).save(tmp_path / "labels.png")
     one["sem_seg_file_name"] = str(tmp_path / "labels.png")
-    augmentation = sem_seg.Augmentation((1.0, 1.0), True, 50, (9.0, 8.0, 7.0), 255)
+    augmentation = sem_seg.Augmentation((1.0, 1.0), True, 50, (9.2, 7.6, 7.0), 255)
     for order in ("RGB", "BGR"):
         mapper = LabelMapper(augmentation, order)
         whole = mapper(one, None)
         assert "sem_seg" not in whole and whole["image"].shape == (3, 40, 60)
         cut = mapper(one, sem_seg.Draw(1.0, True, (0.0, 0.99)))
         assert torch.equal(cut["image"][:, :40], whole["image"].flip(2)[:, :, 10:])
-        assert cut["image"][:, 40:, 0].T.tolist() == [[9, 8, 7]] * 10  # in the model's order
+        assert (
+            cut["image"][:, 40:, 0].T.tolist() == [[9, 8, 7]] * 10
+        )  # rounded, in the model's order
         assert cut["sem_seg"].dtype == torch.int64
         assert cut["sem_seg"][:40].tolist() == labels[:, ::-1][:, 10:].tolist()
         assert (cut["sem_seg"][40:] == 255).all()

@@ -66,7 +66,7 @@ def test_mapper_reads_the_corrupted_image_under_the_records_name(tmp_path, pixel
 
 @pytest.mark.slow
 def test_robustness_of_a_trained_model(engine, small_config, small_options, r18_file, tmp_path):
-    """All 15 are evaluated beside the run, which stays as it was; again, nothing is."""
+    """All 15 are evaluated once, in files next to the run, which stays as it was."""
     from benchmarks.robustness import main as robustness
     from detection.evaluation.metrics import ROBUSTNESS_NAME
 

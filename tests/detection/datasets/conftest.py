@@ -9,11 +9,11 @@ from detection.datasets.base import Split
 
 @pytest.fixture(autouse=True)
 def _nothing_was_read(fresh_cache) -> None:
-    """Files are rewritten in place here."""
+    """Clear the caches, because these tests rewrite files in place."""
 
 
 def read(name: str, **datasets: object) -> Split:
-    """A split, under keys of the node DATASETS."""
+    """Read a split with keys of the node DATASETS set."""
     cfg = default_task()
     cfg.DATASETS.update({key: str(value) for key, value in datasets.items()})
     return read_split(name, cfg)

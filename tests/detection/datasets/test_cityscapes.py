@@ -32,47 +32,29 @@ def theirs(monkeypatch):
     return module
 
 
-def by_name(records):
-    return sorted(records, key=lambda record: record["file_name"])
-
-
 @pytest.mark.detectron2
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_instances_are_detectron2s(split, theirs, shapely, root):
+@pytest.mark.parametrize("kind", ["instance_seg", "sem_seg"])
+def test_records_and_metadata_are_detectron2s(kind, split, theirs, shapely, root):
     from detectron2.data import MetadataCatalog
 
-    name = f"cityscapes_fine_instance_seg_{split}"
-    ours = read(name)
+    name, instances = f"cityscapes_fine_{kind}_{split}", kind == "instance_seg"
+    load = theirs.load_cityscapes_instances if instances else theirs.load_cityscapes_semantic
     folders = (f"{root}/cityscapes/leftImg8bit/{split}/", f"{root}/cityscapes/gtFine/{split}/")
-    records = theirs.load_cityscapes_instances(*folders)
-    assert list(ours.records) == by_name(records)
-    assert sum(len(record["annotations"]) for record in records) >= 4
-    meta = MetadataCatalog.get(name)
-    assert list(ours.classes) == meta.thing_classes == ours.metadata["thing_classes"]
-    assert ours.metadata["stuff_classes"] == meta.stuff_classes
-    assert ours.evaluator_type == meta.evaluator_type
+    ours, meta, records = read(name), MetadataCatalog.get(name), load(*folders)
+    assert list(ours.records) == sorted(records, key=lambda record: record["file_name"])
     assert (ours.metadata["image_dir"], ours.metadata["gt_dir"]) == folders
     assert meta.image_dir.endswith(f"cityscapes/leftImg8bit/{split}/")
-    assert ours.has_masks
-
-
-@pytest.mark.detectron2
-@pytest.mark.parametrize("split", ["train", "val"])
-def test_semantic_records_are_detectron2s(split, theirs, root):
-    from detectron2.data import MetadataCatalog
-
-    name = f"cityscapes_fine_sem_seg_{split}"
-    ours = read(name)
-    records = theirs.load_cityscapes_semantic(*ours_folders(ours))
-    assert list(ours.records) == by_name(records)
-    meta = MetadataCatalog.get(name)
-    assert list(ours.classes) == meta.stuff_classes
-    assert ours.metadata["ignore_label"] == meta.ignore_label == 255
-    assert ours.evaluator_type == "sem_seg"  # Detectron2's metric for it needs its file layout
-
-
-def ours_folders(split):
-    return split.metadata["image_dir"], split.metadata["gt_dir"]
+    assert ours.metadata["stuff_classes"] == meta.stuff_classes
+    assert ours.has_masks == instances
+    if instances:
+        assert sum(len(record["annotations"]) for record in records) >= 4
+        assert list(ours.classes) == meta.thing_classes == ours.metadata["thing_classes"]
+        assert ours.evaluator_type == meta.evaluator_type
+    else:
+        assert list(ours.classes) == meta.stuff_classes
+        assert ours.metadata["ignore_label"] == meta.ignore_label == 255
+        assert ours.evaluator_type == "sem_seg"  # Detectron2's metric for it needs its file layout
 
 
 def test_labels_are_cityscapesscripts():

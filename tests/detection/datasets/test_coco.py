@@ -41,7 +41,7 @@ def read_custom(file: Path, **datasets: object):
 
 
 def detectron2s(source, *keys: str) -> list:
-    """The records of Detectron2's own reader."""
+    """Return the records of Detectron2's own reader."""
     from detectron2.data.datasets.coco import load_coco_json
 
     name = f"copy_of_{source.json_file}"
@@ -131,7 +131,7 @@ def options(file: Path) -> list[str]:
 
 
 def in_run_lengths(*numbers: int, crowd: int = 0):
-    """An edit: these annotations' masks as uncompressed run lengths."""
+    """Return an edit that turns masks of annotations into uncompressed run lengths."""
 
     def edit(content):
         for row in content["annotations"]:
@@ -239,7 +239,7 @@ def test_images_in_several_places_or_none(tmp_path):
 
 
 def test_the_minival_files_of_2014_may_hold_an_annotation_twice(tiny, tmp_path, monkeypatch):
-    """As published; Detectron2 lets them pass, and nothing else."""
+    """The published files do, and Detectron2 accepts them."""
     shutil.copytree(tiny / "coco", tmp_path / "coco")
     monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
     for split in ("minival", "train"):

@@ -45,7 +45,7 @@ def test_each_bad_image_is_named(kind, folder, tmp_path, capsys):
             with tarfile.open(root / f"{part}.tar", "w") as tar:
                 for path in sorted(folder.iterdir())[part::3]:
                     tar.add(path, path.name)
-    assert main(["doctor", "--images", str(root)]) == 0, "it is not asked to decode"
+    assert main(["doctor", "--images", str(root)]) == 0, "without --verify nothing is decoded"
     capsys.readouterr()
     assert main(["doctor", "--images", str(root), "--verify"]) == 3
     wrong = [line for line in capsys.readouterr().out.splitlines() if "WRONG  images" in line]

@@ -63,7 +63,7 @@ def run(root: Path, served: Served, *arguments: str) -> int:
 
 
 def files(root: Path) -> set[str]:
-    """All but the lock."""
+    """Return the files below `root` except the lock."""
     found = {p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file()}
     return found - {"archives/.lock"}
 
@@ -89,11 +89,11 @@ def test_fetched_and_then_not_again(name, offer, root, capsys):
     assert not (root / "archives" / next(iter(contents))).exists()
     assert not any(".tmp-" in file or "archives/" in file for file in files(root))
     unhashed = [a.name for a in datasets()[name].archives if not a.hash]
-    assert ("not compared with a hash" in shown) == bool(unhashed)
+    assert ("no hash is published" in shown) == bool(unhashed)
 
     before = files(root)
-    offer.served.asked.clear()
-    assert run(root, offer.served, name) == 0 and not offer.served.asked
+    offer.served.requests.clear()
+    assert run(root, offer.served, name) == 0 and not offer.served.requests
     assert files(root) == before
     capsys.readouterr()
     assert main(["list", "--root", str(root)]) == 0
@@ -146,7 +146,7 @@ def test_no_space(keep, offer, root, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
     with pytest.raises(UserError, match="--root"):
         run(root, offer.served, "voc2007", *flags)
-    assert not root.exists() and not offer.served.asked
+    assert not root.exists() and not offer.served.requests
     free.free += 1
     assert run(root, offer.served, "voc2007", *flags) == 0
 
@@ -158,7 +158,7 @@ def test_archives_that_exist_are_used_and_kept(offer, root, capsys, monkeypatch)
         (root / "archives" / name).write_bytes(content)
     free = SimpleNamespace(free=sum(map(len, contents.values())))  # for what is in them
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
-    assert run(root, offer.served, "voc2007", "--keep") == 0 and not offer.served.asked
+    assert run(root, offer.served, "voc2007", "--keep") == 0 and not offer.served.requests
     assert "0:00 at" in capsys.readouterr().out
     assert {f"archives/{name}" for name in contents} <= files(root)
 
@@ -195,8 +195,8 @@ def test_files_in_the_way(offer, root):
     assert other.read_text() == "{}" and not (folder / "instances_train2017.json").exists()
     assert "archives/annotations_trainval2017.zip" in files(root)  # for the next call
     other.unlink()
-    offer.served.asked.clear()
-    assert run(root, offer.served, "coco2017") == 0 and not offer.served.asked
+    offer.served.requests.clear()
+    assert run(root, offer.served, "coco2017") == 0 and not offer.served.requests
     assert equal.stat() == before and set(contents)
 
 
@@ -238,7 +238,7 @@ def test_another_process_fetches(offer, root):
 
 
 def test_stopped_between_two_moves(offer, root, monkeypatch):
-    """What is not all there is not taken for present; the next call puts the rest there."""
+    """A partly moved archive does not count as present, and the next call moves the rest."""
     offer.dataset("voc2007")
     trainval = datasets()["voc2007"].archives[0]
     rename, left = Path.rename, 0
@@ -293,14 +293,14 @@ main(sys.argv[1:])
     left = files(root)
     assert f"archives/{TRAINVAL}" in left
     assert all(f.startswith(("archives/", "VOC2007/.tmp-")) for f in left) and len(left) > 5
-    offer.served.asked.clear()
+    offer.served.requests.clear()
     assert run(root, offer.served, "voc2007") == 0
-    assert [path for path, _ in offer.served.asked] == ["/VOCtest_06-Nov-2007.tar"]
+    assert [path for path, _ in offer.served.requests] == ["/VOCtest_06-Nov-2007.tar"]
     assert not any(".tmp-" in file for file in files(root))
 
 
 def test_the_facts_have_sources():
-    """What is published is compared; what comes without https has a hash; splits exist."""
+    """Sizes and hashes have a source, archives without https have a hash, and splits exist."""
     every = {archive for dataset in datasets().values() for archive in dataset.archives}
     for archive in every:
         assert archive.source or not (archive.size or archive.about or archive.hash), archive.name

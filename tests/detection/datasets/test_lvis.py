@@ -29,7 +29,7 @@ def root(tiny, monkeypatch) -> Path:
 
 @pytest.fixture
 def lvis_package(monkeypatch):
-    """The `lvis` package, or what Detectron2's reader uses of it: three indices of the file."""
+    """Provide the `lvis` package, or a substitute with what Detectron2's reader uses of it."""
     try:
         import lvis  # noqa: F401
     except ImportError:
@@ -37,7 +37,7 @@ def lvis_package(monkeypatch):
 
 
 class Index:
-    """As in lvis/lvis.py of the package."""
+    """The part of lvis/lvis.py that Detectron2's reader uses."""
 
     def __init__(self, path: str) -> None:
         content = json.loads(Path(path).read_text(encoding="utf-8"))

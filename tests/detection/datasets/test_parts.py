@@ -1,5 +1,4 @@
-"""Parts of splits: which images they have, what their metric sees, and that tuning leaves the test
-split alone."""
+"""Parts of splits: their images and metric; tuning never reads the test split."""
 
 import json
 from pathlib import Path

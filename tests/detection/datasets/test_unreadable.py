@@ -134,7 +134,7 @@ def test_on_two_processes(engine, arguments, images, tmp_path):
 
 
 def test_gray_of_16_bits_under_another_name(images):
-    """What no check of the dataset opens is refused when it is read, by both mappers alike."""
+    """Files that no check of the dataset opens are refused when they are read."""
     path = images / "JPEGImages" / "wide.jpg"
     Image.fromarray(np.full((4, 4), 999, dtype=np.uint16)).save(path, format="png")
     with pytest.raises(DataError) as error:

@@ -57,7 +57,7 @@ def test_coordinates_and_optional_elements(tmp_path):
 
 @pytest.mark.detectron2
 def test_records_are_detectron2s(tmp_path):
-    """The same dicts as Detectron2's own reader gives, on whole-number boxes inside."""
+    """Records equal those of Detectron2's reader for boxes of integers inside the image."""
     from detectron2.data.datasets.pascal_voc import load_voc_instances
 
     split = source(write_voc(tmp_path, {"train": 5})).read()

@@ -1,7 +1,7 @@
-"""fp16: losses are scaled; steps whose gradients overflow are skipped, counted and resumed.
+"""Training in fp16: losses are scaled; steps with overflowing gradients are skipped and counted.
 
-A detector in fp16 takes minutes on a CPU, so a network of one matrix stands in; a task in fp16 is
-refused there.
+A detector in fp16 takes minutes on a CPU, where such a task is refused, so the network is one
+matrix.
 """
 
 from itertools import repeat
@@ -20,7 +20,7 @@ SIZE, FACTOR = 8, 100.0
 
 
 class Matrix(nn.Module):
-    """Every entry's gradient is 800, which is at most 65504 in fp16, after it is scaled."""
+    """Network in which every gradient is 800; scaled, it must not exceed 65504 in fp16."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ def trainer(task_cfg: Any, precision: str = "fp16") -> Trainer:
     cfg = task_cfg.clone()
     cfg.defrost()
     cfg.SOLVER.PRECISION, cfg.SOLVER.MAX_ITER, cfg.SOLVER.BASE_LR = precision, 200, 1e-5
-    # Larger than the gradient, smaller than the scaled one.
+    # The limit is between the gradient and the scaled gradient.
     cfg.SOLVER.CLIP_GRADIENTS.update({"ENABLED": True, "CLIP_TYPE": "value", "CLIP_VALUE": 1000.0})
     cfg.freeze()
     torch.manual_seed(0)
@@ -42,7 +42,7 @@ def trainer(task_cfg: Any, precision: str = "fp16") -> Trainer:
 
 
 def test_steps_that_overflow_are_skipped_and_counted(task_cfg, tmp_path):
-    """From a scale of 65536 it takes ten halvings to 64, with which 800 is finite."""
+    """Ten halvings of the scale 65536 give 64, with which the gradient is finite."""
     one = trainer(task_cfg)
     one.folder = tmp_path
     moved = []
@@ -52,7 +52,7 @@ def test_steps_that_overflow_are_skipped_and_counted(task_cfg, tmp_path):
         moved.append(not torch.equal(before, one.model.matrix.weight))
     assert moved == [False] * 10 + [True] * 3
     assert (one.skipped, one.scaler.get_scale()) == (10, 64.0)
-    # The gradient is that of the loss, and was clipped as such.
+    # The gradient is unscaled before it is clipped.
     assert torch.allclose(one.model.matrix.weight.grad, torch.full((SIZE, SIZE), SIZE * FACTOR))
 
     path = one.save(12)

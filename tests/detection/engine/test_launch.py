@@ -1,6 +1,9 @@
-"""How processes are counted, and how their result or first error comes back."""
+"""Processes of a job: their number, their norms, and their result or first error."""
 
+import os
 import signal
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ from torch import nn
 
 from detection.config.task import default_task
 from detection.embedded.layers import FrozenBatchNorm, NaiveSyncBatchNorm, freeze, norm_layer
+from detection.engine import launch
 from detection.engine.job import ONE_PROCESS, Job, Processes, check_processes, torchrun_processes
 from detection.engine.launch import read_outcome, report
 from detection.engine.resuming import iterations_before, set_iterations
@@ -42,7 +46,7 @@ def test_processes_of_torchrun(monkeypatch):
     processes = torchrun_processes()
     assert processes == Processes(4, 2, 1, started=True)
     assert processes.world_size == 8
-    check_processes(merge(default_task(), {"MODEL.DEVICE": "cpu"}), processes)  # needs no address
+    check_processes(merge(default_task(), {"MODEL.DEVICE": "cpu"}), processes)
 
 
 @pytest.mark.parametrize(
@@ -63,14 +67,14 @@ def test_which_batch_norm_is_synchronized_how(device, number, names):
     }
     for wanted, name in {**names, "GN": "GN"}.items():
         keys = {"MODEL.DEVICE": device, "MODEL.FPN.NORM": wanted}
-        given = with_process_norms(merge(default_task(), keys), number)
-        assert given.MODEL.FPN.NORM == name
+        cfg = with_process_norms(merge(default_task(), keys), number)
+        assert cfg.MODEL.FPN.NORM == name
         assert type(norm_layer(name)(32)) is classes[name]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_synchronized_batch_norm_has_its_statistics_in_single_precision(dtype, monkeypatch):
-    """As if the other process had the same images; the mean is 20 times the deviation."""
+    """Statistics of images with mean 20 times the deviation are exact in low precision."""
     monkeypatch.setattr("moco.common.distributed.world_size", lambda: 2)
     monkeypatch.setattr("detection.embedded.layers.differentiable_all_reduce", lambda x: 2 * x)
     torch.manual_seed(0)
@@ -156,3 +160,17 @@ def test_the_main_processs_result_comes_back_whole(tmp_path):
     for rank, own in ((0, result), (1, other)):
         report(JOB, lambda *_, own=own: own, tmp_path / "o", rank=rank, local_rank=rank)
     assert read_outcome(tmp_path / "o") == result
+
+
+def first_dies(local_rank: int, *_: object) -> None:
+    if local_rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+@pytest.mark.slow
+def test_a_death_that_no_other_process_reported_is_the_runs_error(monkeypatch):
+    """Their parent may see that a process died before the others miss its connection."""
+    monkeypatch.setattr(launch, "_in_process", first_dies)
+    with pytest.raises(LostProcess, match=r"process 0 of this run died \(SIGKILL\).*--resume"):
+        launch.run(replace(JOB, processes=Processes(2)))

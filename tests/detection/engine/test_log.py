@@ -1,4 +1,4 @@
-"""Lines of metrics.json are those of Detectron2's own storage and writer."""
+"""Parity of metrics.json with Detectron2's storage and writer."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ NAMES = ("loss", "now_and_then", "rare", "latest")
 
 
 def logged(iteration: int) -> dict[str, tuple[float, bool]]:
-    """What a model logs in an iteration, and whether lines are smoothed over it."""
+    """Return the scalars that a model logs in an iteration, and whether they are smoothed."""
     rng = np.random.RandomState(iteration)
     values = {"loss": (float(rng.rand()), True), "latest": (float(rng.rand()), False)}
     if iteration % 6 == 2:
@@ -51,13 +51,13 @@ def test_lines_are_detectron2s(tmp_path, detectron2):
                 writer.write()
     train(StepLog(tmp_path / "ours", MAX_ITER), 0, MAX_ITER)
     theirs = sorted(lines(tmp_path / "theirs"), key=lambda line: line["iteration"])
-    assert lines(tmp_path / "ours") == theirs  # Detectron2's are in the order of the names
+    assert lines(tmp_path / "ours") == theirs  # Detectron2 sorts them by name.
     assert {"now_and_then", "rare"} <= set().union(*lines(tmp_path / "ours"))
 
 
 @pytest.mark.parametrize(("stop", "killed"), [(25, 43), (20, 41), (31, 31), (39, 40)])
 def test_a_resumed_run_writes_each_line_once(stop, killed, tmp_path):
-    """Stopped after some iterations, and killed later, so that lines are written again."""
+    """A run that is stopped and later killed writes some lines again, but none twice."""
     for name in ("straight", "resumed"):
         (tmp_path / name).mkdir()
     train(StepLog(tmp_path / "straight", MAX_ITER), 0, MAX_ITER)

@@ -1,4 +1,4 @@
-"""PreciseBN over ranks: every rank ends with the statistics of all images together."""
+"""PreciseBN on several ranks: every rank gets the statistics of all images."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ SIZES = {0: [(8, 8), (16, 12), (8, 24)], 1: [(32, 8), (8, 8), (16, 16)]}
 
 
 def batches(rank: int) -> list[torch.Tensor]:
-    """Images of other sizes and another distribution on every rank."""
+    """Return images whose sizes and distribution differ between ranks."""
     generator = torch.Generator().manual_seed(10 + rank)
     return [
         torch.randn(2, 3, *size, generator=generator) * (1 + rank) + 3 * rank
@@ -29,7 +29,7 @@ def statistics(model: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def estimate(upstream: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Re-estimate the statistics of this rank."""
+    """Estimate the statistics of this rank, and combine them unless `upstream`."""
     from detectron2.engine.hooks import PreciseBN
 
     from detection.engine.precise_bn import combine_statistics, count_values
@@ -44,7 +44,7 @@ def estimate(upstream: bool) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def of_all_pixels() -> tuple[torch.Tensor, torch.Tensor]:
-    """By hand: mean and variance of the convolution's output over every pixel of both ranks."""
+    """Compute mean and variance of the convolution's output over all pixels of both ranks."""
     conv = network()[0]
     with torch.no_grad():
         values = [conv(batch) for rank in SIZES for batch in batches(rank)]
@@ -64,7 +64,7 @@ def test_ranks_end_alike_and_right(detectron2):
 @pytest.mark.detectron2
 @pytest.mark.slow
 def test_upstream_ends_differently_on_every_rank(detectron2):
-    """facebookresearch/detectron2#5398; when this fails, the combination is not needed any more."""
+    """Once facebookresearch/detectron2#5398 is fixed, the combination is not needed."""
     (mean, _), (other, _) = run_on(2, estimate, True)
     assert (mean - other).abs().max() > 0.5
 

@@ -1,4 +1,4 @@
-"""Schedule and clipping against values written out."""
+"""Schedules and gradient clipping against values computed by hand."""
 
 import math
 
@@ -40,7 +40,7 @@ def test_the_papers_24k_schedule():
 
 
 def test_half_a_cosine():
-    """From the start of the training, times nothing but the warm-up, to BASE_LR_END."""
+    """The cosine starts with the training and ends at BASE_LR_END."""
     cosine = {"LR_SCHEDULER_NAME": "WarmupCosineLR", "BASE_LR": 0.5, "BASE_LR_END": 0.1}
     schedule = build_schedule(solver(MAX_ITER=8, WARMUP_ITERS=2, WARMUP_FACTOR=0.2, **cosine))
     wave = [0.6 + 0.4 * math.cos(math.pi * i / 8) for i in range(8)]
@@ -48,8 +48,17 @@ def test_half_a_cosine():
     assert [schedule(i / 8) for i in range(8)] == pytest.approx(expected)
     group = {"params": [nn.Parameter(torch.zeros(1))], "lr": 0.5, "initial_lr": 0.05}
     optimizer = torch.optim.SGD([group])
-    set_learning_rate(optimizer, schedule(0.5))  # of the layer's own rate
+    set_learning_rate(optimizer, schedule(0.5))  # The group has its own rate.
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05 * 0.6)
+
+
+def test_a_power_of_what_remains():
+    """After the warm-up it is mmsegmentation's `poly`, which begins with the training, too."""
+    poly = {"LR_SCHEDULER_NAME": "WarmupPolyLR", "POLY_LR_POWER": 0.9}
+    schedule = build_schedule(solver(MAX_ITER=8, WARMUP_ITERS=2, WARMUP_FACTOR=0.2, **poly))
+    left = [(1 - i / 8) ** 0.9 for i in range(8)]
+    expected = [0.2, (0.2 + left[2]) / 2, *left[2:]]
+    assert [schedule(i / 8) for i in range(8)] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a run starts from: equal for equal seeds, whatever the weights; other seeds differ."""
+"""Digests of a run's start: equal for equal seeds, different for different seeds."""
 
 import json
 
@@ -38,7 +38,7 @@ def test_a_batch_is_its_images_however_their_channels_are_ordered():
     assert batch_digest([sample] * 2) != batch_digest([sample])
 
 
-def test_the_head_is_what_no_file_gave():
+def test_the_head_is_the_newly_initialized_tensors():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
     every = head_digests(model, None)
     assert set(every) == {n for n in model.state_dict() if "num_batches" not in n}
@@ -53,7 +53,7 @@ def test_a_resumed_run_continues_the_file(tmp_path):
     first, part = StartFile(straight, {"x": "1"}), StartFile(resumed, {"x": "1"})
     for number in range(FIRST_BATCHES + 3):
         first.add(batch(number))
-    for number in range(5):  # killed after 5 iterations; its checkpoint is of 3
+    for number in range(5):  # Killed after 5 iterations, with a checkpoint after 3.
         part.add(batch(number))
     part = StartFile(resumed, {"x": "2"}, done=3)
     for number in range(3, FIRST_BATCHES + 1):
@@ -74,9 +74,6 @@ def test_records_with_and_without_it(tmp_path):
     del fields["start"]
     path.write_text(json.dumps(fields))
     assert read_record(path).start is None
-    for wrong in ([], {"head": {"x": 1}}, {"batches": "2"}):
-        with pytest.raises(ValueError, match="start"):
-            record(start=wrong)
 
 
 @pytest.mark.slow
@@ -98,7 +95,7 @@ def test_equal_seeds_start_equally(tmp_path):
 
 @pytest.mark.slow
 def test_a_frozen_backbone_stays_as_it_was(tmp_path, small_config, small_options, engine):
-    """Stem to res4 with their statistics of a ResNet-18; the record has both digests."""
+    """Stem to res4 of a ResNet-18 are frozen with their statistics."""
     out = tmp_path / "run"
     keys = ["MODEL.WEIGHTS", "random", "MODEL.BACKBONE.FREEZE_AT", "4", "OUTPUT_DIR", str(out)]
     main(["--config-file", small_config, "--engine", engine, *small_options, *keys])
@@ -118,7 +115,7 @@ def test_frozen_tensors_are_those_of_the_backbone_that_do_not_train():
     assert frozen_digest(model) is None
     model.backbone[0].requires_grad_(False)
     assert frozen_digest(model)["tensors"] == 2
-    model.backbone[1].requires_grad_(False)  # its statistics have to stay, too
+    model.backbone[1].requires_grad_(False)  # Its statistics are frozen as well.
     before = frozen_digest(model)
     assert before["tensors"] == 7
     model.backbone[2].weight.data.add_(1)
@@ -127,6 +124,6 @@ def test_frozen_tensors_are_those_of_the_backbone_that_do_not_train():
     start = {"head": {}, "batches": [], "frozen": before}
     check_frozen(start, frozen_digest(model))
     assert start["frozen"]["sha256_after"] == before["sha256"]
-    model.backbone(torch.rand(1, 3, 4, 4))  # in training mode the statistics move
+    model.backbone(torch.rand(1, 3, 4, 4))  # Training mode updates the statistics.
     with pytest.raises(RuntimeError, match="frozen"):
         check_frozen({**start, "frozen": before}, frozen_digest(model))

@@ -4,7 +4,6 @@ import importlib
 import json
 import math
 import os
-import pickle
 
 import numpy as np
 import pytest
@@ -32,7 +31,7 @@ MASKS = CfgNode({"MODEL": {"MASK_ON": True, "KEYPOINT_ON": False}})
 
 
 def cityscapes(root, images):
-    """A split in Cityscapes' layout; per image a list of (class name, box, is a group)."""
+    """Write a split in Cityscapes' layout; per image a list of (class name, box, is a group)."""
     gt_dir = root / "gtFine" / "val"
     records, truth = [], {}
     for index, objects in enumerate(images):
@@ -60,8 +59,8 @@ def cityscapes(root, images):
     )
 
 
-def said(*found):
-    """A prediction from (class name, box, score) triples, each mask filling its box."""
+def predicted(*found):
+    """Build a prediction from (class name, box, score) triples, each mask filling its box."""
     rows = [(box, score, CLASSES.index(name)) for name, box, score in found]
     return with_masks(instances(*rows), H, W)
 
@@ -96,7 +95,7 @@ A, B, C = (10, 20, 60, 60), (80, 20, 130, 60), (140, 20, 190, 60)
 )
 def test_by_hand(tmp_path, found, ap, ap50):
     split = cityscapes(tmp_path, [[("car", A, False), ("car", B, False)]])
-    metrics = measure(split, [said(*found)], tmp_path / "out")
+    metrics = measure(split, [predicted(*found)], tmp_path / "out")
     assert (metrics["segm/AP"], metrics["segm/AP50"]) == pytest.approx((ap, ap50))
     assert metrics["segm/AP-car"] == metrics["segm/AP"]  # the only class that occurs
     assert math.isnan(metrics["segm/AP-bus"])
@@ -105,7 +104,7 @@ def test_by_hand(tmp_path, found, ap, ap50):
 def test_groups_and_void_do_not_count(tmp_path):
     split = cityscapes(tmp_path, [[("car", A, False), ("car", B, True)]])
     void = ("car", (0, 0, 100, 5), 0.99)
-    metrics = measure(split, [said(void, ("car", B, 0.95), ("car", A, 0.9))], tmp_path / "out")
+    metrics = measure(split, [predicted(void, ("car", B, 0.95), ("car", A, 0.9))], tmp_path / "out")
     assert metrics["segm/AP"] == pytest.approx(100)
 
 
@@ -113,7 +112,7 @@ def test_detections_inside_a_group_alone(tmp_path):
     """The person is missed, and the only detection of its class does not count."""
     objects = [("person", (20, 20, 60, 60), False), ("person", (100, 20, 180, 100), True)]
     split = cityscapes(tmp_path, [[*objects, ("car", (20, 70, 90, 110), False)]])
-    found = said(("person", (110, 30, 150, 90), 0.9), ("car", (20, 70, 90, 110), 0.8))
+    found = predicted(("person", (110, 30, 150, 90), 0.9), ("car", (20, 70, 90, 110), 0.8))
     metrics = measure(split, [found], tmp_path / "inference")
     assert metrics["segm/AP-person"] == 0
     assert metrics["segm/AP-car"] == 100
@@ -121,7 +120,7 @@ def test_detections_inside_a_group_alone(tmp_path):
 
 def test_a_split_without_instances_is_nan(tmp_path, recwarn):
     split = cityscapes(tmp_path, [[]])
-    assert all(map(math.isnan, measure(split, [said()], tmp_path / "out").values()))
+    assert all(map(math.isnan, measure(split, [predicted()], tmp_path / "out").values()))
     assert not [w for w in recwarn if issubclass(w.category, RuntimeWarning)]
 
 
@@ -142,13 +141,13 @@ def made_up(tmp_path, seed):
                 moved = box + rng.normal(0, 2, 4)
                 found.append((name, moved, round(float(rng.random()), 1)))
         images.append(objects)
-        predictions.append(said(*found))
+        predictions.append(predicted(*found))
     return cityscapes(tmp_path, images), predictions
 
 
 @pytest.fixture
 def aliases(monkeypatch):
-    """The package as Detectron2 imports it, with what today's numpy lacks."""
+    """Provide the package as Detectron2 imports it, with what today's numpy lacks."""
     metric = importlib.import_module(_METRIC)
     alias_package(monkeypatch, "helpers.labels", f"evaluation.{_METRIC.rsplit('.', 1)[1]}")
     monkeypatch.setattr(np, "in1d", lambda a, b: np.isin(np.ravel(a), b), raising=False)
@@ -195,22 +194,13 @@ def test_nothing_is_printed_or_left_behind(tmp_path, capfd, monkeypatch):
     assert {row["image_id"] for row in rows} <= {r["image_id"] for r in split.records}
 
 
-def test_extending_equals_one_process(tmp_path):
-    split, predictions = made_up(tmp_path, 4)
-    parts = [build_evaluator(split, MASKS, tmp_path / "a") for _ in range(2)]
-    for index, pair in enumerate(zip(split.records, predictions, strict=True)):
-        parts[index % 2].add(*pair)
-    parts[0].extend(pickle.loads(pickle.dumps(parts[1])))
-    assert repr(parts[0].evaluate()) == repr(measure(split, predictions, tmp_path / "b"))
-
-
 def test_faults_of_the_engine(tmp_path):
     split = cityscapes(tmp_path, [[("car", A, False)], []])
     evaluator = build_evaluator(split, MASKS, tmp_path / "out")
     evaluator.add(split.records[0], empty_prediction())
     with pytest.raises(ValueError, match="1 images"):
         evaluator.evaluate()
-    prediction = said(("car", A, 0.9))
+    prediction = predicted(("car", A, 0.9))
     del prediction["masks"]
     with pytest.raises(ValueError, match="masks"):
         evaluator.add(split.records[1], prediction)

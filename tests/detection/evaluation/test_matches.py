@@ -6,30 +6,20 @@ import zipfile
 import numpy as np
 import pytest
 
-from detection.datasets.voc import GroundTruth
 from detection.evaluation import coco, voc
 from detection.evaluation.matches import read_matches, write_matches
 from detection.evaluation.metrics import MATCHES_NAME
 from moco.common.errors import DataError
 from tests.detection.evaluation.test_coco import evaluator, lvis_annotations, ours
+from tests.detection.evaluation.test_voc import NAMES, random_case
 from tests.oracles.tiny_instances import answers, coco_annotations, coco_split
 
 
-def voc_evaluator(folder, year, images=30, classes=4, seed=0):
-    """Of random objects, some difficult, and of detections around most of them."""
-    random, truth, found = np.random.default_rng(seed), {}, {}
-    for i in range(images):
-        R = random.integers(0, 5)
-        corner = random.uniform(1, 200, (R, 2))
-        boxes = np.hstack([corner, corner + random.uniform(20, 90, (R, 2))])
-        ids, hard = random.integers(0, classes - 1, R), random.random(R) < 0.2
-        truth[f"im{i}"] = GroundTruth(boxes, ids, hard)
-        near = np.repeat(boxes, 3, axis=0) + random.normal(0, 6, (3 * R, 4))
-        wrong = np.where(random.random(3 * R) < 0.2, classes - 1, np.repeat(ids, 3))
-        scores = random.random(3 * R).round(2).astype(np.float32)
-        found[f"im{i}"] = {"boxes": near.astype(np.float32), "scores": scores, "classes": wrong}
-    result = voc.VOCEvaluator("tiny", [f"c{i}" for i in range(classes)], truth, year, folder)
-    for image_id, prediction in found.items():
+def voc_evaluator(folder, year):
+    truth, found = random_case(0, absent=True)
+    result = voc.VOCEvaluator("tiny", NAMES, truth, year, folder)
+    for image_id, boxes, scores, classes in found:
+        prediction = {"boxes": boxes, "scores": scores, "classes": classes}
         result.add({"image_id": image_id}, prediction)
     return result
 
@@ -39,35 +29,36 @@ def test_voc_ap_again(tmp_path, year):
     own = voc_evaluator(tmp_path, year)
     metrics = own.evaluate()
     stored = read_matches(tmp_path / MATCHES_NAME)
-    assert (stored.metric, len(stored.images)) == (f"voc_{year}", 30)
+    assert (stored.metric, len(stored.images)) == (f"voc_{year}", 40)
     again = voc.summarize(stored.kinds["bbox"], own.class_names, year)
     assert all(np.array_equal(again[n], metrics[n], equal_nan=True) for n in metrics)
     assert 0 < metrics["bbox/AP"] < metrics["bbox/AP50"] < 100
     matches = stored.kinds["bbox"]
     assert matches.ignored.any() and not (matches.true & matches.ignored).any()
     assert matches.scores.tolist() == sorted(matches.scores[matches.of_class(0)])[::-1] + [
-        score for c in (1, 2, 3) for score in sorted(matches.scores[matches.of_class(c)])[::-1]
+        score for c in range(1, 5) for score in sorted(matches.scores[matches.of_class(c)])[::-1]
     ]
 
 
 @pytest.mark.parametrize("package", ["hotcoco", "pycocotools"])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_coco_ap_again(tmp_path, monkeypatch, package, seed):
+@pytest.mark.parametrize("seed, keypoints", [(0, 0), (1, 0), (3, 17)])
+def test_coco_ap_again(tmp_path, monkeypatch, package, seed, keypoints):
     pytest.importorskip(package)
     if package == "pycocotools":
         monkeypatch.setitem(sys.modules, "hotcoco", None)
         monkeypatch.setattr(coco, "_coco_package", lambda: "pycocotools")
-    content = coco_annotations(seed, classes=4, keypoints=0)
+    content = coco_annotations(seed, classes=1 if keypoints else 4, keypoints=keypoints)
     first = min(annotation["id"] for annotation in content["annotations"])
     for annotation in content["annotations"]:
         annotation["id"] -= first  # one has the id 0, which the packages take differently
     split = coco_split(tmp_path / "tiny.json", content)
-    metrics = ours(split, answers(split, content, seed), ["bbox", "segm"], tmp_path)
+    kinds = ["bbox", "keypoints" if keypoints else "segm"]
+    metrics = ours(split, answers(split, content, seed, keypoints=keypoints), kinds, tmp_path)
     stored = read_matches(tmp_path / "ours" / MATCHES_NAME)
     assert stored.metric == "coco" and stored.images == tuple(
         str(image["id"]) for image in sorted(content["images"], key=lambda image: image["id"])
     )
-    for kind in ("bbox", "segm"):
+    for kind in kinds:
         again = coco.summarize(stored.kinds[kind])
         assert again == {name: metrics[f"{kind}/{name}"] for name in again} and again["AP"] > 0
 
@@ -92,16 +83,6 @@ def test_lvis_ap_again(tmp_path, monkeypatch, most, seed):
     assert most < 300 or matches.ignored.any()
     assert sorted(stored.kinds) == ["bbox", "segm"]
     assert len(stored.kinds["bbox"].scores) < sum(len(p["scores"]) for p in predictions)
-
-
-def test_coco_keypoints_again(tmp_path):
-    content = coco_annotations(3, classes=1, keypoints=17)
-    split = coco_split(tmp_path / "people.json", content)
-    predictions = answers(split, content, 4, keypoints=17)
-    metrics = ours(split, predictions, ["bbox", "keypoints"], tmp_path)
-    stored = read_matches(tmp_path / "ours" / MATCHES_NAME)
-    again = coco.summarize(stored.kinds["keypoints"])
-    assert again["AP"] == metrics["keypoints/AP"] > 0
 
 
 def test_without_predictions_there_are_objects_alone(tmp_path):
@@ -133,7 +114,7 @@ def test_what_is_no_file_of_matches_is_refused(tmp_path, monkeypatch):
     with zipfile.ZipFile(path) as archive, zipfile.ZipFile(other, "w") as made:
         for info in archive.infolist():
             content = archive.read(info)
-            made.writestr(info.filename, content.replace(b"(30,)", b"(10000000000,)"))
+            made.writestr(info.filename, content.replace(b"(40,)", b"(10000000000,)"))
     for content in (other.read_bytes(), path.read_bytes()[:-40], b"", b"PK"):
         other.write_bytes(content)
         with pytest.raises(DataError):

@@ -1,4 +1,4 @@
-"""What a record may hold as a number, and how it is shown."""
+"""Numbers that a record may store, and how they are shown."""
 
 import pytest
 

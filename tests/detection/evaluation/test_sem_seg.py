@@ -2,14 +2,15 @@
 
 import importlib
 import math
-import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from detection.config.task import default_task
 from detection.datasets.labels import read_labels
+from detection.evaluation.metrics import for_record
 from detection.evaluation.sem_seg import SemSegEvaluator
 from moco.common.errors import DataError
 
@@ -25,7 +26,7 @@ def write_labels(path: Path, labels, palette=True) -> str:
 
 
 def case(folder: Path, seed: int, classes: int, absent: tuple[int, ...] = (), images: int = 3):
-    """Records with label maps that hold 255, and predictions that are right for the most part."""
+    """Write label maps that contain 255; return records and mostly right predictions."""
     rng = np.random.default_rng(seed)
     records, predictions = [], []
     for index in range(images):
@@ -68,14 +69,66 @@ def test_equals_detectron2s(tmp_path, absent):
         theirs.process([record], [{"sem_seg": scores.permute(2, 0, 1)}])
     expected = theirs.evaluate()["sem_seg"]
     assert 20 < mine["sem_seg/mIoU"] < 90
-    assert sum(map(math.isnan, mine.values())) == len(absent)
+    # Predicted and absent: 0 here, and not a number there.
+    assert [mine.pop(f"sem_seg/IoU-{names[i]}") for i in absent] == [0.0] * len(absent)
+    assert all(math.isnan(expected.pop(f"IoU-{names[i]}")) for i in absent)
+    if absent:
+        own = mine["sem_seg/mIoU"]
+        mine["sem_seg/mIoU"] = mine.pop("sem_seg/mIoU_detectron2")
+        assert own == pytest.approx(mine["sem_seg/mIoU"] * 4 / 6)
     names = [f"sem_seg/{name}" for name in ("mIoU", "fwIoU", "mACC", "pACC")]
     assert set(mine) == {*names, *(f"sem_seg/{n}" for n in expected if n.startswith("IoU-"))}
     assert mine == pytest.approx(
         {name: float(expected[name.removeprefix("sem_seg/")]) for name in mine},
         rel=1e-14,
-        nan_ok=True,
     )
+
+
+def mmsegmentations(records, predictions, num_classes):
+    """Compute mIoU by histograms of each image, as mmseg/evaluation/metrics/iou_metric.py does."""
+    intersections = unions = np.zeros(num_classes)
+    edges = np.arange(num_classes + 1)
+    for record, predicted in zip(records, predictions, strict=True):
+        truth = read_labels(record["sem_seg_file_name"])
+        predicted, truth = predicted[truth != 255], truth[truth != 255]
+        areas = [
+            np.histogram(values, edges)[0]
+            for values in (predicted[predicted == truth], predicted, truth)
+        ]
+        intersections = intersections + areas[0]
+        unions = unions + areas[1] + areas[2] - areas[0]
+    with np.errstate(invalid="ignore"):
+        return 100 * np.nanmean(intersections / unions)
+
+
+@pytest.mark.parametrize("absent", [(), (2, 4)], ids=["all present", "two absent"])
+def test_equals_mmsegmentations(tmp_path, absent):
+    """On a full set all definitions are equal; on a subset a class predicted but absent is 0."""
+    records, predictions = case(tmp_path, 1, 6, absent)
+    for seen in (predictions, [np.where(p == 4, 0, p) for p in predictions]):
+        metrics = ours(records, seen, [f"class{i}" for i in range(6)])
+        expected = mmsegmentations(records, seen, 6)
+        assert metrics["sem_seg/mIoU"] == pytest.approx(expected, rel=1e-14)
+        assert ("sem_seg/mIoU_detectron2" in metrics) == bool(absent)
+        notes = for_record(metrics, ["sem_seg"])[1]
+        assert any("mmsegmentation" in note for note in notes) == bool(absent)
+
+
+def test_reduced_label_maps_give_another_number(tmp_path):
+    """Small objects vanish from a reduced label map, and with them the errors on them."""
+    truth = np.zeros((64, 64), int)
+    truth[3::8, 3::8] = 1
+    name = write_labels(tmp_path / "a.png", truth)
+    record = {"file_name": "a.jpg", "sem_seg_file_name": name}
+    predicted = np.where(np.arange(64) < 32, truth, 0)
+    found = {}
+    for side in (0, 8):
+        evaluator = SemSegEvaluator("ab", 255, side)
+        evaluator.add(record, {"sem_seg": predicted})
+        found[side] = evaluator.evaluate()
+    assert found[0]["sem_seg/IoU-b"] == pytest.approx(50)
+    assert found[8]["sem_seg/mIoU"] == 100.0 and math.isnan(found[8]["sem_seg/IoU-b"])
+    assert default_task().TEST.SEM_SEG_REDUCED_SIZE == 0
 
 
 def test_equals_cityscapes_average(tmp_path):
@@ -116,13 +169,14 @@ def test_by_hand(tmp_path):
     expected = {
         "IoU-a": 200 / 3,
         "IoU-b": 50,
-        "mIoU": 350 / 6,
+        "mIoU": 350 / 9,
+        "mIoU_detectron2": 350 / 6,
         "fwIoU": 350 / 6,
         "mACC": 200 / 3,
         "pACC": 200 / 3,
     }
     assert {n: metrics[f"sem_seg/{n}"] for n in expected} == pytest.approx(expected)
-    assert math.isnan(metrics["sem_seg/IoU-c"])
+    assert metrics["sem_seg/IoU-c"] == 0  # predicted once, and nowhere true
 
 
 def test_nothing_counted_is_nan(tmp_path):
@@ -131,15 +185,6 @@ def test_nothing_counted_is_nan(tmp_path):
         [{"file_name": "a.jpg", "sem_seg_file_name": name}], [np.zeros((3, 4), int)], "ab"
     )
     assert all(map(math.isnan, metrics.values()))
-
-
-def test_extending_equals_one_process(tmp_path):
-    records, predictions = case(tmp_path, 3, 4)
-    parts = [SemSegEvaluator("abcd", 255) for _ in range(2)]
-    for index, (record, predicted) in enumerate(zip(records, predictions, strict=True)):
-        parts[index % 2].add(record, {"sem_seg": predicted})
-    parts[0].extend(pickle.loads(pickle.dumps(parts[1])))
-    assert parts[0].evaluate() == ours(records, predictions, "abcd")
 
 
 def test_palettes_are_read_by_index(tmp_path):

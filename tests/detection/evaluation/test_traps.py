@@ -1,7 +1,7 @@
-"""Inputs for which a metric was silently wrong: trap, format, engine; the right number by hand.
+"""Inputs for which a metric was silently wrong, with the right number by hand.
 
-`TRAPS` are files in COCO's format with what is detected, and what that scores: with each package,
-through Detectron2, and by Detectron2's own evaluator. `FORMATS` are traps of the other formats.
+`TRAPS` are files in COCO's format with detections and their score: with each package, through
+Detectron2, and by Detectron2's own evaluator. `FORMATS` are traps of the other formats.
 """
 
 import dataclasses
@@ -52,13 +52,14 @@ KEYS = {
 
 @dataclasses.dataclass(frozen=True)
 class Trap:
-    """A file in COCO's format, and what its detections score.
+    """A file in COCO's format, and the score of its detections.
 
     Attributes:
-        right: metric → its value by hand.
-        edit: changes the annotations of the `objects`.
-        found: what is detected, with score 1; keypoints one pixel to the right of their place.
-        task: boxes, masks or keypoints; keys: of its configuration.
+        right: Metric → its value by hand.
+        edit: Changes the annotations of the `objects`.
+        found: Detections, with score 1; keypoints are one pixel to the right of their place.
+        task: boxes, masks or keypoints.
+        keys: Keys of its configuration.
     """
 
     name: str
@@ -141,7 +142,7 @@ TRAPS = [
 
 
 def write(folder: Any, trap: Trap) -> Any:
-    """The file; keypoints are two corners of a box and one without a label, instead of masks."""
+    """Write the file; keypoints are two corners of a box and one without a label, not masks."""
     rows = []
     for number, (image, class_id, (x, y, w, h)) in enumerate(trap.objects, 1):
         row = {"id": number, "image_id": image + 1, "category_id": class_id + 1}
@@ -161,7 +162,7 @@ def write(folder: Any, trap: Trap) -> Any:
 
 
 def prediction(found: Boxes, image: int, task: str) -> dict[str, Any]:
-    """What is detected in an image."""
+    """Return the detections of an image."""
     mine = [(class_id, x, y, w, h) for i, class_id, (x, y, w, h) in found if i == image]
     if not mine:
         return empty_prediction(3 if task == "keypoints" else 0)
@@ -175,7 +176,7 @@ def prediction(found: Boxes, image: int, task: str) -> dict[str, Any]:
 
 
 def scores(split: Any, cfg: Any, engine: str, predictions: Any, folder: Any) -> dict[str, float]:
-    """The metrics of predictions, one for each record, by their names in records."""
+    """Return the metrics of predictions, one per record, by canonical name."""
     if engine not in BY_DETECTRON2:
         evaluator = build_evaluator(split, cfg, folder)
         if engine != "embedded":
@@ -216,7 +217,7 @@ def test_of_cocos_format(trap, engine, tmp_path, request):
 
 
 def edited_lvis(folder: Any, edit: Edit) -> tuple[str, dict[str, str]]:
-    """A split of LVIS, its annotations edited."""
+    """Write a split of LVIS with edited annotations."""
     write_lvis(folder, {"val": 3})
     file = folder / "lvis" / "lvis_v0.5_val.json"
     content = json.loads(file.read_text())
@@ -226,7 +227,7 @@ def edited_lvis(folder: Any, edit: Edit) -> tuple[str, dict[str, str]]:
 
 
 def edited_voc(folder: Any, xmin: str) -> tuple[str, dict[str, str]]:
-    """A folder in VOC's layout, all boxes of which begin at `xmin`."""
+    """Write a folder in VOC's layout whose boxes all start at `xmin`."""
     write_voc(folder / "own", {"test": 3})
     for file in (folder / "own" / "Annotations").glob("*.xml"):
         file.write_text(re.sub(r"<xmin>\d+", f"<xmin>{xmin}", file.read_text()))
@@ -241,7 +242,7 @@ def twice_as_wide(rows: list[dict[str, Any]]) -> None:
 
 
 def clipped(record: dict[str, Any]) -> dict[str, Any]:
-    """What a detector that misses nothing says: the objects, as far as they are in the image."""
+    """Return a perfect detector's prediction: the objects, clipped to the image."""
     found = []
     for item in record["annotations"]:
         x, y, *end = item["bbox"]

@@ -12,18 +12,18 @@ from detection.evaluation.visualize import Visualizer, render, shown
 from tests.oracles.tiny_instances import empty_prediction, instances, rectangle, rle
 
 H, W = 120, 160
-GREY = (128, 128, 128)
+GRAY = (128, 128, 128)
 
 
 @pytest.fixture
 def record(tmp_path) -> dict:
-    Image.new("RGB", (W, H), GREY).save(tmp_path / "one.png")
+    Image.new("RGB", (W, H), GRAY).save(tmp_path / "one.png")
     return {"file_name": str(tmp_path / "one.png"), "image_id": 1, "height": H, "width": W}
 
 
 def changed(image: Image.Image) -> np.ndarray:
     """(H, W) of the pixels that are no longer gray."""
-    return (np.asarray(image) != np.array(GREY)).any(axis=2)
+    return (np.asarray(image) != np.array(GRAY)).any(axis=2)
 
 
 def test_boxes_and_their_tags(record):
@@ -41,7 +41,7 @@ def test_two_classes_have_two_colors(record):
     boxes = [((5, 50, 60, 100), 0.9, 0), ((80, 50, 140, 100), 0.9, 1)]
     pixels = np.asarray(render(record, instances(*boxes), ["cat", "dog"]))
     assert tuple(pixels[75, 5]) != tuple(pixels[75, 80])
-    assert tuple(pixels[75, 5]) != GREY != tuple(pixels[75, 80])
+    assert tuple(pixels[75, 5]) != GRAY != tuple(pixels[75, 80])
 
 
 def test_tags_stay_inside_and_apart(record):
@@ -110,7 +110,7 @@ def split_of(folder: Path, names: list[str]) -> Split:
     for name in names:
         path = folder / name
         path.parent.mkdir(exist_ok=True, parents=True)
-        Image.new("RGB", (W, H), GREY).save(path)
+        Image.new("RGB", (W, H), GRAY).save(path)
         records.append({"file_name": str(path), "image_id": name, "height": H, "width": W})
     return Split("tiny", "coco", ("cat",), tuple(records), "0" * 64)
 
@@ -128,21 +128,21 @@ def test_images_spread_over_the_split(tmp_path):
     assert difference.mean() < 3
 
 
-@pytest.mark.parametrize(("number", "count"), [(0, 0), (3, 3), (99, 3)])
-def test_no_more_than_requested_or_than_there_are(tmp_path, number, count):
-    split = split_of(tmp_path / "in", ["a.jpg", "b.jpg", "c.jpg"])
+@pytest.mark.parametrize(
+    "names, number, files",
+    [
+        (["a.jpg", "b.jpg", "c.jpg"], 0, []),
+        (["a.jpg", "b.jpg", "c.jpg"], 99, ["a.jpg", "b.jpg", "c.jpg"]),
+        (["x/a.jpg", "y/a.jpg"], 2, ["000-a.jpg", "001-a.jpg"]),
+    ],
+    ids=["none", "more than there are", "of one name"],
+)
+def test_names_of_the_files(names, number, files, tmp_path):
+    split = split_of(tmp_path / "in", names)
     visualizer = Visualizer(tmp_path / "out", number, split)
     for record in split.records:
         visualizer.add(record, empty_prediction())
-    assert len(list((tmp_path / "out").glob("*"))) == count
-
-
-def test_images_of_one_name_do_not_overwrite_each_other(tmp_path):
-    split = split_of(tmp_path / "in", ["x/a.jpg", "y/a.jpg"])
-    visualizer = Visualizer(tmp_path / "out", 2, split)
-    for record in split.records:
-        visualizer.add(record, empty_prediction())
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["000-a.jpg", "001-a.jpg"]
+    assert sorted(path.name for path in tmp_path.glob("out/*")) == files
 
 
 def test_colors_of_the_dataset_are_used(tmp_path):

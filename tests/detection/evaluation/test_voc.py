@@ -15,11 +15,12 @@ from detection.evaluation.voc import (
     evaluate,
     inclusive_iou,
 )
+from tests.oracles.refused_files import box, obj
 from tests.oracles.tiny_instances import detectron2_instances
 
 
 def truth(*objects: tuple[tuple[int, int, int, int], int, bool]) -> GroundTruth:
-    """Objects as ((xmin, ymin, xmax, ymax), class, difficult), 1-based inclusive."""
+    """Build objects from ((xmin, ymin, xmax, ymax), class, difficult), 1-based inclusive."""
     return GroundTruth(
         np.array([box for box, _, _ in objects], dtype=np.float64).reshape(-1, 4),
         np.array([label for _, label, _ in objects], dtype=np.int64),
@@ -28,7 +29,7 @@ def truth(*objects: tuple[tuple[int, int, int, int], int, bool]) -> GroundTruth:
 
 
 def detect(num_classes: int, *found: tuple[str, tuple[float, ...], float, int]) -> VOCDetections:
-    """Detections as (image id, 1-based inclusive box, score, class)."""
+    """Build detections from (image id, 1-based inclusive box, score, class)."""
     detections = VOCDetections(num_classes)
     for image_id, (xmin, ymin, xmax, ymax), score, label in found:
         box = np.array([[xmin - 1, ymin - 1, xmax, ymax]], dtype=np.float32)
@@ -68,24 +69,23 @@ def test_difficult_objects_count_neither_way(found):
     assert evaluate(ranked, objects, ["x"], 2012)["bbox/AP50"] == pytest.approx(100.0)
 
 
-def test_thresholds_are_strict_and_separate():
-    """IoU exactly 0.6: found at .50 and .55, not at .60 or above: AP 20."""
-    objects = {"a": truth(((1, 1, 10, 10), 0, False))}
-    found = detect(1, ("a", (1, 1, 10, 6), 0.9, 0))
-    assert inclusive_iou(np.array([[1.0, 1, 10, 6]]), np.array([[1.0, 1, 10, 10]])) == [0.6]
-    metrics = evaluate(found, objects, ["x"], 2012)
-    assert (metrics["bbox/AP"], metrics["bbox/AP50"], metrics["bbox/AP75"]) == pytest.approx(
-        (20.0, 100.0, 0.0)
-    )
-
-
-def test_ap75_is_the_threshold_three_quarters():
-    """IoU .73 counts up to .70 (5 of 10 thresholds) and not for AP75; .77 counts for it."""
-    objects = {"a": truth(((1, 1, 10, 100), 0, False))}
-    low = evaluate(detect(1, ("a", (1, 1, 10, 73), 0.9, 0)), objects, ["x"], 2012)
-    assert (low["bbox/AP"], low["bbox/AP75"]) == pytest.approx((50.0, 0.0))
-    high = evaluate(detect(1, ("a", (1, 1, 10, 77), 0.9, 0)), objects, ["x"], 2012)
-    assert (high["bbox/AP"], high["bbox/AP75"]) == pytest.approx((60.0, 100.0))
+@pytest.mark.parametrize(
+    "height, side, expected",
+    [
+        # IoU exactly 0.6: found at .50 and .55, not at .60 or above.
+        pytest.param(6, 10, (20, 100, 0), id="strict"),
+        # IoU .73 counts up to .70, not for AP75; .77 counts for it.
+        pytest.param(73, 100, (50, 100, 0), id="below three quarters"),
+        pytest.param(77, 100, (60, 100, 100), id="above three quarters"),
+    ],
+)
+def test_thresholds_are_strict_and_separate(height, side, expected):
+    whole, found = (1, 1, 10, side), (1, 1, 10, height)
+    assert inclusive_iou(*(np.array([b], float) for b in (found, whole))) == [height / side]
+    ranked = detect(1, ("a", found, 0.9, 0))
+    metrics = evaluate(ranked, {"a": truth((whole, 0, False))}, ["x"], 2012)
+    means = tuple(metrics[f"bbox/{name}"] for name in ("AP", "AP50", "AP75"))
+    assert means == pytest.approx(expected)
 
 
 def test_rounding_equals_text_for_many_numbers():
@@ -166,18 +166,9 @@ def write_annotations(folder: Path, objects: dict[str, GroundTruth]) -> None:
     (folder / "ImageSets" / "Main").mkdir(parents=True)
     (folder / "ImageSets" / "Main" / "test.txt").write_text("\n".join(objects) + "\n")
     for image_id, truths in objects.items():
-        parts = []
-        for box, label, difficult in zip(
-            truths.boxes, truths.classes, truths.difficult, strict=True
-        ):
-            sides = "".join(
-                f"<{tag}>{int(side)}</{tag}>"
-                for tag, side in zip(("xmin", "ymin", "xmax", "ymax"), box, strict=True)
-            )
-            parts.append(
-                f"<object><name>{NAMES[label]}</name><pose>x</pose><truncated>0</truncated>"
-                f"<difficult>{int(difficult)}</difficult><bndbox>{sides}</bndbox></object>"
-            )
+        rows = zip(truths.boxes.astype(int), truths.classes, truths.difficult, strict=True)
+        more = "<pose>x</pose><truncated>0</truncated><difficult>{:d}</difficult>"
+        parts = [obj(NAMES[label], box(*sides) + more.format(hard)) for sides, label, hard in rows]
         xml = f"<annotation>{''.join(parts)}</annotation>"
         (folder / "Annotations" / f"{image_id}.xml").write_text(xml)
 
@@ -187,7 +178,7 @@ def write_annotations(folder: Path, objects: dict[str, GroundTruth]) -> None:
 @pytest.mark.parametrize("year", [2007, 2012])
 @pytest.mark.parametrize("seed", range(4))
 def test_equal_to_detectron2(tmp_path, seed, year, absent):
-    """The same predictions through Detectron2's own evaluator: equal to 1e-6 (it is bitwise)."""
+    """Detectron2's evaluator gives the same on the same predictions, to 1e-6 (it is bitwise)."""
     from detectron2.data import MetadataCatalog
     from detectron2.evaluation import PascalVOCDetectionEvaluator
 

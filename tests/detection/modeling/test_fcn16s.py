@@ -26,7 +26,7 @@ def test_the_head_is_the_papers():
 
 @pytest.mark.parametrize("size", [(65, 81), (64, 96), (70, 50), (1, 17)])
 def test_cell_i_is_at_pixel_16_i(size):
-    """Scores that say where their cell looks must say where the pixel is, up to the last cell."""
+    """Scores equal to the cells' positions become the pixels' positions, up to the last cell."""
     h, w = (-(-side // 16) for side in size)
     rows = torch.arange(h).float()[:, None].expand(h, w) * 16
     columns = torch.arange(w).float()[None].expand(h, w) * 16
@@ -38,7 +38,7 @@ def test_cell_i_is_at_pixel_16_i(size):
 
 
 def test_a_backbone_of_padded_layers_is_aligned_as_assumed():
-    """An impulse at pixel 16 i excites cell i most, through the 7x7, the pooling, the strides."""
+    """An impulse at pixel 16 i excites cell i most, through convolutions and pooling."""
     layers: list[nn.Module] = [nn.Conv2d(1, 1, 7, 2, 3, bias=False), nn.MaxPool2d(3, 2, 1)]
     layers += [nn.Conv2d(1, 1, 3, 2, 1, bias=False) for _ in range(2)]
     backbone = nn.Sequential(*layers)
@@ -69,7 +69,7 @@ def augmentation(crop: int, scales: tuple[float, float] = (0.5, 2.0)) -> Augment
 
 
 def image(height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """A smooth image whose red channel is 10 times the label."""
+    """Return an image whose red channel is 10 times the label, and its labels."""
     labels = np.zeros((height, width), np.uint8)
     labels[:, width // 2 :] = 20
     pixels = np.stack([labels * 10, labels, labels], axis=-1)
@@ -94,14 +94,6 @@ def test_pixels_and_labels_stay_together():
     assert np.array_equal(flipped, pixels[:, ::-1])
 
 
-def test_beyond_the_image_nothing_is_labeled():
-    pixels, labels = image(20, 30)
-    cropped, cropped_labels = augmentation(32).apply(pixels, labels, Draw(1.0, False, (0.7, 0.7)))
-    assert (cropped_labels[20:] == 255).all() and (cropped_labels[:, 30:] == 255).all()
-    assert np.array_equal(cropped_labels[:20, :30], labels)
-    assert (cropped[20:] == (1, 3, 3)).all()
-
-
 def test_samples_cover_the_papers_range():
     rng = np.random.RandomState(0)
     draws = [augmentation(32).draw(rng) for _ in range(2000)]
@@ -115,6 +107,37 @@ def test_samples_cover_the_papers_range():
         for draw in draws[:200]
     }
     assert places == {0, 1, 2, 3}
+
+
+def test_the_size_is_relative_to_the_shorter_side():
+    """Mmsegmentation's RandomResize of (2048, 512): both limits are scaled."""
+    fixed = Augmentation((0.5, 2.0), False, 0, (0, 0, 0), 255, short_edge_px=20, max_size_px=30)
+    for (height, width), scale, expected in (
+        ((40, 50), 1.0, (20, 25)),
+        ((40, 50), 2.0, (40, 50)),
+        ((10, 60), 1.0, (5, 30)),
+        ((10, 60), 0.5, (3, 15)),
+    ):
+        resized, labels = fixed.apply(*image(height, width), Draw(scale, False, (0, 0)))
+        assert resized.shape[:2] == labels.shape == expected
+
+
+def test_a_crop_that_one_class_fills_is_sampled_again():
+    """The first crop has one class, the second 7 of 8 pixels of it, the third half of each."""
+    fixed = Augmentation((1.0, 1.0), False, 8, (0, 0, 0), 255, max_class_share=0.75)
+    labels = np.zeros((8, 32), np.uint8)
+    labels[:, 16:] = 1
+    labels[0, :] = 255  # does not count
+    pixels = np.zeros((8, 32, 3), np.uint8)
+    corners = [(0.0, x / 25) for x in (0.5, 9.5, 12.5)]
+    taken = []
+    for number in (1, 2, 3):
+        first, *others = corners[:number]
+        taken.append(fixed.apply(pixels, labels, Draw(1.0, False, first, tuple(others)))[1])
+    assert [(crop[1:] == 1).mean() for crop in taken] == [0.0, 0.125, 0.5]
+    rng = np.random.RandomState(0)
+    assert len(fixed.draw(rng).others) == 10
+    assert len({corner for _ in range(9) for corner in fixed.draw(rng).others}) == 90
 
 
 def ramp(width: int) -> tuple[np.ndarray, np.ndarray]:

@@ -61,6 +61,8 @@ VIT = cfg("build_vit_sfp_backbone", VIT={"DEPTH": 4})
             5,
             {
                 "net.pos_embed": 0,
+                "net.cls_token": 0,
+                "net.reg_token": 0,
                 "net.patch_embed.proj.bias": 0,
                 "net.blocks.0.norm1.weight": 1,
                 "net.blocks.3.attn.rel_pos_h": 4,

@@ -30,8 +30,16 @@ def test_groups():
     }
 
 
+def test_the_backbone_has_a_rate_of_its_own():
+    model = nn.ModuleDict({"backbone": nn.Linear(1, 1), "sem_seg_head": nn.Linear(1, 1)})
+    groups = parameter_groups(config(BASE_LR=0.5, BACKBONE_LR_FACTOR=0.1), model)
+    found = {id(p): group["lr"] for group in groups for p in group["params"]}
+    assert [found[id(p)] for p in model["backbone"].parameters()] == [0.05, 0.05]
+    assert [found[id(p)] for p in model["sem_seg_head"].parameters()] == [0.5, 0.5]
+
+
 def test_a_shared_parameter_is_optimized_once():
-    """As heads of a user's own may share one."""
+    """A user's heads may share parameters."""
     model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     model[1].weight = model[0].weight
     (group,) = parameter_groups(config(), model)
@@ -61,7 +69,8 @@ class Tiny(nn.Module):
         super().__init__()
         self.backbone = nn.Module()
         self.backbone.bottom_up = nn.ModuleDict({"stem": nn.Linear(2, 2), "res2": nn.Linear(2, 2)})
-        self.backbone.bottom_up.pos_embed = nn.Parameter(torch.ones(2))
+        for name in ("pos_embed", "cls_token", "reg_token"):
+            setattr(self.backbone.bottom_up, name, nn.Parameter(torch.ones(2)))
         self.head = nn.Linear(2, 2, bias=False)
 
 
@@ -77,14 +86,14 @@ def test_adamw_with_layer_decay():
     assert type(optimizer) is torch.optim.AdamW
     assert optimizer.defaults["betas"] == (0.8, 0.9)
     assert rates(optimizer.param_groups) == [
-        (1, 1.0, 0.01),
         (1, 1.0, 0.1),
         (2, 0.5**6, 0.1),
         (2, 0.5**5, 0.1),
+        (3, 1.0, 0.01),
     ]
-    # SGD trains the embedding as any other weight, as before there was the key.
+    # SGD trains embeddings as any other weight, as before there was the key.
     groups = parameter_groups(config(OPTIMIZER="SGD", **keys), model)
-    assert rates(groups) == [(2, 0.5**6, 0.1), (2, 0.5**5, 0.1), (2, 1.0, 0.1)]
+    assert rates(groups) == [(2, 0.5**6, 0.1), (2, 0.5**5, 0.1), (4, 1.0, 0.1)]
 
 
 @pytest.mark.detectron2

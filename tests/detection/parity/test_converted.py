@@ -1,6 +1,6 @@
-"""Detectors that an engine builds from a converted file give the features of the source's network.
+"""Features of detectors built from a converted file, against the source network.
 
-The source's network is its family's reference implementation: torchvision's or timm's own class.
+The source network is the family's reference implementation: torchvision's or timm's own class.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from convert import prove
-from convert.contract import Given
+from convert.contract import Overrides
 from convert.convert_to_d2 import convert_file
 from convert.read import read_file
 from convert.translate import translate
@@ -19,7 +19,7 @@ from detection.config.engines import find_engine
 from detection.config.weights import apply_contract
 from detection.engine.weights import load_converted
 from detection.modeling.backbones import backbone_type
-from tests.convert import test_convnext, test_vit
+from tests.convert import test_convnext, test_swin, test_vit
 from tests.oracles import tiny_detector as tiny
 from tests.oracles.resnets import make_resnet
 
@@ -46,7 +46,7 @@ def below_an_fpn(model: nn.Module, image: Tensor) -> dict[str, Tensor]:
 
 
 def of_c4(model: nn.Module, image: Tensor) -> dict[str, Tensor]:
-    """The last stage is the box head's, before a norm that no file has."""
+    """Return res4, and res5 from the box head, before the norm that no file has."""
     x = features = model.backbone(image)["res4"]
     for name, block in model.roi_heads.res5.named_children():
         x = x if name == "norm" else block(x)
@@ -54,25 +54,23 @@ def of_c4(model: nn.Module, image: Tensor) -> dict[str, Tensor]:
 
 
 def last_map(model: nn.Module, image: Tensor) -> dict[str, Tensor]:
-    """Of a transformer, whose pyramid may have the maps of earlier blocks, too."""
+    """Return a transformer's last map; its pyramid may have maps of earlier blocks as well."""
     return {"last_feat": list(model.backbone.net(image).values())[-1]}
 
 
 def before_the_norms(model: nn.Module, image: Tensor) -> dict[str, Tensor]:
-    """Of a ConvNeXt, each of whose maps gets a norm that no file has."""
-    seen: dict[str, Tensor] = {}
-    for number, name in enumerate(sorted(STAGES)):
-        norm = model.backbone.bottom_up.get_submodule(f"norm{number}")
-        norm.register_forward_pre_hook(lambda _, x, name=name: seen.update({name: x[0]}))
-    model.backbone.bottom_up(image)
-    return seen
+    """Return the maps of a ConvNeXt or Swin before the norms, which no file has."""
+    network = model.backbone.bottom_up
+    network.norms = []
+    return dict(network(image))
 
 
-# As in classification: no windows, and no positions but the file's.
+# As in classification: no windows, and only the positions of the file.
 WHOLE = {"MODEL.VIT.WINDOW_SIZE": 0, "MODEL.VIT.REL_POS": False}
 CONVNEXT = {**tiny.FPN, "MODEL.BACKBONE.NAME": "build_convnext_fpn_backbone", "MODEL.FPN.NORM": ""}
+SWIN = {**CONVNEXT, "MODEL.BACKBONE.NAME": "build_swin_fpn_backbone"}
 TIMM = {**CONVNEXT, "MODEL.BACKBONE.NAME": "build_timm_fpn_backbone"}
-# The tensors of a file, a detector, its features, what only the user knows of the file.
+# Tensors of a file, keys of a detector, its features, and options that the file does not record.
 FILES: dict[str, tuple[Callable[[], Any], dict[str, Any], Callable[..., Any], dict[str, Any]]] = {
     "r50": (lambda: resnet_state(50), tiny.FPN, below_an_fpn, {}),
     "r18-c4": (lambda: resnet_state(18), tiny.COMMON, of_c4, {}),
@@ -94,6 +92,7 @@ FILES: dict[str, tuple[Callable[[], Any], dict[str, Any], Callable[..., Any], di
         before_the_norms,
         {},
     ),
+    "swin": (test_swin.make_state, SWIN, before_the_norms, {}),
     "timm": (timm_state, TIMM, below_an_fpn, {"timm_model": "regnety_002"}),
 }
 
@@ -114,7 +113,9 @@ def test_a_built_detector_gives_the_features_of_the_source(file, engine, tmp_pat
     model = room.build_model(cfg).eval()
     load_converted(model, converted.model, backbone_type(cfg.MODEL.BACKBONE.NAME))
     raw = read_file(tmp_path / "a.file")
-    state, architecture = translate(tmp_path / "a.file", raw, Given.of(**known))[0].source_network()
+    state, architecture = translate(tmp_path / "a.file", raw, Overrides.of(**known))[
+        0
+    ].source_network()
     with torch.no_grad():
         features = features_of(model, image)
         expected = prove.reference_features(contract.family, architecture, state, image)

@@ -1,4 +1,4 @@
-"""ConvNeXt under an FPN: what test_model.py has not."""
+"""ConvNeXt under an FPN: freezing and drop path."""
 
 import torch
 from torchvision.ops import StochasticDepth

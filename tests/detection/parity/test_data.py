@@ -1,5 +1,6 @@
-"""The embedded data pipeline is bitwise identical to Detectron2's mapper, sampler and grouping."""
+"""Bitwise equality of the data pipeline with Detectron2's mapper, sampler and grouping."""
 
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -16,14 +17,15 @@ from detection.data.batches import (
 from detection.data.jitter import LargeScaleJitter
 from detection.data.mapper import Augmentation, Draw, LabelMapper, Mapper, flip_indices
 from detection.datasets.base import with_objects
-from detection.datasets.coco import PERSON_FLIP_MAP, PERSON_KEYPOINTS, COCOSource
+from detection.datasets.coco import COCOSource
+from detection.datasets.coco_names import PERSON_FLIP_MAP, PERSON_KEYPOINTS
 
 pytestmark = [pytest.mark.detectron2, pytest.mark.usefixtures("detectron2")]
 
 
 @pytest.fixture(scope="module", params=["fractions", "integers"])
 def images(request, tmp_path_factory):
-    """RGB, gray, palette and turned images of odd sizes, with boxes at and over the border."""
+    """RGB, gray, palette and rotated images of odd sizes, with boxes at and over the border."""
     folder = tmp_path_factory.mktemp("images")
     rng = np.random.RandomState(0)
     records = []
@@ -55,7 +57,7 @@ def images(request, tmp_path_factory):
 
 
 def shaped(box, kind, rng):
-    """An object with a polygon of fractions and one of whole numbers, and 17 keypoints."""
+    """Return an object with a polygon of floats, one of integers, and 17 keypoints."""
     corner, size = np.array(box[:2]), np.array(box[2:]) - box[:2]
     parts = [(corner + rng.uniform(-0.1, 1.1, (5, 2)) * size).ravel().tolist() for _ in range(2)]
     points = corner + rng.uniform(-0.2, 1.2, (17, 2)) * size
@@ -69,7 +71,7 @@ def shaped(box, kind, rng):
 
 
 def integers(item, place):
-    """The object in integers: XYXY, XYWH, and XYWH with one fraction, in turn."""
+    """Convert an object to integers: XYXY, XYWH, and XYWH with one float, in turn."""
     x0, y0, x1, y1 = (int(v) for v in item["bbox"])
     width, height = max(1, x1 - x0), max(1, y1 - y0)
     box, mode = {
@@ -80,6 +82,24 @@ def integers(item, place):
     polygons = [[int(v) for v in polygon] for polygon in item["segmentation"]]
     points = [int(v) for v in item["keypoints"]]
     return {**item, "bbox": box, "bbox_mode": mode, "segmentation": polygons, "keypoints": points}
+
+
+def with_runs(records):
+    """Replace the polygons by random masks in run lengths."""
+    import pycocotools.mask
+
+    rng, changed = np.random.RandomState(1), []
+    for record in records:
+        height, width = record["height"], record["width"]
+        masks = np.zeros((height, width, len(record["annotations"])), dtype=np.uint8, order="F")
+        for number in range(masks.shape[2]):
+            y, x = rng.randint(0, (height * 7 // 8, width * 7 // 8))
+            part = masks[y : y + height // 8, x : x + width // 8, number]
+            part[:] = rng.rand(*part.shape) < 0.6
+        pairs = zip(record["annotations"], pycocotools.mask.encode(masks), strict=True)
+        annotations = [{**item, "segmentation": runs} for item, runs in pairs]
+        changed.append({**record, "annotations": annotations})
+    return changed
 
 
 def config(order, flip, sampling, sizes):
@@ -133,20 +153,26 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize("masks", ["", "polygon", "bitmask"])
+def learning(cfg, masks, records):
+    """Set the keys of masks and keypoints; return records, mask format and order of keypoints."""
+    if not masks:
+        return records, "", None
+    if masks == "runs":
+        records, masks = with_runs(records), "bitmask"
+    cfg.MODEL.MASK_ON = cfg.MODEL.KEYPOINT_ON = True
+    cfg.INPUT.MASK_FORMAT, cfg.DATASETS.TRAIN = masks, ("keypoints_coco_2017_train",)
+    return records, masks, flip_indices(PERSON_KEYPOINTS, PERSON_FLIP_MAP)
+
+
+@pytest.mark.parametrize("masks", ["", "polygon", "bitmask", "runs"])
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: f"{s[0]}-{s[1]}-{s[2]}")
 def test_mapper(setting, masks, images):
-    """Boxes, and with the masks keypoints, too."""
+    """Boxes are equal, and with masks keypoints as well."""
     from detectron2.data import DatasetMapper
 
     order, flip, sampling, sizes = setting
     cfg = config(*setting)
-    flips = None
-    if masks:
-        cfg.MODEL.MASK_ON = cfg.MODEL.KEYPOINT_ON = True
-        cfg.INPUT.MASK_FORMAT = masks
-        cfg.DATASETS.TRAIN = ("keypoints_coco_2017_train",)
-        flips = flip_indices(PERSON_KEYPOINTS, PERSON_FLIP_MAP)
+    images, masks, flips = learning(cfg, masks, images)
     theirs = DatasetMapper(cfg, True)
     ours = Mapper(170, order, masks, flips)
     augmentation = Augmentation(sizes, sampling, flip)
@@ -163,31 +189,8 @@ def test_mapper(setting, masks, images):
     assert set(visible) == ({0, 1, 2} if masks else set())
 
 
-@pytest.mark.parametrize("flip", ["horizontal", "vertical"])
-def test_masks_in_run_lengths(flip, images):
-    import pycocotools.mask
-    from detectron2.data import DatasetMapper
-
-    cfg = config("RGB", flip, "choice", (70, 90))
-    cfg.MODEL.MASK_ON, cfg.INPUT.MASK_FORMAT = True, "bitmask"
-    theirs, ours = DatasetMapper(cfg, True), Mapper(170, "RGB", "bitmask")
-    np.random.seed(5)
-    rng = np.random.RandomState(5)
-    for one in images[1:7]:
-        size = one["height"], one["width"]
-        masks = np.random.RandomState(1).rand(*size, len(one["annotations"])) < 0.3
-        runs = pycocotools.mask.encode(np.asfortranarray(masks.astype(np.uint8)))
-        annotations = [
-            {**item, "segmentation": rle}
-            for item, rle in zip(one["annotations"], runs, strict=True)
-        ]
-        draw = Augmentation((70, 90), "choice", flip).draw(rng)
-        record = {**one, "annotations": annotations}
-        assert_same_sample(theirs(record), ours(record, draw))
-
-
-def jittering(cfg, **pad):
-    """Detectron2's mapper with the augmentations of ViTDet's configs (configs/common)."""
+def jittering(cfg, seg_pad_value=0):
+    """Build Detectron2's mapper with the augmentations of ViTDet's configs (configs/common)."""
     from detectron2.data import DatasetMapper
     from detectron2.data import transforms as T
 
@@ -196,7 +199,9 @@ def jittering(cfg, **pad):
     if flip != "none":
         changes = [T.RandomFlip(horizontal=flip == "horizontal", vertical=flip == "vertical")]
     changes.append(T.ResizeScale(*keys.SCALE_RANGE, keys.SIZE, keys.SIZE))
-    changes.append(T.FixedSizeCrop((keys.SIZE, keys.SIZE), pad=keys.PAD, **pad))
+    changes.append(
+        T.FixedSizeCrop((keys.SIZE, keys.SIZE), pad=keys.PAD, seg_pad_value=seg_pad_value)
+    )
     masks = cfg.MODEL.MASK_ON
     return DatasetMapper(cfg, True, augmentations=changes, recompute_boxes=masks)
 
@@ -209,23 +214,25 @@ def jittering(cfg, **pad):
         ("polygon", "vertical", True),
         ("bitmask", "horizontal", True),
         ("bitmask", "none", False),
+        ("runs", "horizontal", True),
+        ("runs", "vertical", False),
     ],
 )
 def test_large_scale_jitter(masks, flip, pad, images):
+    """Padding is background; by default Detectron2 pads masks in run lengths with ones."""
     from detection.config.task import add_transfer_config
 
     cfg = config("BGR", flip, "choice", (90,))
     add_transfer_config(cfg)
     cfg.INPUT.LSJ.update({"ENABLED": True, "SIZE": 100, "SCALE_RANGE": [0.2, 2.0], "PAD": pad})
-    flips = None
-    if masks:
-        cfg.MODEL.MASK_ON = cfg.MODEL.KEYPOINT_ON = True
-        cfg.INPUT.MASK_FORMAT = masks
-        cfg.DATASETS.TRAIN = ("keypoints_coco_2017_train",)
-        flips = flip_indices(PERSON_KEYPOINTS, PERSON_FLIP_MAP)
+    reference = (
+        [jittering] if masks == "runs" else [jittering, partial(jittering, seg_pad_value=255)]
+    )
+    images, masks, flips = learning(cfg, masks, images)
     jitter = LargeScaleJitter.from_config(cfg)
     ours, lost = Mapper(1, "BGR", masks, flips, jitter=jitter), 0
-    for mapper in (jittering(cfg), jittering(cfg, seg_pad_value=0)):
+    for build in reference:
+        mapper = build(cfg)
         np.random.seed(5)
         rng = np.random.RandomState(5)
         for record in [image for image in images if image["annotations"]] * 4:
@@ -238,36 +245,7 @@ def test_large_scale_jitter(masks, flip, pad, images):
             if pad and draw.ratio < 0.9:
                 assert (sample["image"][:, -5:, -5:] == 128).all()
         assert np.array_equal(np.random.get_state()[1], rng.get_state()[1])
-    assert lost > 5  # cut off, or too small
-
-
-def test_large_scale_jitter_of_masks_in_run_lengths(images):
-    """What is beyond the image is no object; by default Detectron2 fills masks up with ones."""
-    import pycocotools.mask
-
-    from detection.config.task import add_transfer_config
-
-    cfg = config("RGB", "horizontal", "choice", (90,))
-    add_transfer_config(cfg)
-    cfg.MODEL.MASK_ON, cfg.INPUT.MASK_FORMAT = True, "bitmask"
-    cfg.INPUT.LSJ.update({"ENABLED": True, "SIZE": 90, "SCALE_RANGE": [0.5, 1.5]})
-    jitter = LargeScaleJitter.from_config(cfg)
-    theirs, padded = jittering(cfg, seg_pad_value=0), 0
-    ours = Mapper(1, "RGB", "bitmask", jitter=jitter)
-    np.random.seed(5)
-    rng = np.random.RandomState(5)
-    for one in [image for image in images if image["annotations"]]:
-        mask = np.zeros((one["height"], one["width"]), dtype=np.uint8, order="F")
-        mask[5:30, 10:] = 1
-        item = {**one["annotations"][0], "segmentation": pycocotools.mask.encode(mask)}
-        record, draw = {**one, "annotations": [item]}, jitter.draw(rng)
-        sample = ours(record, draw)
-        assert_same_sample(theirs(record), sample)
-        pad = jitter.changes(mask.shape, draw).transforms.transforms[-1]
-        assert not sample["masks"][:, 90 - pad.y1 :].any()
-        assert not sample["masks"][:, :, 90 - pad.x1 :].any()
-        padded += pad.x1 + pad.y1
-    assert padded
+    assert lost > 5  # cropped away, or too small
 
 
 @pytest.mark.parametrize("order", ["RGB", "BGR"])
@@ -290,38 +268,31 @@ def test_label_mapper(order, tmp_path, images):
         assert_same_sample(SemSegMapper(None, order)(record), ours(record, None))
 
 
-@pytest.mark.parametrize("masks", ["polygon", "bitmask"])
-def test_mapper_on_real_images(masks, shared_data):
-    """COCO's own annotations, crowds among them."""
+@pytest.mark.parametrize("jittered", [False, True], ids=["", "jitter"])
+@pytest.mark.parametrize(("masks", "number"), [("polygon", 80), ("bitmask", 20)])
+def test_mapper_on_real_images(masks, number, jittered, shared_data):
+    """Samples are equal on COCO's own annotations, including crowds."""
     from detectron2.data import DatasetMapper
-
-    cfg = config("RGB", "horizontal", "choice", (120, 144, 200))
-    cfg.MODEL.MASK_ON, cfg.INPUT.MASK_FORMAT = True, masks
-    theirs, ours = DatasetMapper(cfg, True), Mapper(170, "RGB", masks)
-    augmentation = Augmentation((120, 144, 200), "choice", "horizontal")
-    np.random.seed(1)
-    rng = np.random.RandomState(1)
-    for record in real_coco(shared_data)[: 100 if masks == "polygon" else 30]:
-        assert_same_sample(theirs(record), ours(record, augmentation.draw(rng)))
-
-
-@pytest.mark.parametrize("masks", ["polygon", "bitmask"])
-def test_large_scale_jitter_of_real_images(masks, shared_data):
 
     from detection.config.task import add_transfer_config
 
-    cfg = config("RGB", "horizontal", "choice", (1,))
+    cfg = config("RGB", "horizontal", "choice", (120, 144, 200))
     add_transfer_config(cfg)
     cfg.MODEL.MASK_ON, cfg.INPUT.MASK_FORMAT = True, masks
-    cfg.INPUT.LSJ.update({"ENABLED": True, "SIZE": 256})
-    jitter = LargeScaleJitter.from_config(cfg)
-    theirs = jittering(cfg, seg_pad_value=0)
-    ours = Mapper(1, "RGB", masks, jitter=jitter)
+    cfg.INPUT.LSJ.update({"ENABLED": jittered, "SIZE": 256})
+    records, theirs = real_coco(shared_data), DatasetMapper(cfg, True)
+    augmentation, ours = (
+        Augmentation((120, 144, 200), "choice", "horizontal"),
+        Mapper(170, "RGB", masks),
+    )
+    if jittered:
+        records, theirs = with_objects(records), jittering(cfg)
+        augmentation = LargeScaleJitter.from_config(cfg)
+        ours = Mapper(1, "RGB", masks, jitter=augmentation)
     np.random.seed(1)
     rng = np.random.RandomState(1)
-    records = with_objects(real_coco(shared_data))
-    for record in records[: 80 if masks == "polygon" else 20]:
-        assert_same_sample(theirs(record), ours(record, jitter.draw(rng)))
+    for record in records[:number]:
+        assert_same_sample(theirs(record), ours(record, augmentation.draw(rng)))
 
 
 def real_coco(shared_data):

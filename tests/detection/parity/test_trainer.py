@@ -1,4 +1,4 @@
-"""Whole runs of both engines from the same task, seed and images: bitwise identical."""
+"""Bitwise equality of whole runs of both engines with the same task, seed and images."""
 
 import json
 from typing import Any
@@ -14,6 +14,7 @@ from detection.engine.job import Job
 from moco.common.files import load_torch
 from moco.common.run import RunFolder
 from tests.oracles import tiny_detector as tiny
+from tests.oracles.small_tasks import logged
 from tests.oracles.tiny_voc import write_voc
 
 pytestmark = [pytest.mark.detectron2, pytest.mark.usefixtures("detectron2")]
@@ -83,12 +84,6 @@ def run_engine(engine, voc, out, keys, eval_only=False):
         return launch.run(Job(engine, task.cfg, eval_only=eval_only))
 
 
-def logged(folder):
-    """The last value of every name in metrics.json."""
-    lines = (folder / "metrics.json").read_text().splitlines()
-    return {name: value for line in lines for name, value in json.loads(line).items()}
-
-
 @pytest.mark.parametrize(
     "keys",
     [
@@ -114,7 +109,7 @@ def logged(folder):
     ],
 )
 def test_a_whole_run(keys, voc, tmp_path):
-    """What plain Detectron2 has not, and each engine reads the other's model."""
+    """Runs with keys that plain Detectron2 lacks are equal, and each engine reads both models."""
     theirs = run_engine("detectron2", voc, tmp_path / "d2", keys)
     ours = run_engine("embedded", voc, tmp_path / "embedded", keys)
     folders = tmp_path / "d2", tmp_path / "embedded"

@@ -1,4 +1,4 @@
-"""Vision transformers in both engines: Detectron2's stock classes, whole runs.
+"""Vision transformers in both engines: equality with Detectron2's stock classes, whole runs.
 
 Every quantity of their detectors is compared in test_model.py.
 """
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from benchmarks.make_table import main as make_table
-from benchmarks.suites.chain import NETWORKS
+from benchmarks.quickstart import NETWORKS, SMOKE_PRETRAIN
 from convert.convert_to_d2 import ConversionReport, convert_file
 from convert.prove import read_converted
 from detection.config.task import default_task
@@ -27,8 +27,15 @@ from moco.common.run import read_record
 from tests.detection.conftest import task_files
 from tests.moco.commands import pretrain
 from tests.oracles import tiny_detector as tiny
-from tests.oracles.layouts_vit import dinov2, timm_vit
-from tests.oracles.small_tasks import CONFIGS, SMALL_VIT, SMALL_VOC, assert_same_run, run
+from tests.oracles.layouts_vit import dinov2, timm_dinov3, timm_vit
+from tests.oracles.small_tasks import (
+    CONFIGS,
+    ENGINES,
+    SMALL_VIT,
+    SMALL_VOC,
+    assert_same_run,
+    run_both,
+)
 from tests.oracles.tiny_voc import write_voc
 
 pytestmark = [pytest.mark.detectron2, pytest.mark.usefixtures("detectron2")]
@@ -52,7 +59,7 @@ def timm():
 
 
 def test_it_is_detectron2s_own_class_as_vitdet_builds_it():
-    """As projects/ViTDet/configs/common/models/mask_rcnn_vitdet.py, with other numbers."""
+    """The reference is built as in ViTDet's mask_rcnn_vitdet.py, with other numbers."""
     from detectron2.modeling.backbone.fpn import LastLevelMaxPool
     from detectron2.modeling.backbone.vit import SimpleFeaturePyramid, ViT
 
@@ -103,7 +110,7 @@ def test_it_is_detectron2s_own_class_as_vitdet_builds_it():
 
 
 def test_a_batch_is_padded_where_stock_detectron2_forgets_it():
-    """`size_divisiblity` in vit.py: without a square it pads nothing, and p5 has no whole cells."""
+    """`size_divisiblity` is misspelled in its vit.py, so that without a square it pads nothing."""
     from detectron2.modeling.backbone.vit import SimpleFeaturePyramid
 
     from tests.oracles import detectron2_engine as d2
@@ -115,30 +122,39 @@ def test_a_batch_is_padded_where_stock_detectron2_forgets_it():
 
 
 def write_timm(out: Path) -> ConversionReport:
-    """As wide as SMALL_VIT says."""
+    """Write timm's ViT with the width of SMALL_VIT."""
     net = timm_vit(4, 32, 4, depth=4, img_size=64, patch_size=16, num_classes=3)
     torch.save(net.state_dict(), out.parent / "timm.file")
     return convert_file(out.parent / "timm.file", out, num_heads=4)
 
 
 def write_dinov2(out: Path, registers: int = 0) -> ConversionReport:
-    """As wide, with LayerScale, of patches of 14 px."""
+    """Write DINOv2's ViT of the same width, with LayerScale and patches of 14 px."""
     sizes = {"depth": 4, "img_size": 56, "patch_size": 14}
     torch.save(
         dinov2(32, 4, in_chunks=False, registers=registers, **sizes), out.parent / "dinov2.file"
     )
     report = convert_file(out.parent / "dinov2.file", out, num_heads=4, patch_size=16)
     assert "changed as requested: patches 14 to 16 px by pseudo-inverse" in report.notes
-    assert any("register_tokens" in note for note in report.notes) is (registers > 0)
+    assert any("reg_token" in note for note in report.notes) is (registers > 0)
     return report
 
 
+def write_dinov3(out: Path, *, mlp_ratio: float = 2, **changes: bool) -> ConversionReport:
+    """Write DINOv3's ViT of the same width; its MLPs are as wide as those of SMALL_VIT."""
+    sizes = {"embed_dim": 32, "depth": 4, "img_size": 64, "patch_size": 16}
+    net = timm_dinov3(**sizes, mlp_ratio=mlp_ratio, **changes)
+    torch.save(net.state_dict(), out.parent / "dinov3.file")
+    return convert_file(out.parent / "dinov3.file", out, num_heads=4)
+
+
 def write_moco_v3(out: Path) -> ConversionReport:
-    """Of the quickstart's pre-training, cut to four steps."""
+    """Write a ViT of the quickstart's pre-training, cut to four steps."""
     images = write_voc(out.parent / "images", {"train": 32}) / "JPEGImages"
-    given = {**NETWORKS["vit"].smoke, "DATA.ROOT": images, "OUTPUT_DIR": out.parent / "pretrain"}
+    given = {**SMOKE_PRETRAIN, **NETWORKS["vit"].smoke, "DATA.ROOT": images}
+    given |= {"OUTPUT_DIR": out.parent / "pretrain"}
     opts = [str(item) for pair in given.items() for item in pair]
-    pretrain(["--config-file", str(NETWORKS["vit"].pretrain), *opts])
+    pretrain(["--config-file", "pretrain/quickstart_vit", *opts])
     return convert_file(out.parent / "pretrain", out)
 
 
@@ -146,13 +162,14 @@ FILES = {
     "timm": write_timm,
     "dinov2": write_dinov2,
     "dinov2-registers": partial(write_dinov2, registers=4),
+    "dinov3": write_dinov3,
     "moco_v3": write_moco_v3,
 }
 
 
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory) -> Callable[[str], Path]:
-    """A converted file of FILES."""
+    """Return a converted file of FILES by name; each is written once."""
 
     @cache
     def write(name: str) -> Path:
@@ -175,7 +192,7 @@ def converted(tmp_path_factory) -> Callable[[str], Path]:
     ],
 )
 def test_the_small_task_is_one_run_in_both_engines(builder, init, converted, tmp_path, capsys):
-    """From the file to the table."""
+    """From the file to the table, both engines have equal results."""
     voc = write_voc(tmp_path / "voc", {"trainval": 6, "test": 3})
     weights = converted(init)
     keys = {**SMALL, "DATASETS.VOC_DIR": voc, "MODEL.WEIGHTS": weights}
@@ -183,7 +200,7 @@ def test_the_small_task_is_one_run_in_both_engines(builder, init, converted, tmp
     keys |= {"MODEL.BACKBONE.NAME": builder} | its.d2_keys()
     assert its.layer_scale is init.startswith("dinov2") and its.patch_size == 16
     runs = tmp_path / "runs"
-    for engine in ("detectron2", "embedded"):
+    for engine in ENGINES:
         every = {**keys, "OUTPUT_DIR": runs / engine}
         opts = [str(item) for pair in every.items() for item in pair]
         assert main(["--config-file", str(TASK), "--engine", engine, *opts]) == 0
@@ -201,7 +218,30 @@ def test_the_small_task_is_one_run_in_both_engines(builder, init, converted, tmp
     assert len(rows) >= 2 and all(f": {engine} engine" in table for engine in os.listdir(runs))
 
 
-TASKS = [task for task in task_files() if "ViT" in task and not task.startswith("voc/")]
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [3, 0])
+def test_dinov3_is_one_run_of_20_iterations_in_both_engines(window, tmp_path):
+    """With windows that do not divide the map, or without any and all of it frozen."""
+    weights = tmp_path / "dinov3.pth"
+    write_dinov3(weights, gated=True, qkv_bias=True)
+    voc = write_voc(tmp_path / "voc", {"trainval": 6, "test": 3})
+    keys = {**SMALL, "DATASETS.VOC_DIR": voc, "SOLVER.MAX_ITER": 20, "SOLVER.STEPS": (15,)}
+    keys |= read_converted(weights).contract.architecture.d2_keys()
+    keys |= {"MODEL.VIT.KEEP_TOKENS": True, "MODEL.VIT.REL_POS": False}
+    keys |= {"MODEL.VIT.WINDOW_SIZE": window, "MODEL.BACKBONE.FREEZE_AT": 0 if window else 5}
+    keys |= {"MODEL.VIT.ROPE_RESCALE": 2.0 if window else 0.0}
+    opts = [item for pair in keys.items() for item in pair]
+    record = run_both("voc/faster_rcnn_ViT_Ti_small", weights, tmp_path, *opts)
+    assert record.iterations == 20 and record.coverage["loaded"] == 5 + 4 * 14
+    names = [name for name in record.coverage["left_at_init"] if name.startswith("backbone.net.")]
+    assert not names
+
+
+TASKS = [
+    task
+    for task in task_files()
+    if "ViT" in task and not task.startswith(("voc/", "ade20k/"))  # test_ade20k.py has these
+]
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -224,14 +264,9 @@ def test_the_model_at_full_width_is_detectron2s(task, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_a_task_is_one_run_in_both_engines(task, converted, data_of, tmp_path):
-    """Two iterations of the task file with a small transformer and small images."""
+    """Two iterations with a small transformer and small images are equal."""
     data_of(task)
-    records = [
-        run(task, converted("timm"), tmp_path / engine, engine)
-        for engine in ("detectron2", "embedded")
-    ]
-    assert_same_run(tmp_path / "detectron2", tmp_path / "embedded")
-    for field in ("metrics", "coverage", "config_sha256", "recipe"):
-        assert getattr(records[0], field) == getattr(records[1], field)
-    assert records[0].coverage["loaded"] == 3 + 4 * 12
-    assert {"bbox/AP", "segm/AP"} <= set(records[0].metrics)
+    is_dinov3 = "DINOv3" in task
+    record = run_both(task, converted("dinov3" if is_dinov3 else "timm"), tmp_path)
+    assert record.coverage["loaded"] == (5 + 4 * 13 if is_dinov3 else 3 + 4 * 12)
+    assert {"bbox/AP", "segm/AP"} <= set(record.metrics)

@@ -1,0 +1,266 @@
+"""Splits for a custom dataset without any: `moco-transfer datasets split`.
+
+The images of each class are divided by the shares, the rarest class first (iterative
+stratification, Sechidis et al. 2011), in an order that the seed and the images' bytes determine.
+Images of equal bytes stay in one split. Only new files are written.
+"""
+
+import hashlib
+import json
+import os
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from detection.datasets.base import Split
+from detection.datasets.coco import COCOSource
+from detection.datasets.coco_repair import TABLES, as_integer
+from detection.datasets.layout import doctor_command, read_json
+from detection.datasets.voc import ENDINGS, LISTS, class_names
+from detection.datasets.yolo import read_images
+from detection.datasets.yolo_yaml import DataYaml, lines_of, read_data_yaml
+from moco.common.errors import DataError, UserError, plural, say
+from moco.common.files import atomic_write_text, sha256_file
+
+Parts = Mapping[str, Sequence[int]]  # split → positions of its images
+_ROBOFLOW = "*/_annotations.coco.json"
+
+
+@dataclass(frozen=True)
+class Undivided:
+    """Custom dataset without splits.
+
+    Attributes:
+        layout: Name of the layout, for people.
+        images: Path of each image, and the classes that it has objects of.
+        files: (positions of the images by split) → text of each file to write.
+        arguments: Doctor's arguments for the result.
+    """
+
+    layout: str
+    images: Sequence[tuple[str, frozenset[str]]]
+    files: Callable[[Parts], dict[Path, str]]
+    arguments: Sequence[str]
+
+
+def write_splits(place: str, shares: Mapping[str, float], seed: int) -> None:
+    """Divide a dataset, write the lists, and print what was written.
+
+    Args:
+        place: Folder of the dataset, or its data.yaml or annotations.
+        shares: Split → share of the images; they add up to 1.
+        seed: Seed.
+
+    Raises:
+        UserError: If the dataset has splits, or a file to write exists.
+        DataError: If there is no dataset, it is damaged, or has too few images.
+    """
+    data = find_undivided(Path(place).expanduser())
+    digests = [sha256_file(path) for path, _ in data.images]
+    parts = divide(digests, [classes for _, classes in data.images], shares, seed)
+    if empty := [split for split, chosen in parts.items() if not chosen]:
+        few = plural(len(set(digests)), "different image")
+        raise DataError(f"{place}: {few} are too few: {', '.join(empty)} would have none")
+    files = data.files(parts)
+    if present := [path for path in files if path.exists()]:
+        raise UserError(f"{present[0]} exists, and is not overwritten; move it away")
+    copies = len(digests) - len(set(digests))
+    kept = f", {copies} of them copies of others, which are kept together" if copies else ""
+    say(f"{place}: {data.layout}, {plural(len(digests), 'image')}{kept}")
+    for split, chosen in parts.items():
+        having = Counter(name for i in chosen for name in data.images[i][1])
+        named = ", ".join(f"{name} {having[name]}" for name in sorted(having))
+        say(f"  {split}: {plural(len(chosen), 'image')}; with objects of {named or 'no class'}")
+    for path, text in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write_text(path, text)
+        say(f"wrote {path}")
+    say("", f"next: {doctor_command()} {shlex.join(data.arguments)}")
+
+
+def divide(
+    digests: Sequence[str],
+    classes: Sequence[frozenset[str]],
+    shares: Mapping[str, float],
+    seed: int,
+) -> dict[str, list[int]]:
+    """Divide images by shares, each class by itself as far as possible.
+
+    Args:
+        digests: Digest of each image; equal ones stay together.
+        classes: Classes that each image has objects of.
+        shares: Split → share; they add up to 1.
+        seed: Seed.
+
+    Returns:
+        Positions of each split's images, ascending.
+    """
+    groups: dict[str, list[int]] = defaultdict(list)
+    for position, digest in enumerate(digests):
+        groups[digest].append(position)
+    order = sorted(groups, key=lambda each: hashlib.sha256(f"{seed} {each}".encode()).digest())
+    counts = {g: Counter(name for i in groups[g] for name in classes[i]) for g in order}
+    left: Counter[str] = sum(counts.values(), Counter())
+    need = {split: {name: share * left[name] for name in left} for split, share in shares.items()}
+    room = {split: share * len(digests) for split, share in shares.items()}
+    parts: dict[str, list[int]] = {split: [] for split in shares}
+    waiting = dict.fromkeys(order)
+    while waiting:
+        open_classes = [name for name in left if left[name]]
+        rarest = min(open_classes, key=lambda name: (left[name], name), default="")
+        for group in [g for g in waiting if not rarest or rarest in counts[g]]:
+            split = max(shares, key=lambda s: (need[s].get(rarest, 0), room[s]))
+            parts[split] += groups[group]
+            room[split] -= len(groups[group])
+            for name, number in counts[group].items():
+                need[split][name] -= number
+                left[name] -= number
+            del waiting[group]
+    return {split: sorted(chosen) for split, chosen in parts.items()}
+
+
+def find_undivided(place: Path) -> Undivided:
+    """Recognize the layout of a dataset without splits.
+
+    Raises:
+        UserError: If it has splits.
+        DataError: If there is no dataset, or it is damaged.
+    """
+    if place.suffix in (".yaml", ".yml") or (place / "data.yaml").is_file():
+        return _yolo(read_data_yaml(place / "data.yaml" if place.is_dir() else place))
+    if (place / "classes.txt").is_file():  # as in Label Studio's exports
+        names = tuple(name for _, name in lines_of(place / "classes.txt"))
+        splits = {"train": (place / "images",)}
+        return _yolo(DataYaml(place / "data.yaml", place, names, splits))
+    if (place / "Annotations").is_dir():
+        return _voc(place)
+    files = [place] if place.is_file() else _coco_files(place)
+    if len(files) > 1:
+        named = ", ".join(path.relative_to(place).as_posix() for path in files)
+        raise UserError(f"{place}: has splits, or several datasets: {named}; give one of the files")
+    if not files:
+        raise DataError(
+            f"{place}: expected a dataset: data.yaml or classes.txt with images/ and labels/, "
+            "Annotations/ with JPEGImages/, or a JSON file in COCO's format"
+        )
+    return _coco(files[0])
+
+
+def _voc(root: Path) -> Undivided:
+    if lists := sorted((root / LISTS).glob("*.txt")):
+        raise UserError(f"{root}: has splits: {', '.join(f'{LISTS}/{p.name}' for p in lists)}")
+    images = {
+        path.stem: path
+        for path in sorted((root / "JPEGImages").glob("*"))
+        if path.suffix.lower() in ENDINGS
+    }
+    annotated = {path.stem: class_names(path) for path in sorted(root.glob("Annotations/*.xml"))}
+    if not annotated:
+        raise DataError(f"{root}: has no Annotations/*.xml")
+    if missing := sorted(annotated.keys() - images.keys()):
+        raise DataError(f"{root}: Annotations/{missing[0]}.xml has no image in JPEGImages")
+    names = list(annotated)
+
+    def files(parts: Parts) -> dict[Path, str]:
+        return {
+            root / LISTS / f"{split}.txt": _lines(names[i] for i in chosen)
+            for split, chosen in parts.items()
+        }
+
+    found = [(str(images[name]), frozenset(classes)) for name, classes in annotated.items()]
+    return Undivided("VOC layout", found, files, ["--voc-dir", str(root)])
+
+
+def _yolo(data: DataYaml) -> Undivided:
+    # Tools write the same folder for every split where there is only one.
+    places = {places: split for split, places in data.splits.items() if _exists(places)}
+    if len(places) != 1:
+        names = ", ".join(places.values())
+        raise (UserError if places else DataError)(
+            f"{data.path}: has splits: {names}" if places else f"{data.path}: names no images"
+        )
+    split = read_images("dataset", data, *places.values())
+    shown = [os.path.relpath(record["file_name"], data.root) for record in split.records]
+    if outside := [name for name in shown if name.startswith("..")]:
+        raise DataError(
+            f"{data.path}: {outside[0]} is outside of {data.root}; set path to a folder with all "
+            "images"
+        )
+    exists = data.path.exists()
+    target = data.path.with_name(f"{data.path.stem}_split.yaml") if exists else data.path
+
+    def files(parts: Parts) -> dict[Path, str]:
+        lists = {
+            data.root / f"{split}.txt": _lines(f"./{shown[i]}" for i in chosen)
+            for split, chosen in parts.items()
+        }
+        root = os.path.relpath(data.root, target.parent)
+        content = {} if root == "." else {"path": root}
+        content |= {split: f"{split}.txt" for split in parts}
+        names = {"names": dict(enumerate(data.classes))}
+        text = yaml.safe_dump({**content, **names}, sort_keys=False, allow_unicode=True)
+        return {**lists, target: text}
+
+    return Undivided("YOLO layout", _images(split), files, ["--yolo", str(target)])
+
+
+def _exists(places: Sequence[Path]) -> bool:
+    return any(path.exists() for path in places)
+
+
+def _coco_files(folder: Path) -> list[Path]:
+    files = (
+        path
+        for pattern in ("*.json", "annotations/*.json", _ROBOFLOW)
+        for path in sorted(folder.glob(pattern))
+    )
+    return [path for path in files if _is_coco(path)]
+
+
+def _is_coco(path: Path) -> bool:
+    content, _ = read_json(path)
+    return isinstance(content, dict) and all(isinstance(content.get(key), list) for key in TABLES)
+
+
+def _coco(file: Path) -> Undivided:
+    split = COCOSource(file.stem, str(file), "", "custom").read()
+    content, _ = read_json(file)
+    ids = [record["image_id"] for record in split.records]
+
+    def files(parts: Parts) -> dict[Path, str]:
+        written = {}
+        for name, chosen in parts.items():
+            own = {ids[i] for i in chosen}
+            rows = {
+                kind: [row for row in content[kind] if as_integer(row[key]) in own]
+                for kind, key in (("images", "id"), ("annotations", "image_id"))
+            }
+            written[_part_of(file, name)] = json.dumps({**content, **rows})
+        return written
+
+    arguments = [
+        word for name in ("train", "test") for word in ("--coco-json", str(_part_of(file, name)))
+    ]
+    return Undivided("COCO's format", _images(split), files, arguments)
+
+
+def _part_of(file: Path, split: str) -> Path:
+    return file.with_name(f"{file.stem}_{split}.json")
+
+
+def _images(split: Split) -> list[tuple[str, frozenset[str]]]:
+    return [
+        (
+            record["file_name"],
+            frozenset(split.classes[item["category_id"]] for item in record["annotations"]),
+        )
+        for record in split.records
+    ]
+
+
+def _lines(names: Iterable[str]) -> str:
+    return "".join(f"{name}\n" for name in names)

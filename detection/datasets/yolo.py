@@ -1,0 +1,304 @@
+"""YOLO layout (Ultralytics), read in place: a data.yaml, images, and a label file for each image.
+
+    data.yaml                 names or nc; train, val, test: folders or .txt lists of images; path
+    images/train/a.jpg        or train/images/a.jpg, as Roboflow has it
+    labels/train/a.txt        the last /images/ of the path becomes /labels/
+
+A line of a label file is `class cx cy w h`, or `class x1 y1 x2 y2 x3 y3 …`, a polygon. Numbers are
+fractions of the image's width and height, after its EXIF orientation; classes count from 0. An
+image without a label file, or with an empty one, is background.
+
+`.cache` files, which can be older than the labels, are not read.
+"""
+
+import hashlib
+import math
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from fvcore.common.config import CfgNode
+
+from detection.datasets.base import (
+    FORMATS,
+    XYWH_ABS,
+    Custom,
+    Format,
+    Record,
+    Split,
+    choose_splits,
+    splits_expected,
+)
+from detection.datasets.coco_json import with_coco_metric
+from detection.datasets.coco_repair import farthest_of_polygons, within
+from detection.datasets.layout import absent, image_size
+from detection.datasets.yolo_yaml import DataYaml, images_of, label_path, read_data_yaml
+from moco.common.errors import DataError, UserError, plural
+from moco.common.errors import shown as short
+
+_NAMED = 10  # broken lines in one message
+_ROUNDING_PX = 1.0  # a box may exceed the border so far without being noted
+_ACCEPTED = (-0.01, 1.01)  # Ultralytics drops an image with a number outside
+
+
+class Label(NamedTuple):
+    """Line of a label file: a class, and the numbers of a box (4) or of a polygon (6 or more)."""
+
+    line: int
+    class_id: int
+    numbers: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class YOLOSource:
+    """Location and reader of a split.
+
+    Attributes:
+        name: Name of the split in DATASETS.TRAIN and DATASETS.TEST.
+        file: Path of the data.yaml.
+        split: Its key there: train, val or test.
+    """
+
+    name: str
+    file: str
+    split: str
+
+    def present(self) -> bool:
+        """Return whether one of the split's folders or lists exists."""
+        return any(path.exists() for path in read_data_yaml(self.file).splits[self.split])
+
+    def read(self) -> Split:
+        """Read the split; boxes over the border are clipped and noted."""
+        return read_images(self.name, read_data_yaml(self.file), self.split)
+
+
+def read_images(name: str, data: DataYaml, split: str) -> Split:
+    """Read a split of a data.yaml; `name` is the result's. Raise DataError as `Source.read`."""
+    images = images_of(data, split)
+    missing = set(absent([str(label_path(image)) for image in images]))
+    if len(missing) == len(images):
+        raise DataError(
+            f"{name}: none of {plural(len(images), 'image')} has a label file; the first "
+            f"is expected in {label_path(images[0])}"
+        )
+    reader = _Reader(data)
+    labels = {
+        image: [] if str(path) in missing else reader.labels(path)
+        for image in images
+        for path in [label_path(image)]
+    }
+    polygons = [len(label.numbers) > 4 for found in labels.values() for label in found]
+    has_masks = bool(polygons) and all(polygons)
+    records, digest = [], hashlib.sha256(repr((name, data.classes)).encode())
+    for image, found in labels.items():
+        record = reader.record(image, found, has_masks)
+        content = (
+            os.path.relpath(image, data.root),
+            record["width"],
+            record["height"],
+            [label[1:] for label in found],
+        )
+        digest.update(repr(content).encode(errors="surrogateescape"))
+        records.append(record)
+    if faults := reader.faults:
+        more = f"; and {len(faults) - _NAMED} more" if len(faults) > _NAMED else ""
+        named = "; ".join(faults[:_NAMED]) + more
+        raise DataError(f"{name}: {plural(len(faults), 'broken line')}: {named}")
+    reader.counts["missing"] = len(missing)
+    if any(polygons) and not has_masks:
+        reader.counts["mixed"] = polygons.count(False)
+    return with_coco_metric(
+        Split(
+            name=name,
+            evaluator_type="coco",
+            classes=data.classes,
+            records=tuple(records),
+            annotations_sha256=digest.hexdigest(),
+            notes=tuple(_notes(reader.counts)),
+            has_masks=has_masks,
+        )
+    )
+
+
+class _Reader:
+    """Reader of label files.
+
+    Attributes:
+        counts: Numbers of what the notes name.
+        faults: Broken lines, as file, number and reason.
+    """
+
+    def __init__(self, data: DataYaml) -> None:
+        self.counts: Counter[str] = Counter()
+        self.faults: list[str] = []
+        self._data = data
+
+    def _fault(self, path: Path, line: int, reason: object) -> None:
+        self.faults.append(f"{os.path.relpath(path, self._data.root)}:{line}: {reason}")
+
+    def labels(self, path: Path) -> list[Label]:
+        """Read the lines of a label file."""
+        try:
+            if not path.is_file():
+                raise ValueError("not a file")
+            lines = path.read_bytes().decode("utf-8-sig").splitlines()
+        except (OSError, ValueError) as error:
+            self._fault(path, 1, f"cannot be read as text ({error})")
+            return []
+        found = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                if columns := line.split():
+                    found.append(_label(number, columns, self._data.classes))
+            except ValueError as error:
+                self._fault(path, number, error)
+        return found
+
+    def record(self, image: Path, labels: Sequence[Label], has_masks: bool) -> Record:
+        """Return Detectron2's dict of an image, without its id."""
+        width, height = image_size(image)
+        objects = []
+        for label in labels:
+            pixels = [v * (width, height)[i % 2] for i, v in enumerate(label.numbers)]
+            try:
+                item = self._object(label.class_id, pixels, width, height)
+            except ValueError as error:
+                self._fault(label_path(image), label.line, error)
+                continue
+            objects.append({**item, "segmentation": [pixels]} if has_masks else item)
+        numbers = [number for label in labels for number in label.numbers]
+        low, high = _ACCEPTED
+        self.counts["dropped"] += any(not low <= number <= high for number in numbers)
+        self.counts["background"] += not labels
+        self.counts["twice"] += len(labels) - len({label[1:] for label in labels})
+        return {
+            "file_name": str(image),
+            "height": height,
+            "width": width,
+            "annotations": objects,
+        }
+
+    def _object(self, class_id: int, pixels: list[float], width: int, height: int) -> Record:
+        """Return an object without its mask; its box is clipped."""
+        if len(pixels) == 4:
+            x, y, w, h = pixels
+            left, top, right, bottom = x - w / 2, y - h / 2, x + w / 2, y + h / 2
+        else:
+            left, right = min(pixels[::2]), max(pixels[::2])
+            top, bottom = min(pixels[1::2]), max(pixels[1::2])
+        if left >= width or top >= height or right <= 0 or bottom <= 0:
+            raise ValueError(
+                "outside the image; coordinates are fractions of its width and height, 0 to 1"
+            )
+        if not within(pixels, farthest_of_polygons({"width": width, "height": height})):
+            raise ValueError("a coordinate is far outside the image")
+        over = max(-left, -top, right - width, bottom - height)
+        left, top, right, bottom = max(left, 0), max(top, 0), min(right, width), min(bottom, height)
+        self.counts["clipped"] += over > _ROUNDING_PX
+        self.counts["empty"] += right <= left or bottom <= top
+        box = [left, top, right - left, bottom - top]
+        return {"category_id": class_id, "bbox": box, "bbox_mode": XYWH_ABS}
+
+
+def _label(line: int, columns: Sequence[str], classes: Sequence[str]) -> Label:
+    """Parse a line; raise ValueError with the reason if it is broken."""
+    if len(columns) == 6:
+        raise ValueError("6 columns, the last of which looks like a detector's score; delete it")
+    if len(columns) < 5 or len(columns) % 2 == 0:
+        expected = "class cx cy w h, or class and the points of a polygon"
+        raise ValueError(f"{plural(len(columns), 'column')}, expected {expected}")
+    number, *numbers = map(_number, columns)
+    if number != int(number) or not 0 <= number < len(classes):
+        expected = f"an integer from 0 to {len(classes) - 1}, the classes of data.yaml"
+        raise ValueError(f"class {short(columns[0])}, expected {expected}")
+    if len(numbers) == 4 and min(numbers[2:]) < 0:
+        raise ValueError("width or height is below 0")
+    return Label(line, int(number), tuple(numbers))
+
+
+def _number(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError as error:
+        raise ValueError(f"{short(text)} is not a number") from error
+    if not math.isfinite(number):
+        raise ValueError(f"{short(text)} is not a finite number")
+    return number
+
+
+def _notes(counts: Counter[str]) -> Iterator[str]:
+    if counts["background"]:
+        yield (
+            f"background images, without an object: {counts['background']}, of which "
+            f"{counts['missing']} have no label file"
+        )
+    if counts["mixed"]:
+        yield (
+            f"boxes among polygons: {counts['mixed']}; all objects are read as boxes, because "
+            "masks need a polygon for each"
+        )
+    if counts["clipped"]:
+        yield f"boxes over the border, clipped: {counts['clipped']}"
+    if counts["dropped"]:
+        yield (
+            f"images with a coordinate beyond 0 to 1: {counts['dropped']}, used here, which "
+            "Ultralytics leaves out"
+        )
+    if counts["twice"]:
+        yield f"lines equal to another one in the file, which no detector finds: {counts['twice']}"
+    if counts["empty"]:
+        yield f"boxes without area, left out in training: {counts['empty']}"
+
+
+def data_sources(datasets: CfgNode) -> list[YOLOSource]:
+    """Return the splits of DATASETS.YOLO_YAML, named `<folder of the file>_<split>`.
+
+    Raises:
+        DataError: If the file is missing or damaged.
+    """
+    if not (file := datasets.get("YOLO_YAML", "")):
+        return []
+    data = read_data_yaml(file)
+    stem = data.path.resolve().parent.name
+    return [YOLOSource(f"{stem}_{split}", str(data.path), split) for split in data.splits]
+
+
+@FORMATS.register()
+def yolo() -> Format:
+    """Return the format of YOLO layout, which has custom datasets only."""
+    return Format(
+        sources=lambda root: (),
+        counts={},
+        tree="",
+        tasks={},
+        custom=Custom(
+            flag="--yolo",
+            options={"metavar": "FILE", "help": "a custom dataset, as in DATASETS.YOLO_YAML"},
+            task=_custom_task,
+            sources=data_sources,
+            parse=_parse_custom,
+            arguments=lambda datasets: (
+                [["--yolo", datasets.YOLO_YAML]] if datasets.get("YOLO_YAML", "") else []
+            ),
+        ),
+    )
+
+
+def _parse_custom(file: str, root: str) -> tuple[list[YOLOSource], dict[str, str]]:
+    if root:
+        raise UserError("--root belongs to --coco-json, or to the name of a published dataset")
+    keys = {"YOLO_YAML": file}
+    return data_sources(CfgNode(keys)), keys
+
+
+def _custom_task(splits: Sequence[Split], keys: Mapping[str, str]) -> list[str]:
+    """Choose COCO's own task if all objects have masks, else the tutorial's small one for boxes."""
+    names = [split.name.rpartition("_")[2] for split in splits]
+    if not choose_splits(names, ("TRAIN", "TEST")):
+        raise DataError(splits_expected(keys["YOLO_YAML"], names))
+    if all(split.has_masks for split in splits):
+        return ["configs/coco/mask_rcnn_R_50_FPN_1x.yaml"]
+    return ["configs/voc/faster_rcnn_R_18_C4_small.yaml"]

@@ -1,0 +1,121 @@
+"""`datasets split`: shares of each class, copies together, three layouts, nothing overwritten."""
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from detection.datasets import read_split
+from detection.datasets.__main__ import main
+from detection.datasets.split import divide
+from moco.common.errors import DataError, UserError
+from tests.detection.datasets.conftest import read
+from tests.detection.datasets.test_voc import task_with
+from tests.oracles.relayout import as_roboflow, as_yolo
+from tests.oracles.tiny_voc import write_voc
+
+SHARES = {"train": 0.6, "val": 0.2, "test": 0.2}
+
+
+def test_each_class_is_divided_by_the_shares():
+    classes = [frozenset(("common", "rare")[: 1 + (i < 10)]) for i in range(90)]
+    classes += [frozenset()] * 10
+    digests = [str(i) for i in range(100)]
+    parts = divide(digests, classes, SHARES, seed=0)
+    assert sorted(i for chosen in parts.values() for i in chosen) == list(range(100))
+    for split, share in SHARES.items():
+        counts = Counter(name for i in parts[split] for name in classes[i])
+        assert counts == {"rare": 10 * share, "common": 90 * share}
+        assert len(parts[split]) == 100 * share
+    again = divide(digests[::-1], classes[::-1], SHARES, seed=0)
+    assert {99 - i for i in again["test"]} == set(parts["test"])  # in whatever order they come
+    assert divide(digests, classes, SHARES, seed=1) != parts
+
+
+def test_images_of_equal_bytes_stay_together():
+    digests = [str(i % 4) for i in range(40)]
+    parts = divide(digests, [frozenset("a")] * 40, {"train": 0.5, "test": 0.5}, seed=3)
+    assert [len({digests[i] for i in chosen}) for chosen in parts.values()] == [2, 2]
+
+
+@pytest.fixture
+def voc(tmp_path) -> Path:
+    """20 images in VOC layout, of which two are equal, without lists."""
+    root = write_voc(tmp_path / "voc", {"train": 20}, size=32)
+    shutil.copy(root / "JPEGImages/000001.jpg", root / "JPEGImages/000000.jpg")
+    shutil.copy(root / "Annotations/000001.xml", root / "Annotations/000000.xml")
+    return root
+
+
+def sizes(*splits) -> list[int]:
+    assert len({record["file_name"] for split in splits for record in split.records}) == 20
+    return [len(split.records) for split in splits]
+
+
+def test_three_layouts(voc, tmp_path, capsys):
+    whole = {"train": read_split("voc_train", task_with(voc))}
+    with pytest.raises(UserError, match=r"has splits: ImageSets/Main/train\.txt"):
+        main(["split", str(voc)])
+    shutil.rmtree(voc / "ImageSets")
+    assert main(["split", str(voc)]) == 0
+    shown = capsys.readouterr().out
+    assert "VOC layout, 20 images, 1 of them copies of others, which are kept together" in shown
+    assert f"wrote {voc}/ImageSets/Main/val.txt\n" in shown and "blue" in shown
+    by_name = [read_split(f"voc_{name}", task_with(voc)) for name in SHARES]
+    assert 3 <= min(sizes(*by_name)) and sizes(*by_name)[0] >= 11
+
+    yolo = as_yolo(tmp_path / "yolo", whole)
+    assert main(["split", str(yolo.parent), "--test", "0"]) == 0
+    file = yolo.with_name("data_split.yaml")
+    assert capsys.readouterr().out.endswith(f"doctor --yolo {file}\n")
+    found = [read(f"yolo_{name}", YOLO_YAML=file) for name in ("train", "val")]
+    assert 4 <= sizes(*found)[1] <= 5
+    with pytest.raises(UserError, match=r"train\.txt exists, and is not overwritten"):
+        main(["split", str(yolo)])
+    with pytest.raises(UserError, match="has splits: train, val"):
+        main(["split", str(file)])
+
+    coco = as_roboflow(tmp_path / "coco", whole)
+    assert main(["split", str(coco), "--seed", "3"]) == 0
+    file = coco / "train/_annotations.coco_test.json"
+    assert f"wrote {file}\n" in capsys.readouterr().out
+    names = [f"train__annotations.coco_{name}" for name in SHARES]
+    files = [coco / "train" / f"_annotations.coco_{name}.json" for name in SHARES]
+    found = [read(n, COCO_TRAIN_JSON=file) for n, file in zip(names, files, strict=True)]
+    assert 3 <= min(sizes(*found))
+    assert sum(len(json.loads(file.read_text())["annotations"]) for file in files) == sum(
+        len(record["annotations"]) for record in whole["train"].records
+    )
+
+
+def test_a_folder_of_label_studio(voc, tmp_path):
+    """classes.txt instead of a data.yaml, which is written."""
+    whole = {".": read_split("voc_train", task_with(voc))}
+    yolo = as_yolo(tmp_path / "studio", whole)
+    yolo.unlink()
+    yolo.with_name("classes.txt").write_text("blue\ngreen\nred\n")
+    assert main(["split", str(yolo.parent), "--val", "0"]) == 0
+    sizes(*(read(f"studio_{name}", YOLO_YAML=yolo) for name in ("train", "test")))
+
+
+@pytest.mark.parametrize(
+    "words, error, named",
+    [
+        (["--val", "0.7", "--test", "0.3"], UserError, "together below 1"),
+        (["--val", "nan"], UserError, "--val nan"),
+        (["--val", "0", "--test", "0"], UserError, "above 0"),
+        (["--val", "0.001"], DataError, "too few: val would have none"),
+    ],
+)
+def test_shares_that_are_refused(words, error, named, voc):
+    shutil.rmtree(voc / "ImageSets")
+    with pytest.raises(error, match=named):
+        main(["split", str(voc), *words])
+    assert not (voc / "ImageSets").exists()
+
+
+def test_no_dataset(tmp_path):
+    with pytest.raises(DataError, match="expected a dataset"):
+        main(["split", str(tmp_path)])

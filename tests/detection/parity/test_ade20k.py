@@ -1,0 +1,115 @@
+"""ADE20k in a miniature: tasks on both engines from a converted file, equal in every number."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from convert.convert_to_d2 import convert_file
+from detection.train_net import main
+from moco.common.run import read_record
+from tests.oracles.layouts_vit import timm_vit
+from tests.oracles.small_tasks import CONFIGS, ENGINES, logged, run_both
+from tests.oracles.tiny_ade import LABELS, write_ade
+
+pytestmark = [
+    pytest.mark.detectron2,
+    pytest.mark.slow,
+    pytest.mark.usefixtures("detectron2", "fresh_cache"),
+]
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory) -> Path:
+    """Write a converted transformer of 12 narrow blocks."""
+    pytest.importorskip("timm")
+    folder = tmp_path_factory.mktemp("vit")
+    torch.manual_seed(0)
+    net = timm_vit(4, 32, 4, depth=12, img_size=64, patch_size=16, num_classes=3)
+    torch.save(net.state_dict(), folder / "timm.file")
+    convert_file(folder / "timm.file", folder / "vit.pth", num_heads=4)
+    return folder / "vit.pth"
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
+    return write_ade(tmp_path, {"train": 5, "val": 3})
+
+
+@pytest.mark.parametrize(
+    ("task", "losses"),
+    [
+        ("linear_frozen_ViT_B_40k", {"loss_sem_seg"}),
+        ("linear_ViT_B_40k", {"loss_sem_seg"}),
+        ("upernet_ViT_B_160k", {"loss_sem_seg", "loss_sem_seg_auxiliary"}),
+    ],
+)
+def test_a_task_is_one_run_on_both_engines(task, losses, weights, data, tmp_path):
+    record = run_both(f"ade20k/{task}", weights, tmp_path, "TEST.SEM_SEG_STRIDE", "40")
+    before = torch.load(weights, weights_only=True)["model"]
+    for engine in ENGINES:
+        found = logged(tmp_path / engine)
+        assert {name for name in found if name.startswith("loss_")} == losses
+        after = torch.load(tmp_path / engine / "model_final.pth", weights_only=True)["model"]
+        same = [torch.equal(after[f"backbone.{name}"], x) for name, x in before.items()]
+        assert all(same) if "frozen" in task else not any(same)
+    left = record.coverage["left_at_init"]
+    assert record.coverage["loaded"] == len(before)
+    assert all(name.startswith("sem_seg_head.") or "rel_pos" in name for name in left)
+    # Most of the 150 classes are absent from the miniature, and the record says so.
+    assert {"sem_seg/mIoU", "sem_seg/mIoU_detectron2"} <= record.metrics.keys()
+    assert record.metrics["sem_seg/mIoU"] <= record.metrics["sem_seg/mIoU_detectron2"]
+    assert any("as in mmsegmentation" in note for note in record.notes)
+    argv = ["--engine", "embedded", "--eval-only", "--resume", "OUTPUT_DIR"]
+    assert main([*argv, str(tmp_path / "embedded")]) == 0
+    again = read_record(tmp_path / "embedded" / "inference" / "run.json")
+    assert again.metrics == record.metrics
+
+
+def test_an_earlier_block_is_a_key(weights, data, tmp_path):
+    """The map of another block gives another number, and the blocks above it have no effect."""
+    values = {}
+    for name in ("last_feat", "block11", "block4"):
+        options = ("TEST.SEM_SEG_STRIDE", "40", "MODEL.SEM_SEG_HEAD.IN_FEATURES", f"['{name}']")
+        folder = tmp_path / name
+        run_both("ade20k/linear_frozen_ViT_B_40k", weights, folder, *options)
+        values[name] = logged(folder / "embedded")["loss_sem_seg"]
+    assert values["last_feat"] == values["block11"] != values["block4"]
+
+
+def test_it_learns_the_classes(data, tmp_path):
+    """From scratch, tested on the training images: the shapes' colors determine their classes."""
+    keys = {
+        "MODEL.WEIGHTS": "random",
+        "MODEL.DEVICE": "cpu",
+        "MODEL.VIT.PATCH_SIZE": 4,
+        "MODEL.VIT.EMBED_DIM": 32,
+        "MODEL.VIT.DEPTH": 1,
+        "MODEL.VIT.NUM_HEADS": 2,
+        "MODEL.VIT.MLP_DIM": 32,
+        "MODEL.VIT.PRETRAIN_IMAGE_SIZE": 64,
+        "DATASETS.TEST": ("ade20k_sem_seg_train",),
+        "INPUT.SEM_SEG_SIZE": 64,
+        "INPUT.MAX_SIZE_TRAIN": 128,
+        "INPUT.SEM_SEG_CROP_SIZE": 64,
+        "INPUT.SEM_SEG_SCALE_RANGE": [0.8, 1.25],
+        "INPUT.SEM_SEG_COLOR": False,
+        "INPUT.MIN_SIZE_TEST": 64,
+        "TEST.SEM_SEG_WINDOW": 64,
+        "SOLVER.BASE_LR": 0.01,
+        "SOLVER.BACKBONE_LR_FACTOR": 1.0,
+        "SOLVER.MAX_ITER": 120,
+        "SOLVER.IMS_PER_BATCH": 4,
+        "SOLVER.PRECISION": "fp32",
+        "SOLVER.AMP.ENABLED": False,
+        "DATALOADER.NUM_WORKERS": 0,
+        "SEED": 1,
+        "OUTPUT_DIR": tmp_path / "run",
+    }
+    argv = ["--config-file", str(CONFIGS / "ade20k" / "linear_ViT_B_40k.yaml")]
+    argv += ["--engine", "embedded", *(str(item) for pair in keys.items() for item in pair)]
+    assert main(argv) == 0
+    metrics = read_record(tmp_path / "run" / "run.json").metrics
+    for label in LABELS:
+        assert metrics[f"sem_seg/IoU-thing {label}"] > 80
