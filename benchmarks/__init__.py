@@ -1,1 +1,1 @@
-"""From runs to tables: records, statistics, renderers, and the quickstart."""
+"""Suites of transfer runs and the tables made of them, the quickstart, and speed benchmarks."""

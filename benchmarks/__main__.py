@@ -1,6 +1,6 @@
 """Every command of the project behind one name: `moco-transfer COMMAND`.
 
-Each command is the parser and the `main` of a module; only the one that runs is imported.
+Each command is the `build_parser` and `main` of one module, which is imported when it runs.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from moco import __version__
 from moco.common.command import NAME
 from moco.common.errors import run_cli
 
-# Command → the module, arguments that come first, what it does.
+# Command → module, leading arguments, help text.
 COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "quickstart": ("benchmarks.quickstart", (), "the whole chain in minutes on a CPU"),
     "pretrain": ("moco.pretrain", (), "pre-train a backbone with MoCo"),
@@ -22,7 +22,7 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "finetune": ("moco.finetune", (), "fine-tune the whole network for classification"),
     "knn": ("moco.knn", (), "kNN classification with a checkpoint's features"),
     "convert": ("convert.convert_to_d2", (), "convert a checkpoint for Detectron2, and prove it"),
-    "inspect": ("convert.convert_to_d2", ("--inspect",), "describe any checkpoint"),
+    "inspect": ("benchmarks.inspect_weights", (), "describe any weights, and what takes them"),
     "weights": ("convert.weights", (), "list pre-trained weights, fetch them by name"),
     "train": ("detection.train_net", (), "fine-tune a detector and evaluate it"),
     "datasets": ("detection.datasets.__main__", (), "list, fetch and check datasets"),
@@ -36,15 +36,15 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "completion": ("benchmarks.completion", (), "print a script that completes in a shell"),
 }
 
-# Commands of moco/, which imports nothing above it: they are handed the reader of weights.
+# moco/ cannot import convert/, so `main` passes these commands the function that reads weights.
 READ_WEIGHTS = ("pretrain", "linear", "finetune", "knn")
 
 
 def build_parser(every: bool = False) -> argparse.ArgumentParser:
-    """The command line up to the command.
+    """Build the parser of the command's name.
 
     Args:
-        every: with the arguments of each command, for which all their modules are imported.
+        every: Add the arguments of each command, which imports all of their modules.
     """
     parser = argparse.ArgumentParser(
         prog=NAME,
@@ -55,31 +55,31 @@ def build_parser(every: bool = False) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (_, first, what) in COMMANDS.items():
         commands.add_parser(name, help=what)
-        if every and not first:  # else its arguments are a part of another command's
+        if every and not first:  # a command with leading arguments shares another one's parser
             commands.choices[name] = module_of(name).build_parser()
     return parser
 
 
 def module_of(command: str) -> Any:
-    """The module of a command; it has `build_parser` and `main`."""
+    """Import and return the module of a command, which has `build_parser` and `main`."""
     return importlib.import_module(COMMANDS[command][0])
 
 
 def main(argv: Sequence[str] | None = None) -> int | None:
-    """Run the command that comes first in `argv`."""
+    """Run the command named by the first item of `argv`, and return its exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
     name = build_parser().parse_args(argv[:1]).command
-    run, words = module_of(name).main, [*COMMANDS[name][1], *argv[1:]]
+    run, arguments = module_of(name).main, [*COMMANDS[name][1], *argv[1:]]
     if name in READ_WEIGHTS:
         from convert.initial_weights import read_initial_weights
 
         run = functools.partial(run, read=read_initial_weights)
-    code: int | None = run(words)
+    code: int | None = run(arguments)
     return code
 
 
 def cli() -> None:
-    """The console command."""
+    """Run as the console script `moco-transfer`."""
     sys.argv[0] = NAME
     run_cli(main)
 

@@ -1,4 +1,4 @@
-"""Print the script with which a shell completes `moco-transfer`.
+"""Command that prints a shell completion script for `moco-transfer`.
 
 moco-transfer completion bash > ~/.local/share/bash-completion/completions/moco-transfer
 moco-transfer completion zsh > DIR_OF_FPATH/_moco-transfer
@@ -15,10 +15,10 @@ SHELLS = ("bash", "zsh", "tcsh")
 
 
 def script(shell: str) -> str:
-    """The script for a shell.
+    """Return the completion script for a shell.
 
     Raises:
-        UserError: shtab is not installed.
+        UserError: If shtab is not installed.
     """
     try:
         import shtab
@@ -31,9 +31,10 @@ def script(shell: str) -> str:
 
 
 def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of `moco-transfer completion`."""
     parser = argparse.ArgumentParser(
         prog=program("completion", "python -m benchmarks.completion"),
-        description="Print the script with which a shell completes moco-transfer.",
+        description="Print a shell completion script for moco-transfer.",
     )
     parser.add_argument("shell", choices=SHELLS)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -41,6 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Print the completion script of the requested shell."""
     print(script(build_parser().parse_args(argv).shell))
 
 

@@ -1,15 +1,15 @@
-"""Error types of a detector's boxes: TIDE's six (Bolya et al. 2020, arXiv 2008.08115).
+"""Analysis of detection errors by TIDE's six types (Bolya et al. 2020, arXiv 2008.08115).
 
     python -m benchmarks.error_types RUN [RUN ...]
 
-RUN is the OUTPUT_DIR of a finished run, or a folder of several, on this machine's copy of the test
-images' annotations. It needs the predictions (`inference/<split>.json`), and no model. The result
-goes to `RUN/error_types.json`, from where reports read it (benchmarks/report/why.py).
+RUN is the OUTPUT_DIR of a finished run, or a folder of several. The analysis reads the run's
+predictions (`inference/<split>.json`) and the test annotations on this machine, and needs no model.
+It writes `RUN/error_types.json`, which the reports read (benchmarks/report/analysis.py).
 
-Deviation: on VOC the AP50 is COCO's, with 101 recalls in place of 11, and a difficult object is a
-region where no detection is wrong, as in tidecv, TIDE's own code. That gives the same numbers where
-every class has an object and no region is ignored; else it counts ignored detections as errors,
-too, and averages over classes that have detections and no object.
+Deviation: on VOC the AP50 is COCO's, with 101 recall points instead of 11, and a difficult object
+is an ignore region, in which no detection is an error. The numbers equal those of tidecv, TIDE's
+own code, if every class has an object and no region is ignored; otherwise tidecv counts ignored
+detections as errors, too, and averages over classes that have detections and no object.
 """
 
 import argparse
@@ -25,25 +25,29 @@ if TYPE_CHECKING:
     from benchmarks.report.records import FinishedRun
     from detection.datasets.base import Split
 
-MATCHED, BACKGROUND = 0.5, 0.1  # IoU from which a box is right, and below which it is of nothing
+MATCHED, BACKGROUND = 0.5, 0.1  # TIDE's t_f and t_b: IoU of a match, IoU below which it is none
 
 
 def error_types(run: "FinishedRun") -> dict[str, Any]:
-    """`ap50`, and by type `delta`, the points that AP50 gains without it, and `counts`.
+    """Compute the number and the cost of each error type of a run.
+
+    Returns:
+        `ap50` in 0..100; `delta`, the AP50 points gained if a type is fixed; `counts` by type.
 
     Raises:
-        UserError: no predictions, their dataset is not on this machine or another one, a metric
-            other than VOC's and COCO's, or hotcoco is not installed.
+        UserError: If there are no predictions, their dataset is missing or differs from the run's,
+            the metric is neither VOC's nor COCO's, or hotcoco is not installed.
     """
     from benchmarks.report.precision import find_predictions, precision_recall
     from detection.datasets.base import require_package
+    from detection.datasets.coco_json import annotations_of
     from detection.datasets.coco_repair import annotation_file
     from detection.evaluation.coco import MAX_DETECTIONS
 
     split, path = find_predictions(run)
     config = run.record.config
     require_package("hotcoco", "metrics", f"{split.name}: the metric needs")
-    precision_recall(run)  # raises where this is not the dataset of the run
+    precision_recall(run)  # raises if the dataset here is not the one that the run was tested on
     import hotcoco
 
     if split.evaluator_type == "pascal_voc":
@@ -51,15 +55,15 @@ def error_types(run: "FinishedRun") -> dict[str, Any]:
         annotations = hotcoco.COCO(truth)
     else:
         found = json.loads(path.read_text(encoding="utf-8"))
-        json_file, masked = split.metadata["json_file"], config.get("MODEL.MASK_ON", False)
-        with annotation_file(json_file, split.images, masked=masked) as (file, _):
+        masked = config.get("MODEL.MASK_ON", False)
+        with annotation_file(annotations_of(split), split.images, masked=masked) as (file, _):
             annotations = hotcoco.COCO(file)
     boxes = [{k: v for k, v in row.items() if k != "segmentation"} for row in found]
     evaluation = hotcoco.COCOeval(annotations, annotations.load_res(boxes), "bbox")
     evaluation.params.maxDets = [config.get("TEST.COCO_MAX_DETECTIONS", MAX_DETECTIONS)]
     evaluation.evaluate()
     tide = evaluation.tide_errors(pos_thr=MATCHED, bg_thr=BACKGROUND)
-    names = tide["counts"].keys()  # without the two that are sums: FP and FN
+    names = tide["counts"].keys()  # `delta_ap` also has the totals FP and FN
     return {
         "ap50": round(100 * tide["ap_base"], 6),
         "delta": {name: round(100 * tide["delta_ap"][name], 6) for name in names},
@@ -68,14 +72,14 @@ def error_types(run: "FinishedRun") -> dict[str, Any]:
 
 
 def _from_voc(split: "Split", path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Annotations and detections of VOC in COCO's format, boxes XYWH from 0."""
+    """Return VOC annotations and detections in COCO's format, with 0-based XYWH boxes."""
     from detection.evaluation.predictions import read_voc
 
     number = {image_id: i for i, image_id in enumerate(split.truth)}
     annotations: list[dict[str, Any]] = []
     for image_id, truth in split.truth.items():
         objects = zip(truth.boxes, truth.classes, truth.difficult, strict=True)
-        for (x1, y1, x2, y2), class_id, difficult in objects:  # from 1, inclusive
+        for (x1, y1, x2, y2), class_id, difficult in objects:  # 1-based, inclusive
             box = [float(x) for x in (x1 - 1, y1 - 1, x2 - x1 + 1, y2 - y1 + 1)]
             own = {"id": len(annotations) + 1, "image_id": number[image_id], "bbox": box}
             own |= {"area": box[2] * box[3], "iscrowd": int(difficult)}
@@ -92,6 +96,7 @@ def _from_voc(split: "Split", path: Path) -> tuple[dict[str, Any], list[dict[str
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Analyze the errors of the given runs, and write one file next to each record."""
     args = build_parser().parse_args(argv)
     from benchmarks.report.records import collect
     from detection.evaluation.metrics import ERRORS_NAME
@@ -104,13 +109,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         found = error_types(run)
         atomic_write_json(run.folder / ERRORS_NAME, {"run": run.digest, **found})
         shown = "  ".join(f"{name} {value:.1f}" for name, value in found["delta"].items())
-        print(f"{run.folder}: AP50 {found['ap50']:.1f}; it gains without {shown}")
+        print(f"{run.folder}: AP50 {found['ap50']:.1f}; points gained if fixed: {shown}")
 
 
 def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of `moco-transfer errors`."""
     parser = argparse.ArgumentParser(
         prog=program("errors", "python -m benchmarks.error_types"),
-        description="Find of which type the errors of finished runs are (TIDE): class, "
+        description="Classify the errors of finished runs by TIDE's types: class, "
         "localization, both, duplicate, background, missed.",
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="OUTPUT_DIR of a run")

@@ -1,8 +1,8 @@
-"""List the task files, recipes and suites that come with the project.
+"""Command that lists the task files, recipes and suites shipped with the project.
 
-moco-transfer configs               names and titles
-moco-transfer configs voc           those with `voc` in their names
-moco-transfer configs --show NAME   the text of one, to begin a file of your own
+moco-transfer configs               list all names and titles
+moco-transfer configs voc           list the names that contain `voc`
+moco-transfer configs --show NAME   print one file, to start your own from
 """
 
 import argparse
@@ -14,43 +14,46 @@ from moco.common import shipped
 from moco.common.command import program
 from moco.common.errors import UserError, run_cli
 
-HIDDEN = "Base-", "inits"  # what files share, and what is no configuration
+HIDDEN = "Base-", "inits"  # base files, and inits.yaml, which is no configuration
 _COMMENT = re.compile(r"(?:#.*\n)+")
 
 
 def title(path: Path) -> str:
-    """The first sentence of a file's opening comment."""
+    """Return the first sentence of a file's opening comment."""
     match = _COMMENT.match(path.read_text(encoding="utf-8"))
     text = " ".join(line.lstrip("# ") for line in match[0].splitlines()) if match else ""
     return re.split(r"\.(?: |$)", text)[0]
 
 
 def listing(word: str = "") -> str:
-    """A line for each shipped file with `word` in its name.
+    """Format one line for each shipped file with `word` in its name.
 
     Raises:
-        UserError: no name has it.
+        UserError: If no name contains it.
     """
     found = [name for name in shipped.names() if word in name and not name.startswith(HIDDEN)]
     if not found:
-        raise UserError(f"{word}: no configuration has this in its name; leave it out for all")
+        raise UserError(f"{word}: no configuration has this in its name; omit it to list all")
     width = max(map(len, found)) + 2
     return "\n".join(f"{name:{width}}{title(shipped.CONFIGS / f'{name}.yaml')}" for name in found)
 
 
 def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of `moco-transfer configs`."""
     parser = argparse.ArgumentParser(
         prog=program("configs", "python -m benchmarks.list_configs"),
-        description="List the task files, recipes and suites that come with the project. A name, "
-        "with or without its folder, is what --config-file and suites take.",
+        description="List the task files, recipes and suites shipped with the project. "
+        "--config-file and suites take a name with or without its folder.",
     )
-    parser.add_argument("word", nargs="?", default="", metavar="WORD", help="only names with it")
+    word = "list only names that contain WORD"
+    parser.add_argument("word", nargs="?", default="", metavar="WORD", help=word)
     parser.add_argument("--show", metavar="NAME", help="print this file instead")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Print the list, or one file."""
     args = build_parser().parse_args(argv)
     if args.show is not None:
         print(shipped.resolve(args.show).read_text(encoding="utf-8"), end="")

@@ -1,8 +1,9 @@
-"""Curves of pre-training runs, as PNG and SVG: loss, pretext accuracy, learning rate, kNN.
+"""Command that plots curves of pre-training runs: loss, pretext accuracy, learning rate, kNN.
 
     python -m benchmarks.plot_curves RUN [RUN ...] --output curves.png
 
-RUN is the OUTPUT_DIR of a run, finished or not. What no run has logged gets no panel.
+RUN is the OUTPUT_DIR of a run, finished or not. A quantity that no run has logged gets no panel.
+The figure is written as PNG and SVG.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from moco.common.errors import DataError, UserError, run_cli
 from moco.common.files import PathLike
 from moco.common.run import METRICS_NAME
 
-# Name in metrics.json -> title of the panel.
+# Name in metrics.json → title of the panel.
 PANELS = {
     "loss": "loss",
     "pretext_accuracy": "pretext accuracy (%)",
@@ -27,10 +28,10 @@ PANELS = {
 
 
 def read_curves(run: PathLike) -> dict[str, Curve]:
-    """Epochs and values of everything in `PANELS` that a run has logged.
+    """Read the epochs and values of all quantities in `PANELS` that a run has logged.
 
     Raises:
-        DataError: no such folder, no metrics in it, or none of these yet.
+        DataError: If the folder does not exist or has no metrics, or no quantity is logged yet.
     """
     path = Path(run) / METRICS_NAME
     if not path.is_file():
@@ -43,7 +44,7 @@ def read_curves(run: PathLike) -> dict[str, Curve]:
 
 
 def plot_curves(runs: Mapping[str, Mapping[str, Curve]]) -> Plot:
-    """One panel for each quantity; runs, by label, in colors of their own."""
+    """Plot one panel per quantity and one color per run; `runs` is label → curves."""
     panels = [name for name in PANELS if any(name in curves for curves in runs.values())]
     figure, axes = new_figure(len(panels), width=4.2, height=3.4)
     for axis, name in zip(axes, panels, strict=True):
@@ -53,14 +54,14 @@ def plot_curves(runs: Mapping[str, Mapping[str, Curve]]) -> Plot:
                     *curves[name],
                     color=PALETTE[number % len(PALETTE)],
                     linestyle=("-", "--", ":")[number // len(PALETTE) % 3],
-                    marker="o" if name == "knn/top1" else "",  # measured now and then
+                    marker="o" if name == "knn/top1" else "",  # measured every few epochs
                     markersize=3,
                     linewidth=1.5,
                     label=escape.figure(label),
                 )
         axis.set(title=PANELS[name], xlabel="epoch")
         axis.margins(x=0.01)
-        if name != "loss":  # whose level depends on K and T; the others have a meaningful zero
+        if name != "loss":  # the level of the loss depends on K and T; zero means nothing there
             axis.set_ylim(bottom=0)
         if len(runs) > 1:
             axis.legend(frameon=False, fontsize=8)
@@ -68,7 +69,7 @@ def plot_curves(runs: Mapping[str, Mapping[str, Curve]]) -> Plot:
 
 
 def label_runs(runs: Sequence[Path]) -> list[str]:
-    """The folders' names, or as much of their paths as tells them apart."""
+    """Return the shortest ends of the folders' paths that tell the runs apart."""
     paths = [run.resolve().parts for run in runs]
     for length in range(1, max(map(len, paths)) + 1):
         labels = ["/".join(parts[-length:]) for parts in paths]
@@ -78,6 +79,7 @@ def label_runs(runs: Sequence[Path]) -> list[str]:
 
 
 def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of `moco-transfer plot`."""
     parser = argparse.ArgumentParser(
         prog=program("plot", "python -m benchmarks.plot_curves"),
         description="Plot loss, pretext accuracy, learning rate and kNN of pre-training runs.",
@@ -91,6 +93,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Plot the given runs, and write the figure."""
     args = build_parser().parse_args(argv)
     if not args.output.lower().endswith(".png"):
         raise UserError(f"--output: got {args.output}, expected a name that ends in .png")

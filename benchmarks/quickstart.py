@@ -5,211 +5,247 @@
     python -m benchmarks.quickstart --voc DIR             fine-tune on a custom VOC-layout dataset
     python -m benchmarks.quickstart --arch vit            a vision transformer, by MoCo v3
 
-It is a suite of one task whose weights are made by runs that come before, and it runs the same
-commands that a user would, one process and one thread each. Random and MoCo rows differ in
-MODEL.WEIGHTS and nothing else; the seeds are 0, 1, 2, ... and every one is in the table.
-Interrupted, it continues when it is called again.
+It runs the suite configs/suites/quickstart.yaml with defaults, and explains the numbers. The random
+and the MoCo row differ in MODEL.WEIGHTS and nothing else; the seeds are 0, 1, 2, ... and all of
+them are in the table. After an interruption, the same command continues.
 """
 
 import argparse
-import json
-import os
 import shlex
 import shutil
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from benchmarks.run_suite import refresh_tables
-from benchmarks.suites import locks
-from benchmarks.suites.chain import NETWORKS, Plan, make_runs
-from benchmarks.suites.executors.base import Options
-from benchmarks.suites.executors.local import cpu
-from benchmarks.suites.forecast import foresee
-from benchmarks.suites.live import Live
-from benchmarks.suites.prepare import limit_voc, training_images, voc_splits
-from benchmarks.suites.runs import DONE, LOCK_NAME, Run
-from benchmarks.suites.scheduler import Scheduler
-from moco.common.command import RANDOM, program
+from benchmarks import run_suite
+from benchmarks.suites.folder import SUITE_NAME, SuiteFolder
+from benchmarks.suites.prepare import LIMIT, training_images, voc_splits
+from benchmarks.suites.programs import Programs
+from benchmarks.suites.runs import Run
+from benchmarks.suites.suite import SHRINK, Step, Suite
+from benchmarks.suites.suite_file import load_suite
+from moco.common.command import program
 from moco.common.distributed import usable_cores
-from moco.common.errors import LockedError, UserError, printable, run_cli
-from moco.common.files import atomic_write_json
+from moco.common.errors import UserError, plural, printable, run_cli
 from moco.common.progress import format_seconds
-from moco.common.shipped import shown
+from moco.common.shipped import CONFIGS, shown
 from moco.data.images import find_images
 
 if TYPE_CHECKING:
     from benchmarks.report.aggregate import Table
 
-SETTINGS_NAME = "quickstart.json"
-SEEDS, FEW_SEEDS = 5, 3  # trials per row; real scenes and vision transformers take longer
+FEW_SEEDS = 3  # trials per row on photographs, which take longer than generated scenes
 IMAGES_MIN = 64
-VOC_LIMITS, SMOKE_VOC_LIMITS = (2000, 300), (8, 6)  # images to train and to test on
-# What a quickstart leaves in its output folder; --overwrite removes these and nothing else.
-OWN = (
-    SETTINGS_NAME,
-    "data",
-    "pretrain",
-    "moco.pth",
-    "runs",
-    "steps",
-    "logs",
-    ".slots",
-    "table.*",
-    "runs.csv",
-    "loss-*.png",
-    "loss-*.svg",
-    "ap-*.png",
-    "ap-*.svg",
-    "samples.png",
-)
+BATCH, QUEUE = 64, 512  # of configs/pretrain/quickstart.yaml
+# Contents of an output folder; --overwrite removes these and nothing else.
+OUTPUTS = (SUITE_NAME, "data", "grid", "inits", "jobs", "moco.pth", "runs", "tables")
+
+# Overrides of the YAML files: for photographs, and for --smoke.
+OWN_SCENES = {
+    "MODEL.ANCHOR_GENERATOR.SIZES": "[[16, 32, 64, 128]]",
+    "INPUT.MIN_SIZE_TRAIN": "(224,)",
+    "INPUT.MAX_SIZE_TRAIN": "360",
+    "INPUT.MIN_SIZE_TEST": "224",
+    "INPUT.MAX_SIZE_TEST": "360",
+}
+SMOKE_PRETRAIN = {
+    "SOLVER.MAX_ITERS": "4",
+    "SOLVER.WARMUP_ITERS": "1",
+    "SOLVER.BATCH_SIZE": "16",
+    "LOG.EVERY_ITERS": "2",
+}
+SMOKE_DETECTION = {
+    "SOLVER.MAX_ITER": "4",
+    "SOLVER.STEPS": "(2, 3)",
+    "SOLVER.WARMUP_ITERS": "1",
+    "SOLVER.IMS_PER_BATCH": "2",
+    "TEST.PRECISE_BN.NUM_ITER": "1",
+}
+SMOKE_ARGUMENTS = {
+    "images": ("--images=64",),
+    "knn": ("--knn-train=16", "--knn-val=8"),
+    "scenes": ("--trainval=8", "--test=6"),
+}
+
+
+@dataclass(frozen=True)
+class Network:
+    """Choice of `--arch`, and its pre-training.
+
+    Attributes:
+        suite: Name of the suite's file.
+        own_images: Overrides of the pre-training on photographs.
+        own_seconds: Seconds per iteration on photographs, of the pre-training and of fine-tuning.
+        smoke: Overrides of the pre-training with --smoke, in addition to `SMOKE_PRETRAIN`.
+        has_queue: Whether MOCO.K is the length of a queue, which depends on the number of images.
+    """
+
+    suite: str
+    own_images: dict[str, str]
+    own_seconds: tuple[float, float]
+    smoke: dict[str, str]
+    has_queue: bool
+
+
+NETWORKS = {
+    "resnet": Network(
+        "quickstart",
+        own_images={
+            "AUG.CROP_PX": "64",
+            "AUG.CROP_SCALE": "(0.2, 1.0)",
+            "AUG.GRAY_PROB": "0.2",
+            "SOLVER.MAX_ITERS": "1200",
+        },
+        own_seconds=(0.2, 0.11),
+        smoke={"MOCO.K": "32"},
+        has_queue=True,
+    ),
+    "vit": Network(
+        "quickstart_vit",
+        own_images={"AUG.CROP_PX": "96", "AUG.CROP_SCALE": "(0.2, 1.0)", "SOLVER.MAX_ITERS": "500"},
+        own_seconds=(0.8, 0.45),
+        smoke={"MOCO.K": "16"},
+        has_queue=False,
+    ),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Run the quickstart's suite, or resume it; print the table and the next commands."""
     args = build_parser().parse_args(argv)
-    plan = make_plan(args)
-    check_sources(plan)
-    from moco.common.run import RunFolder
-
-    workers = args.workers or min(usable_cores(), plan.seeds + 1)
-    executor = cpu(Options(plan.out, workers))
-    start = time.monotonic()
-    with RunFolder(plan.out, resume=True):
-        open_folder(plan, args.overwrite)
-        runs = make_runs(plan)
-        if plan.voc is not None and not plan.scenes.exists():
-            limit_voc(plan.voc, plan.scenes, *(VOC_LIMITS if not plan.smoke else SMOKE_VOC_LIMITS))
-        print(announcement(plan, runs, workers), flush=True)
-        refresh = partial(refresh_tables, plan.out, runs, RANDOM)
-        with Live("Quickstart", runs, refresh) as live:
-            Scheduler(
-                runs,
-                executor,
-                name="quickstart",
-                retry_failed=True,
-                fail_fast=True,
-                watch=live.update,
-            ).run()
-            live.pause()
-            minutes, times = format_seconds(time.monotonic() - start), os.times()
-            seconds = times.children_user + times.children_system
-            print(f"\nDone in {minutes} ({seconds:.0f} CPU-seconds, {workers} at a time).\n")
-            report(plan, runs)
+    output = args.output or Path("quickstart_out_smoke" if args.smoke else "quickstart_out")
+    suite, folder = make_suite(args), SuiteFolder(output)
+    if args.overwrite and (output / SUITE_NAME).is_file():
+        with folder.lock():
+            remove_outputs(output)
+    start, trials = time.monotonic(), suite.tasks[0].trials
+    workers = args.workers or min(usable_cores(), trials + 1)
+    flags = ["--executor=cpu", f"--workers={workers}", "--engine=embedded", "--retry-failed"]
+    finish = partial(report, args=args, trials=trials)
+    options = run_suite.build_parser().parse_args([suite.name, *flags])
+    run_suite.run(suite, folder, options, Programs(), fail_fast=True, finish=finish)
+    print(f"\nDone in {format_seconds(time.monotonic() - start)}, {plural(workers, 'worker')}.")
 
 
-def make_plan(args: argparse.Namespace) -> Plan:
-    default = SEEDS if args.voc is None and args.arch == "resnet" else FEW_SEEDS
-    seeds = default if args.seeds is None else args.seeds
+def make_suite(args: argparse.Namespace) -> Suite:
+    """Return the shipped suite with the user's folders and options filled in.
+
+    Raises:
+        UserError: If a folder has too few images, or --seeds is out of range.
+        DataError: If a folder is missing or has no VOC layout.
+    """
+    network = NETWORKS[args.arch]
+    suite = load_suite(CONFIGS / "suites" / f"{network.suite}.yaml")
+    steps = {step.name: step for step in suite.steps}
+    pretrain: dict[str, str] = {}
+    own_images, own_scenes = args.images or args.voc, args.voc is not None
+    if args.voc is not None:
+        voc_splits(args.voc)
+    if own_images is not None:
+        kind, find = ("images", find_images) if args.images else ("voc-images", training_images)
+        number = len(find(own_images))
+        if number < IMAGES_MIN:
+            flag = "--images" if args.images else "--voc"
+            raise UserError(
+                f"{flag} {own_images}: found {number} images to pre-train on, expected at least "
+                f"{IMAGES_MIN}"
+            )
+        steps["images"] = _shrink("images", kind, own_images, "data/images")
+        del steps["knn"]
+        pretrain |= network.own_images
+        if network.has_queue:
+            pretrain["MOCO.K"] = str(queue_length(min(number, LIMIT)))
+    if own_scenes:
+        limits = ("--limit=8", "--test-limit=6") if args.smoke else ("--limit=2000",)
+        scenes = _shrink("scenes", "voc", args.voc, f"data/{args.voc.resolve().name}", *limits)
+        steps["scenes"] = scenes
+    if args.smoke:
+        pretrain |= SMOKE_PRETRAIN | network.smoke
+        for name, arguments in SMOKE_ARGUMENTS.items():
+            if name in steps and steps[name].program != SHRINK:
+                own = (*steps[name].arguments, *arguments)
+                steps[name] = replace(steps[name], arguments=own)
+    training, own_seconds = steps["pretrain"], network.own_seconds
+    keys = dict(training.overrides)
+    if own_images is not None:
+        del keys["DATA.KNN_ROOT"]
+        training = replace(training, seconds_per_iteration=own_seconds[0])
+    steps["pretrain"] = replace(training, overrides=tuple((keys | pretrain).items()))
+    [task] = suite.tasks
+    keys = dict(task.overrides)
+    keys |= (OWN_SCENES if own_scenes else {}) | (SMOKE_DETECTION if args.smoke else {})
+    changes: dict[str, Any] = {"seconds_here": own_seconds[1]} if own_scenes else {}
+    seeds = args.seeds if args.seeds is not None else FEW_SEEDS if own_scenes else task.trials
     if not 1 <= seeds <= 100:
         raise UserError(f"--seeds: got {seeds}, expected 1 to 100")
-    out = args.out or Path("quickstart_out_smoke" if args.smoke else "quickstart_out")
-    return Plan(out, args.images, args.voc, args.smoke, seeds, args.arch)
+    task = replace(task, overrides=tuple(keys.items()), trials=seeds, **changes)
+    return replace(suite, tasks=(task,), steps=tuple(steps.values()))
 
 
-def check_sources(plan: Plan) -> None:
-    """Whether the user's folders can be used, before anything is made.
+def _shrink(name: str, kind: str, source: Path, makes: str, *more: str) -> Step:
+    """Return a step that makes small copies of the user's images."""
+    arguments = (kind, *more, str(source.resolve()))
+    return Step(name, SHRINK, arguments=arguments, makes=makes, gpus=0, seconds=15.0)
 
-    Raises:
-        UserError, DataError: a folder that is missing or holds too little.
+
+def queue_length(num_images: int) -> int:
+    """Compute the queue length K for a small dataset.
+
+    K is a multiple of the batch size, and at most half the number of images if that is at least a
+    batch, so that a query's own image is seldom among its negatives.
     """
-    if plan.voc is not None:
-        voc_splits(plan.voc)
-    for source, folder, find in (
-        ("--images", plan.images, find_images),
-        ("--voc", None if plan.images else plan.voc, training_images),
-    ):
-        if folder is not None and (number := len(find(folder))) < IMAGES_MIN:
-            raise UserError(
-                f"{source} {folder}: {number} images to pre-train on, "
-                f"expected at least {IMAGES_MIN}"
-            )
+    return max(BATCH, min(QUEUE, num_images // 2 // BATCH * BATCH))
 
 
-def open_folder(plan: Plan, overwrite: bool) -> None:
-    """Make the output folder this plan's: new, continued, or emptied of an earlier plan's files.
-
-    Raises:
-        UserError: the folder holds something else, or results of other settings.
-        LockedError: processes of an earlier call are to be overwritten.
-    """
-    path = plan.out / SETTINGS_NAME
-    if path.is_file():
-        before = json.loads(path.read_text(encoding="utf-8"))
-        changed = [key for key, value in plan.settings().items() if before.get(key) != value]
-        if overwrite:
-            if held := [lock for lock in plan.out.glob(f"**/{LOCK_NAME}") if locks.held(lock)]:
-                raise LockedError(
-                    f"{held[0].parent} is still computed by a process of an earlier call; "
-                    "wait for it, or end it"
-                )
-            for old in [p for pattern in OWN for p in plan.out.glob(pattern)]:
-                if old.is_dir() and not old.is_symlink():
-                    shutil.rmtree(old)
-                else:
-                    old.unlink()
-        elif changed:
-            raise UserError(
-                f"{plan.out} was made with another --{', --'.join(changed)}; "
-                "choose another --out, or start from scratch with --overwrite"
-            )
-    elif others := sorted(p.name for p in plan.out.iterdir() if not p.name.startswith(".")):
-        raise UserError(f"{plan.out} holds other files ({others[0]}); choose another --out")
-    atomic_write_json(path, plan.settings())
+def remove_outputs(output: Path) -> None:
+    """Remove the files of an earlier quickstart; the caller holds the folder's lock."""
+    for path in (output / name for name in OUTPUTS):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
-def announcement(plan: Plan, runs: Sequence[Run], workers: int) -> str:
-    """What is about to happen."""
-    images, scenes = plan.images or plan.voc or "generated images", plan.voc or "generated scenes"
-    seeds = ", ".join(map(str, range(plan.seeds)))
-    states = {run.name: run.state() for run in runs}
-    number = sum(state.kind != DONE for state in states.values())
-    if plan.smoke:
-        last = "--smoke: a few iterations only; the numbers will mean nothing."
-    elif number:
-        left = foresee(runs, states, {}, workers).seconds_left
-        last = f"About {format_seconds(left)} where the cores have nothing else to do."
-    else:
-        last = ""
-    return f"""\
-Pre-train on {images}, then fine-tune a detector on {scenes} from random and from moco weights, \
-seeds {seeds}.
-{number} steps to do, {workers} at a time, one thread each; logs are suite.log in \
-{plan.out}/{{steps,pretrain,runs}}.
-{last}""".rstrip()
-
-
-def report(plan: Plan, runs: Sequence[Run]) -> None:
-    """Print the table, write every file, name them and what to do next."""
-    from benchmarks.make_table import write_files
-    from benchmarks.report.aggregate import aggregate
+def report(
+    folder: SuiteFolder,
+    runs: Sequence[Run],
+    baseline: str | None,
+    *,
+    args: argparse.Namespace,
+    trials: int,
+) -> None:
+    """Write the tables and figures; print the table, the files and the next commands."""
     from benchmarks.report.content import Report
     from benchmarks.report.records import collect
     from benchmarks.report.render import to_terminal
     from benchmarks.report.samples import save_samples
+    from benchmarks.report.tables import make_tables, write_files
     from detection.datasets.voc import VOCSource, annotated_classes
 
     results = collect([run.folder for run in runs if run.product is None])
-    [table] = aggregate(results.transfer, baseline=RANDOM)
-    made = Report([table], results)
-    print(to_terminal(made, color=sys.stdout.isatty()))
+    [table] = make_tables(results, baseline)
+    report_ = Report([table], results)
+    print(to_terminal(report_, color=sys.stdout.isatty()))
     print(f"\n{verdict(table)}")
     for run in results.pretraining:
         metrics = run.record.metrics.items()
         numbers = ", ".join(f"{name} {value:.1f}" for name, value in metrics if value is not None)
         print(printable(f"The pre-training itself: {numbers}"))
-    files = write_files(plan.out, made)
-    classes, [name] = annotated_classes(plan.scenes), table.tested_on
-    tested = VOCSource(name, plan.scenes, "test", 2007, classes, published=False).read()
-    files.append(save_samples(plan.out / "samples.png", table, tested))
-    print("\nFiles:", *files, plan.weights, plan.pretrain, plan.out / "runs", sep="\n  ")
-    print(next_commands(plan))
+    files = write_files(folder.tables, report_)
+    scenes = Path(table.runs[0].record.config["DATASETS.VOC_DIR"])
+    classes, [name] = annotated_classes(scenes), table.tested_on
+    tested = VOCSource(name, scenes, "test", 2007, classes, published=False).read()
+    files.append(save_samples(folder.tables / "samples.png", table, tested))
+    print("\nFiles:", *files, folder.path / "moco.pth", folder.runs, sep="\n  ")
+    print(next_commands(folder.path, args, trials))
 
 
 def verdict(table: "Table") -> str:
-    """What the numbers say, and what they do not: they vary the fine-tuning seed alone."""
+    """State in one sentence what the table shows, given that only the fine-tuning seed varies."""
     from benchmarks.report.style import format_gap
 
     [row] = [row for row in table.rows if row.init == "moco"]
@@ -228,20 +264,20 @@ def verdict(table: "Table") -> str:
     return f"No clear gain: {shown} against random is within {chance}. {one}"
 
 
-def next_commands(plan: Plan) -> str:
-    """Commands to try next, on custom data."""
-    again = plan.out.with_name(f"{plan.out.name}_mine")
-    more = [f"--seeds={plan.seeds + 3}", f"--out={plan.out}"]
-    more += [f"--images={plan.images}"] if plan.images else []
-    more += [f"--voc={plan.voc}"] if plan.voc else []
-    more += ["--smoke"] if plan.smoke else []
-    more += [f"--arch={plan.arch}"]
+def next_commands(output: Path, args: argparse.Namespace, trials: int) -> str:
+    """Format the commands to try next, on custom data and with more seeds."""
+    again = output.with_name(f"{output.name}_mine")
+    more = [f"--seeds={trials + 3}", f"--output={output}"]
+    more += [f"--images={args.images}"] if args.images else []
+    more += [f"--voc={args.voc}"] if args.voc else []
+    more += ["--smoke"] if args.smoke else []
+    more += [f"--arch={args.arch}"]
     quickstart = program("quickstart", "python -m benchmarks.quickstart")
     pretrain = program("pretrain", "python -m benchmarks pretrain")
     return f"""
 Next, on your own data:
-  {quickstart} --images path/to/images --out {again}
-  {quickstart} --voc path/to/voc_layout --out {again}
+  {quickstart} --images path/to/images --output {again}
+  {quickstart} --voc path/to/voc_layout --output {again}
 or step by step, longer and larger:
   {pretrain} --config-file {shown("pretrain/small_r18")} DATA.ROOT path/to/images
 More seeds for this table (finished runs are not repeated):
@@ -249,26 +285,28 @@ More seeds for this table (finished runs are not repeated):
 
 
 def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of `moco-transfer quickstart`."""
     parser = argparse.ArgumentParser(
         prog=program("quickstart", "python -m benchmarks.quickstart"),
         description="Pre-train with MoCo, convert, fine-tune a detector from random and from MoCo "
-        "weights over several seeds, and show the table; minutes on two CPU cores. Called again, "
-        "it continues where it was interrupted.",
+        "weights over several seeds, and show the table. This takes minutes on two CPU cores. "
+        "After an interruption, the same command continues.",
     )
     add = parser.add_argument
-    add("--out", type=Path, help="(quickstart_out; with --smoke quickstart_out_smoke)")
+    out = "output folder (quickstart_out; with --smoke quickstart_out_smoke)"
+    add("--output", type=Path, metavar="DIR", help=out)
     add("--images", type=Path, metavar="DIR", help="pre-train on the images in this folder")
     voc = (
         "fine-tune on this VOC-layout dataset, its classes read from its annotations; without "
         "--images, pre-train on its training images"
     )
     add("--voc", type=Path, metavar="DIR", help=voc)
-    add("--seeds", type=int, help=f"trials per row ({SEEDS}; {FEW_SEEDS} with --voc and for a ViT)")
-    arch = "a ResNet by MoCo, or a vision transformer by MoCo v3 (%(default)s)"
+    add("--seeds", type=int, help=f"trials per row (5; {FEW_SEEDS} with --voc and for a ViT)")
+    arch = "a ResNet with MoCo, or a vision transformer with MoCo v3 (%(default)s)"
     add("--arch", choices=tuple(NETWORKS), default="resnet", help=arch)
-    add("--workers", type=int, default=0, help="processes at a time (default: one per core)")
-    add("--overwrite", action="store_true", help="remove an earlier quickstart's files first")
-    smoke = "a few iterations of everything, to try the machinery"
+    add("--workers", type=int, default=0, help="parallel processes (default: one per core)")
+    add("--overwrite", action="store_true", help="remove the files of an earlier quickstart first")
+    smoke = "run a few iterations of everything, as a smoke test"
     add("--smoke", action="store_true", help=smoke)
     add("--debug", action="store_true", help="show the traceback of an error")
     return parser

@@ -1,11 +1,11 @@
-"""Test trained detectors on corrupted images (Michaelis et al. 2019, arXiv 1907.07484).
+"""Command that tests detectors on corrupted images (Michaelis et al. 2019, arXiv 1907.07484).
 
     python -m benchmarks.robustness RUN [RUN ...] [--severity 3]
 
-RUN is the OUTPUT_DIR of a finished run with its `model_final.pth`, or a folder of several. The test
-split is evaluated once for each of the 15 corruptions, by the engine that trained the model; what
-was evaluated before is not again. The result goes to `RUN/robustness.json`, from where reports read
-it (benchmarks/report/why.py); the evaluations are in `RUN/corrupted/`.
+RUN is the OUTPUT_DIR of a finished run with its `model_final.pth`, or a folder of several. The
+engine that trained the model evaluates the test split once for each of the 15 corruptions; existing
+evaluations are reused. The result is written to `RUN/robustness.json`, which the reports read
+(benchmarks/report/analysis.py), and the evaluations to `RUN/corrupted/`.
 
 Deviation: the paper averages over five severities; that is five times the evaluations.
 """
@@ -23,13 +23,19 @@ if TYPE_CHECKING:
 
 
 def measure(run: "FinishedRun", severity: int, failing: dict[str, str]) -> dict[str, Any]:
-    """`run`; `severity`; `clean` and, by corruption, `corrupted`: the headline metrics; `failing`.
+    """Evaluate a run's model on every corruption.
 
     Args:
-        failing: corruption → why it cannot be made here; it is left out.
+        run: Finished run of a detector.
+        severity: Severity of the corruptions, 1 to 5.
+        failing: Corruption → why it cannot be made here. These are skipped.
+
+    Returns:
+        Content of robustness.json: `run`, `severity`, `failing`, and the headline metrics, `clean`
+        and by corruption `corrupted`.
 
     Raises:
-        DataError: no trained model in the folder, or what an evaluation raises.
+        DataError: If the folder has no trained model, or an evaluation raises it.
     """
     from detection import train_net
     from detection.data.corruptions import NAMES
@@ -61,14 +67,15 @@ def measure(run: "FinishedRun", severity: int, failing: dict[str, str]) -> dict[
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Evaluate the given runs, and write one file next to each record."""
     args = build_parser().parse_args(argv)
+    from benchmarks.report.analysis import robustness
     from benchmarks.report.records import collect
-    from benchmarks.report.why import robustness
     from detection.data.corruptions import failing, parse
     from detection.evaluation.metrics import ROBUSTNESS_NAME
     from moco.common.files import atomic_write_json
 
-    parse(f"fog.{args.severity}")  # raises where there is no package
+    parse(f"fog.{args.severity}")  # raises if the package of the corruptions is not installed
     runs = [run for run in collect(args.runs).transfer if run.record.kind == "detection"]
     if not runs:
         raise UserError(f"no finished run of a detector below {', '.join(map(str, args.runs))}")
@@ -85,13 +92,14 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of `moco-transfer robustness`."""
     parser = argparse.ArgumentParser(
         prog=program("robustness", "python -m benchmarks.robustness"),
         description="Evaluate trained detectors on the test images under 15 corruptions: P on "
         "clean images, mPC the mean over the corruptions, rPC their ratio.",
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="OUTPUT_DIR of a run")
-    severity = "of the corruptions (default: %(default)s)"
+    severity = "severity of the corruptions (default: %(default)s)"
     parser.add_argument("--severity", type=int, choices=range(1, 6), default=3, help=severity)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser

@@ -1,113 +1,137 @@
-"""From a list of checkpoints to the tables: run a suite to its end, or resume it.
+r"""Command that runs a suite, or resumes it: from a list of checkpoints to the tables.
 
-    python -m benchmarks.run_suite configs/suites/voc.yaml --init mine=my.pth \\
+    python -m benchmarks.run_suite configs/suites/voc.yaml --init mine=my.pth \
         --init supervised=r50.pth --init random --trials 5
 
-    ... --dry-run     list the runs and the hours that they take, check everything, start nothing
-    ... --status      how far a running suite is, from another shell
+    ... --plan FILE   write the runs to a file, for another scheduler to compute
+    ... --dry-run     list the runs and their hours, check everything, start nothing
+    ... --status      print the progress of a running suite, from another shell
     ... --tune        choose the learning rate of every init from one grid first
 
-Everything is checked before the first run starts. Interrupted at any moment, the same command
-continues; several may work on one folder. A run that fails does not stop the others, and is in no
-number.
+Everything is checked before the first run starts. After an interruption at any moment, the same
+command continues. A run that fails does not stop the others, and enters no number.
 """
 
 import argparse
 import math
-import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import benchmarks.suites.executors  # noqa: F401 - registers them
-from benchmarks.report.progress import Progress
+from benchmarks.report.progress import PAGE_NAME
+from benchmarks.suites import children
 from benchmarks.suites.checks import Findings, option_pairs
 from benchmarks.suites.data_digest import data_digests
-from benchmarks.suites.executors.base import EXECUTORS, Executor, Options
+from benchmarks.suites.executors.base import EXECUTORS, Executor, Options, PlanExecutor
 from benchmarks.suites.folder import (
     SuiteFolder,
     identify,
     project_version,
-    remove_stale,
-    requested,
+    suite_content,
 )
+from benchmarks.suites.forecast import Speeds, make_forecast
 from benchmarks.suites.keep import FINAL, KEEP, disk_line, remove_checkpoints
 from benchmarks.suites.listing import detectable, listing, measured_speeds, status
-from benchmarks.suites.live import Live, of_runs, results_of
+from benchmarks.suites.live import Live
+from benchmarks.suites.plan import expand, write_plan
 from benchmarks.suites.programs import Programs
+from benchmarks.suites.runner import Runner
 from benchmarks.suites.runs import DONE, FAILED, Run, State
-from benchmarks.suites.scheduler import Scheduler
-from benchmarks.suites.suite import Init, RunSpec, Suite, expand, row_of
-from benchmarks.suites.suite_file import load_suite, parse_inits, with_options, without_tasks
-from benchmarks.suites.tuning import choose, describe, grid_suite, with_tuned
-from detection.evaluation.metrics import headline_names
+from benchmarks.suites.suite import (
+    CHOOSE,
+    POINT,
+    PROGRAMS,
+    RECORDED,
+    Init,
+    RunSpec,
+    Suite,
+    row_of,
+    steps_in,
+)
+from benchmarks.suites.suite_file import (
+    load_suite,
+    parse_inits,
+    parse_stated,
+    with_options,
+    without_tasks,
+)
+from benchmarks.suites.tables import refresh_tables, results_of, write_tables
+from benchmarks.suites.timing import time_runs
+from benchmarks.suites.tuning import read_description, with_grids
 from moco.common.command import RANDOM, program
-from moco.common.errors import NumericError, UserError, first_few, plural, printable, run_cli, say
+from moco.common.errors import UserError, plural, printable, run_cli, say
+from moco.common.progress import format_seconds
 from moco.common.shipped import resolve
 
+MANY = 1000  # runs
 ENGINES = ("auto", "detectron2", "embedded", "each")
 
 
 class SuiteFailed(UserError):
-    """Some runs failed; the others have their numbers."""
+    """Failure of some runs of a suite whose other runs have finished."""
 
     exit_code = 1
 
 
 def main(argv: Sequence[str] | None = None, programs: Programs | None = None) -> None:
+    """Run the suite that the command line describes."""
     args = build_parser().parse_args(argv)
-    suite = without_tasks(load_suite(resolve(args.suite)), args.skip)
+    suite = without_tasks(load_suite(resolve(args.suite, suite=True)), args.skip)
     folder = SuiteFolder(args.output or Path("output", suite.name))
-    grids = SuiteFolder(Path(f"{folder.path}-tuning"))  # beside it: the grids have no table
     if args.status:
-        for each in (grids, folder) if args.tune and grids.path.is_dir() else (folder,):
-            status(each)
+        status(folder)
         return
     stated = parse_stated(args.seconds_per_iteration)
     suite = with_options(suite, option_pairs(suite.tasks, args.opts), stated, args.trials)
-    programs = programs or Programs()
     for name in args.skip:
         print(f"left out: {name}, by --skip")
     if args.tune:
-        suite = tune(suite, grids, args, programs)
-    run(suite, folder, args, programs)
+        if args.engine == "each":
+            raise UserError("--tune: chooses for one engine; give --engine detectron2 or embedded")
+        suite = with_grids(suite)
+    run(suite, folder, args, programs or Programs())
 
 
-def tune(suite: Suite, folder: SuiteFolder, args: argparse.Namespace, programs: Programs) -> Suite:
-    """Run every grid, and return the suite with its tuned tasks.
+@dataclass(frozen=True)
+class Prepared:
+    """Suite whose runs are expanded and checked.
 
-    With `--dry-run` the tuned tasks have the values of the untuned ones, as long as there are none.
-
-    Raises:
-        UserError: as `run`; a run of a grid failed of something else than its learning rate; all of
-            an init did.
+    Attributes:
+        content: Content of `suite.json`, from `suite_content`.
+        keep: Policy of the checkpoints, see benchmarks/suites/keep.py.
+        measured: Speeds of runs that are done.
+        problems: Reasons why some runs would fail, one line each.
     """
-    if args.engine == "each":
-        raise UserError("--tune: chooses for one engine; give --engine detectron2 or embedded")
-    suite_of_grids, points = grid_suite(suite)
-    found: dict[tuple[str, str], float] = {}
-    undone = []
-    for spec in run(suite_of_grids, folder, args, programs, tables=False):
-        each = folder.run(spec)
-        record = each.record()
-        if record is not None and record.status == "done":
-            value = record.metrics[headline_names(record.metrics)[0]]
-            found[spec.task, spec.init] = math.nan if value is None else value
-        elif diverged(each):
-            found[spec.task, spec.init] = math.nan
-        else:
-            undone.append(spec.title)
-    if undone or not found:
-        if args.dry_run:
-            return with_tuned(suite, {})
-        raise SuiteFailed(f"the grid is not complete: {first_few(undone)}; see above")
-    choices = choose(suite, points, found)
-    print(describe(choices), flush=True)
-    return with_tuned(suite, choices)
+
+    folder: SuiteFolder
+    content: Mapping[str, Any]
+    specs: tuple[RunSpec, ...]
+    inits: Mapping[str, Init]
+    baseline: str | None
+    executor: Executor
+    keep: str
+    measured: Speeds
+    findings: Findings
+    problems: Sequence[str]
+
+    def runs(self, programs: Programs) -> list[Run]:
+        """Copy the weights, and return the runs; the caller holds the folder's lock."""
+        folder = self.folder
+        folder.write(self.content, self.specs)
+        copies, products = folder.copy_weights(self.inits), folder.products(self.specs)
+        sizes = {spec.gpus for spec in self.specs}
+        machines = {size: self.executor.machines(size) for size in sizes}
+        runs = []
+        for spec in self.specs:
+            weights = copies.get(spec.init, "")  # a step has none
+            own = folder.resolve(replace(spec, weights=weights), products)
+            argv = programs.command(own, folder.product_path(spec), machines[spec.gpus])
+            runs.append(folder.run(spec, argv))
+        return runs
 
 
 def run(
@@ -116,117 +140,186 @@ def run(
     args: argparse.Namespace,
     programs: Programs,
     *,
-    tables: bool = True,
-) -> tuple[RunSpec, ...]:
-    """Check, run, report; with `--dry-run` only check and list.
+    fail_fast: bool = False,
+    finish: Callable[[SuiteFolder, Sequence[Run], str | None], Any] | None = None,
+) -> Any:
+    """Check and compute a suite; `--dry-run` stops after the checks, `--plan` writes the runs.
 
     Args:
-        tables: whether there is something to compare; else a training that diverges is a result.
+        suite: Suite with the options of the command line.
+        folder: Folder of the suite.
+        args: Arguments of `build_parser`.
+        programs: Programs of the runs.
+        fail_fast: Stop everything at the first failure.
+        finish: Function that makes the tables; None: `write_tables`.
 
     Returns:
-        All runs of the suite.
+        The result of `finish`, or None if nothing was computed.
 
     Raises:
-        UserError: something that a run would fail of, before anything has started.
-        Preempted: stopped by a signal.
-        SuiteFailed: after everything else: some runs failed.
+        UserError: If a run would fail; nothing has started then.
+        LockedError: If another runner holds the folder.
+        Preempted: If a signal stopped the suite.
+        SuiteFailed: If some runs failed; raised when the others are done.
     """
+    prepared = prepare(suite, folder, args, programs)
+    if args.dry_run:
+        show(prepared, args)
+        refuse(prepared.problems)
+        here = " that is here" if any(spec.is_step for spec in prepared.specs) else ""
+        print(f"\nchecked every task, dataset and weights file{here}; nothing was started")
+        return None
+    refuse(prepared.problems)
+    with folder.lock():
+        runs = prepared.runs(programs)
+        if args.plan:
+            write_plan(args.plan, suite.name, runs, prepared.measured)
+            print(f"wrote {args.plan}: {plural(len(runs), 'run')}; the same command without --plan")
+            print("makes the tables when they are done, and computes those that are not")
+            return None
+        return compute(suite, runs, prepared, args, fail_fast, finish or write_tables)
+
+
+def prepare(
+    suite: Suite, folder: SuiteFolder, args: argparse.Namespace, programs: Programs
+) -> Prepared:
+    """Expand a suite into its runs, and check those that are not done; write nothing."""
     print(f"suite {suite.name}: reading tasks and weights", flush=True)
     keep = args.keep or FINAL
-    executor = make_executor(args.executor, Options(folder.path, args.workers, args.slurm, keep))
+    options = Options(folder.path, args.workers, args.slurm, keep, args.stop_seconds)
+    if args.plan and args.executor == "auto":
+        executor: Executor = PlanExecutor()
+    else:
+        executor = make_executor(args.executor, options)
     weights = parse_inits(args.init) if args.init else dict(suite.inits)
     if not weights:
         raise UserError(
-            f"suite {suite.name}: names no init; give --init [NAME=]WEIGHTS for each row, e.g. "
+            f"suite {suite.name} names no init; give --init [NAME=]WEIGHTS for each row, e.g. "
             "--init random --init mine=weights.pth"
         )
     rows = dict.fromkeys(map(row_of, weights))
     if args.baseline is not None and args.baseline not in rows:
         choices = ", ".join(rows)
         raise UserError(f"--baseline {args.baseline}: no such init; choices are {choices}")
-    later: dict[str, Init] = {}
+    later = {name: Init(text, None) for name, text in weights.items() if steps_in([text])}
     if args.dry_run:
-        for init, what in programs.not_downloaded(weights).items():
+        local = {name: text for name, text in weights.items() if name not in later}
+        for init, what in programs.not_downloaded(local).items():
             print(f"would download {init}: {what}; its runs are checked as if from random weights")
-            later[init] = Init(weights.pop(init), None)
-    inits = identify(programs.locate(weights)) | later
+            later[init] = Init(weights[init], None)
+    found = identify(
+        programs.locate({name: text for name, text in weights.items() if name not in later})
+    )
+    inits = {name: later.get(name) or found[name] for name in weights}
     engines = programs.choose_engines(args.engine)
-    version, data = project_version(), data_digests(suite, folder.data_before())
+    version, data = project_version(), data_digests(suite, folder.recorded_data())
     keys: dict[str, Any] = {"version": version, "gpus": args.gpus_per_run, "data": data}
     specs = expand(suite, inits, engines, available=executor.gpus, **keys)
-    machines = {size: executor.machines(size) for size in {spec.gpus for spec in specs}}
-    content = requested(suite, inits, engines, **keys)
+    content = suite_content(suite, inits, engines, **keys)
     folder.check(content)
     opening = f"{suite.title or suite.name}: {plural(len(specs), 'run')}"
     print(f"{opening}, {executor.where()}, in {folder.path}", flush=True)
     undone = [spec for spec in specs if folder.run(spec).state().kind != DONE]
     checked = [replace(s, weights=RANDOM) if s.init in later else s for s in undone]
     findings, problems = check_open(checked, executor, programs)
-    if not args.dry_run:
-        refuse(problems)
     specs = tuple(with_length(folder, spec, findings) for spec in specs)
     hardware = None if executor.remote else findings.hardware or None
     seen = [folder.run(spec) for spec in specs]
     measured = measured_speeds(seen, hardware)
-    if args.dry_run:
-        print(listing(specs, seen, measured, executor, args.retry_failed))
-        open_ = [spec for spec, each in zip(specs, seen, strict=True) if not each.state().settled]
-        if open_:
-            print(disk_line(open_, findings.checkpoints, keep, folder.path))
-        if tables:
-            from benchmarks.make_table import tables_so_far
+    if args.time:
+        measured |= time_open(specs, seen, folder, executor, programs, measured)
+    baseline = args.baseline or suite.baseline
+    return Prepared(
+        folder, content, specs, inits, baseline, executor, keep, measured, findings, problems
+    )
 
-            print(f"\n{detectable(specs, tables_so_far(results_of(seen), None))}")
-        refuse(problems)
-        print("\nchecked every task, dataset and weights file; nothing was started")
-        return specs
-    folder.agree(content, specs)
-    given = folder.copy_weights(inits)
 
-    def make_run(spec: RunSpec) -> Run:
-        own = replace(spec, weights=given[spec.init])
-        path = folder.run(spec).folder
-        return folder.run(spec, partial(programs.command, own, path, machines[spec.gpus]))
+def time_open(
+    specs: Sequence[RunSpec],
+    runs: Sequence[Run],
+    folder: SuiteFolder,
+    executor: Executor,
+    programs: Programs,
+    measured: Speeds,
+) -> Speeds:
+    """Time a few iterations of the runs that could start now, see benchmarks/suites/timing.py."""
+    by_name, products = {spec.name: spec for spec in specs}, folder.products(specs)
+    done = {run.name for run in runs if run.state().kind == DONE}
 
-    runs, baseline = [make_run(spec) for spec in specs], args.baseline or suite.baseline
-    shown = runs if tables else []
-    refresh = partial(refresh_tables, folder.tables, shown, baseline, lock=folder.lock)
-    with Live(suite.title or suite.name, runs, refresh) as live:
-        states = Scheduler(
+    def command(run: Run, where: Path) -> Sequence[str]:
+        return programs.command(folder.resolve(by_name[run.name], products), where)
+
+    ready = [run for run in runs if run.name not in done and done >= set(run.after)]
+    return time_runs(ready, executor, command, measured)
+
+
+def show(prepared: Prepared, args: argparse.Namespace) -> None:
+    """Print the runs, their hours and disk space, and the smallest gap that they can detect."""
+    from benchmarks.report.tables import tables_so_far
+
+    specs, seen = prepared.specs, [prepared.folder.run(spec) for spec in prepared.specs]
+    print(listing(specs, seen, prepared.measured, prepared.executor, args.retry_failed))
+    undone = [spec for spec, each in zip(specs, seen, strict=True) if not each.state().settled]
+    if trained := [spec for spec in undone if spec.program in (*RECORDED, POINT)]:
+        print(
+            disk_line(trained, prepared.findings.checkpoints, prepared.keep, prepared.folder.path)
+        )
+    compared = [spec for spec in specs if spec.program in PROGRAMS]
+    print(f"\n{detectable(compared, tables_so_far(results_of(seen), None))}")
+
+
+def compute(
+    suite: Suite,
+    runs: Sequence[Run],
+    prepared: Prepared,
+    args: argparse.Namespace,
+    fail_fast: bool,
+    finish: Callable[[SuiteFolder, Sequence[Run], str | None], Any],
+) -> Any:
+    """Compute the runs, make the tables, and return the result of `finish`."""
+    folder, title = prepared.folder, suite.title or suite.name
+    states = {each.name: each.state() for each in runs}
+    if number := sum(not state.settled for state in states.values()):
+        parallel = prepared.executor.parallel(max(each.gpus for each in runs))
+        left = make_forecast(runs, states, prepared.measured, parallel).seconds_left
+        known = f", about {format_seconds(left)}" if math.isfinite(left) else ""
+        print(f"\n{number} to do{known}; each writes its log to suite.log", flush=True)
+    else:
+        print("\n0 to do", flush=True)
+    refresh = partial(refresh_tables, folder.tables, runs, prepared.baseline)
+    with Live(title, runs, refresh, folder.tables / PAGE_NAME) as live:
+        states = Runner(
             runs,
-            executor,
+            prepared.executor,
+            name=suite.name,
             retry_failed=args.retry_failed,
-            measured=measured,
+            fail_fast=fail_fast,
+            measured=prepared.measured,
             stop_seconds=args.stop_seconds,
-            keep=keep,
+            keep=prepared.keep,
             watch=live.update,
         ).run()
         live.pause()
-        if args.keep:  # else runs that were done before stay as they are
+        if args.keep:  # by default, runs that were done before keep all they have
             for each in runs:
                 if states[each.name].kind == DONE:
                     remove_checkpoints(each.folder, args.keep, done=True)
-        if tables:
-            of_runs(runs, write_tables, folder, runs, baseline)
-    if not tables:
-        runs = [each for each in runs if not diverged(each)]
-    raise_failures(runs, states)
-    return specs
-
-
-def diverged(each: Run) -> bool:
-    """Whether its training ended because a loss was not finite."""
-    record = each.record()
-    if record is None or record.status != "failed" or not record.notes:
-        return False
-    return record.notes[-1].startswith(f"{NumericError.__name__}:")
+        for spec, each in zip(prepared.specs, runs, strict=True):
+            if spec.program == CHOOSE and each.product is not None:
+                print(*read_description(each.product), sep="\n")
+        if len(runs) < MANY:
+            result = finish(folder, runs, prepared.baseline)
+        else:  # a process of its own frees the memory of that many records
+            result = children.call(finish, folder, runs, prepared.baseline)
+    raise_failures(runs, states, args.retry_failed)
+    return result
 
 
 def make_executor(name: str, options: Options) -> Executor:
-    """The executor that `--executor` names.
+    """Build the executor of `--executor`.
 
     Raises:
-        UserError: it cannot work here, or not with these options.
+        UserError: If it cannot work on this machine or with these options.
     """
     if options.slurm and name != "slurm":
         raise UserError(f"--slurm {options.slurm[0]}: is for --executor slurm; got {name}")
@@ -237,10 +330,10 @@ def make_executor(name: str, options: Options) -> Executor:
 def check_open(
     specs: Sequence[RunSpec], executor: Executor, programs: Programs
 ) -> tuple[Findings, list[str]]:
-    """Check the runs that are not done; also returns all problems, of the executor too."""
+    """Check runs and print notes; return the findings, and all problems, also the executor's."""
     if not specs:
         return Findings(), []
-    # The GPUs of a cluster are not here.
+    # This machine does not have the GPUs of a cluster.
     on_gpus = executor.gpus > 0 and not executor.remote
     findings = programs.check(specs, on_gpus)
     for note in findings.notes:
@@ -249,7 +342,7 @@ def check_open(
 
 
 def refuse(problems: Sequence[str]) -> None:
-    """Raise UserError for all that would fail, one line for each."""
+    """Raise UserError if there are problems, after printing one line for each."""
     if len(problems) == 1:
         raise UserError(f"nothing was started: {problems[0]}")
     if problems:
@@ -258,7 +351,7 @@ def refuse(problems: Sequence[str]) -> None:
 
 
 def with_length(folder: SuiteFolder, spec: RunSpec, findings: Findings) -> RunSpec:
-    """The run with its number of iterations, from the check or from its record."""
+    """Return a run with its number of iterations, from the check or from its record."""
     length = findings.iterations.get((spec.task, spec.engine, spec.init))
     if not length:
         state = folder.run(spec).state()
@@ -266,12 +359,8 @@ def with_length(folder: SuiteFolder, spec: RunSpec, findings: Findings) -> RunSp
     return replace(spec, iterations=length)
 
 
-def raise_failures(runs: Sequence[Run], states: Mapping[str, State]) -> None:
-    """Print what failed and what was cancelled.
-
-    Raises:
-        SuiteFailed: some runs failed, or their jobs were cancelled.
-    """
+def raise_failures(runs: Sequence[Run], states: Mapping[str, State], retried: bool) -> None:
+    """Print the runs that failed or were cancelled; raise SuiteFailed if there are any."""
     failed = [each for each in runs if states[each.name].kind == FAILED]
     cancelled = [each for each in runs if not states[each.name].settled]
     for what, which in (("failed", failed), ("cancelled", cancelled)):
@@ -279,8 +368,8 @@ def raise_failures(runs: Sequence[Run], states: Mapping[str, State]) -> None:
             print(f"{what}: {each.title}: {printable(states[each.name].text)}", file=sys.stderr)
     if failed:
         raise SuiteFailed(
-            f"{len(failed)} of {len(runs)} runs failed and are in no number; fix what is named "
-            "above, then the same command with --retry-failed"
+            f"{len(failed)} of {len(runs)} runs failed and are in no number; fix the causes named "
+            f"above, then repeat the command{'' if retried else ' with --retry-failed'}"
         )
     if cancelled:
         raise SuiteFailed(
@@ -289,125 +378,71 @@ def raise_failures(runs: Sequence[Run], states: Mapping[str, State]) -> None:
         )
 
 
-def refresh_tables(
-    out: Path,
-    runs: Sequence[Run],
-    baseline: str | None,
-    progress: Progress,
-    lock: Callable[[], AbstractContextManager[object]] = nullcontext,
-) -> None:
-    """Write the tables of the runs that are done so far, and the page."""
-    from benchmarks.make_table import FORMATS, tables_so_far, write_files
-    from benchmarks.report.content import Report
-
-    results = results_of(runs, reported=())  # the page has the others in its progress
-    report = Report(tables_so_far(results, baseline), results, progress)
-    with lock():
-        write_files(out, report, FORMATS if report.tables else ("html",))
-
-
-def write_tables(folder: SuiteFolder, runs: Sequence[Run], baseline: str | None) -> None:
-    """Write and print the tables of the finished runs."""
-    from benchmarks.make_table import RESAMPLES, tables_so_far, write_files
-    from benchmarks.report.content import Report
-    from benchmarks.report.render import to_terminal
-
-    results = results_of(runs)
-    finished = {row_of(each.record.init) for each in results.transfer}
-    if finished and baseline in {row_of(each.expected["init"]) for each in runs} - finished:
-        instead = "random" if "random" in finished else "nothing"
-        print(f"note: no run of the baseline {baseline} is done; gaps refer to {instead}")
-    report = Report(tables_so_far(results, baseline, RESAMPLES), results)
-    with folder.lock():  # another runner may have come to its end as well
-        remove_stale(folder.tables)
-        files = write_files(folder.tables, report)
-    if not report.tables:
-        print("no run is done, so there is no table")
-        return
-    print(to_terminal(report, color=sys.stdout.isatty()))
-    print("\nFiles:", *files, sep="\n  ")
-    page = next(path for path in files if path.suffix == ".html")
-    print("\nNext:")
-    say(f"  open {page} in a browser")
-    make_table = program("table", "python -m benchmarks.make_table")
-    say(f"  {make_table} {shlex.quote(str(folder.runs))} --engine each")
-
-
-def parse_stated(arguments: Sequence[str]) -> dict[str, float]:
-    """`0.3` for every task, `TASK=0.3` for one.
-
-    Raises:
-        UserError: not a number.
-    """
-    stated = {}
-    for argument in arguments:
-        name, _, number = argument.rpartition("=")
-        try:
-            stated[name] = float(number)
-        except ValueError:
-            raise UserError(
-                f"--seconds-per-iteration: got {argument!r}, expected a number, or TASK=number"
-            ) from None
-    return stated
-
-
 def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of `moco-transfer suite`."""
     parser = argparse.ArgumentParser(
         prog=program("suite", "python -m benchmarks.run_suite"),
-        description="Fine-tune every task of a suite from every init in several trials, "
-        "and write the tables. Interrupted, the same command continues; several may share a "
-        "folder.",
+        description="Fine-tune every task of a suite from every init in several trials, and "
+        "write the tables. After an interruption, the same command continues.",
     )
     add = parser.add_argument
     several: dict[str, Any] = {"action": "append", "default": []}
     add("suite", metavar="SUITE", help="a file or a shipped name, e.g. voc")
     rows = (
-        "a row of the tables: weights under a name, or random; may be repeated. Weights are a "
-        "file, or a name or address (see moco-transfer weights --help); NAME=A,B,C are several "
-        "pre-trainings of one row"
+        "add a row to the tables: weights under a name, or random; may be repeated. Weights are "
+        "a file, a name or an address (see moco-transfer weights --help); NAME=A,B,C gives "
+        "several pre-trainings of one row"
     )
     add("--init", **several, metavar="[NAME=]WEIGHTS", help=rows)
     add("--skip", **several, metavar="TASK", help="leave a task out; may be repeated")
     add("--trials", type=int, help="seeds per row, 0, 1, ... (default: the suite's)")
     add("--baseline", metavar="NAME", help="the init that gaps refer to")
     add("--output", type=Path, metavar="DIR", help="folder of the suite (output/<suite>)")
-    engines = "for detection; auto: detectron2 where it can be imported; each: a table of both"
+    engines = "detection engine; auto: detectron2 if it can be imported; each: one table per engine"
     add("--engine", choices=ENGINES, default="auto", help=engines)
     executors = sorted(name for name, _ in EXECUTORS)
-    add("--executor", choices=executors, default="auto", help="auto: GPUs where there are any")
+    where = "where runs are computed; auto: on the GPUs if there are any"
+    add("--executor", choices=executors, default="auto", help=where)
     gpus = "GPUs of one run (default: the suite's)"
     add("--gpus-per-run", type=int, metavar="N", help=gpus)
     workers = (
-        "runs at a time on the CPU (default: one per core); with slurm, jobs in the queue at a "
+        "parallel runs on the CPU (default: one per core); with slurm, jobs in the queue at a "
         "time (default: all)"
     )
     add("--workers", type=int, default=0, metavar="N", help=workers)
     slurm = (
-        "for --executor slurm, may be repeated: time (24:00:00), "
-        "gpus_per_node (8; what a node has), cpus_per_gpu (5), cpus_per_task, array_parallelism "
+        "option of --executor slurm; may be repeated: time (24:00:00), "
+        "gpus_per_node (8; GPUs of one node), cpus_per_gpu (5), cpus_per_task, array_parallelism "
         "(256 at a time), signal_delay_s (90), setup and teardown (lines of the script), "
         "srun_args, or any option of sbatch: partition, account, qos, constraint, mem, ..."
     )
     add("--slurm", **several, metavar="KEY=VALUE", help=slurm)
     add("--dry-run", action="store_true", help="list the runs, check everything, start nothing")
-    add("--status", action="store_true", help="how far the suite in DIR is")
+    plan = (
+        "write every run to a file instead of computing it: command, GPUs, dependencies, and the "
+        "file that exists when it is done"
+    )
+    add("--plan", type=Path, metavar="FILE.json", help=plan)
+    add("--status", action="store_true", help="print the progress of the suite in DIR")
     grid = (
-        "before, train every task of detection from every init with the same grid of learning "
-        "rates, shortened and without the test images; the best of each init is one more row"
+        "first train every detection task from every init with the same grid of learning rates, "
+        "shortened and without the test images; the best one of each init adds a row"
     )
     add("--tune", action="store_true", help=grid)
-    add("--retry-failed", action="store_true", help="try runs that failed before once more")
+    add("--retry-failed", action="store_true", help="repeat runs that failed before")
     keep = (
-        "checkpoints that stay: the final one of each run (default), its last two, or all; "
-        "given by name, also of runs that were done before"
+        "checkpoints to keep: the final one of each run (default), its last two, or all; if "
+        "given, it also applies to runs that were done before"
     )
     add("--keep", choices=KEEP, help=keep)
-    seconds = "for the estimate, where nothing was measured in DIR; may be repeated"
+    seconds = "speed to estimate from if DIR has no measurement; may be repeated"
     add("--seconds-per-iteration", **several, metavar="[TASK=]S", help=seconds)
-    stop = "how long runs may take to save when the suite is stopped (%(default)s)"
+    timed = "time 20 iterations of every task without a known speed, to estimate the hours"
+    add("--time", action="store_true", help=timed)
+    stop = "time that runs have to save when the suite is stopped (%(default)s)"
     add("--stop-seconds", type=float, default=120.0, metavar="S", help=stop)
     add("--debug", action="store_true", help="show the traceback of an error")
-    add("--opts", nargs="*", default=[], metavar="KEY VALUE", help="config overrides of all runs")
+    add("--opts", nargs="*", default=[], metavar="KEY VALUE", help="config overrides of all tasks")
     return parser
 
 

@@ -1,1 +1,1 @@
-"""From run records to tables, figures and the HTML page."""
+"""Reports: run records to tables, figures and the HTML page."""

@@ -1,12 +1,13 @@
-"""Runs → mean, standard deviation, n and the gap to a baseline. Pure; refuses to mix what differs.
+"""Aggregation of runs into tables: mean, standard deviation, n and gap to a baseline per init.
 
-A row averages runs that differ in nothing but the seed. Where it has several pre-trainings (inits
-`moco@1`, `moco@2`, ...), the mean over the seeds of each is one value of the row. All rows of a
-table come from one task on one dataset, one engine and one protocol (the hash of everything but
-seed, weights, folders and devices), so that a gap between two rows is the weights' doing.
+A row averages runs that differ only in their seed. If it has several pre-trainings (inits `moco@1`,
+`moco@2`, ...), the mean over the seeds of each is one value of the row. All rows of a table share
+the task, the dataset, the engine and the protocol (the hash of the configuration without seed,
+weights, folders and devices), so a gap between two rows is due to the weights. Runs that differ in
+any of these are an error.
 
-A task is called after its file, and files of different folders may have one name (configs/coco,
-configs/lvis): what tells them apart is what they are tested on.
+A task is named after its file, and files in different folders may have the same name (configs/coco,
+configs/lvis), so tables are also grouped by test dataset.
 """
 
 import re
@@ -16,50 +17,51 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.report.escape import file_names
+from benchmarks.report.keys import names_where
 from benchmarks.report.paper import tables_for
 from benchmarks.report.records import FinishedRun
-from detection.config import keys as detection_keys
 from detection.evaluation.metrics import headline_names
-from moco.classification import config as classification_config
 from moco.common.command import RANDOM, SEVERAL
 from moco.common.errors import UserError, first_few
 
 CONFIDENCE = 0.95
-ROUNDING = 1e-9  # a standard deviation of points below this is none
+ROUNDING = 1e-9  # points; a smaller standard deviation is rounding error
 _PRETRAINING = re.compile(rf"(.+){SEVERAL}([1-9]\d{{0,2}})")
-NOT_PROTOCOL = {*detection_keys.NOT_PROTOCOL, *classification_config.NOT_PROTOCOL}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One metric over the trials of one row: a value of each, in the order of `Row.units`."""
+    """One metric of one row: a value per trial, in the order of `Row.units`."""
 
     values: tuple[float, ...]
 
     @property
     def n(self) -> int:
+        """Number of trials that have the metric."""
         return len(self.values)
 
     @property
     def mean(self) -> float:
+        """Mean over the trials."""
         return statistics.fmean(self.values)
 
     @property
     def std(self) -> float | None:
-        """Sample standard deviation (ddof 1), None for a single trial."""
+        """Sample standard deviation (ddof 1), or None for a single trial."""
         return statistics.stdev(self.values) if self.n > 1 else None
 
 
 @dataclass(frozen=True)
 class Gap:
-    """Mean minus the baseline's mean.
+    """Difference between the mean of a row and the mean of the baseline.
 
     Attributes:
-        value: of the means themselves, as are `low`, `high` and `p_value`.
-        printed: of the means as tables print them, to one decimal, which is the paper's rule too.
-        low, high: 95% interval of the gap, without assuming equal variances (Welch).
-        p_value: of Welch's two-sided test that the means are equal. All three are None if either
-            side has a single trial or neither side varies.
+        value: Difference of the unrounded means.
+        printed: Difference of the means rounded to one decimal, as the paper computes its gaps.
+        low: Lower end of the gap's 95% interval, without assuming equal variances (Welch).
+        high: Upper end of that interval.
+        p_value: P-value of Welch's two-sided test of equal means. Like the interval, it is None if
+            either side has a single trial or neither side varies.
     """
 
     value: float
@@ -71,10 +73,14 @@ class Gap:
 
 @dataclass(frozen=True)
 class Row:
-    """All trials of one init, or of several pre-trainings; a metric that no trial has is None.
+    """Trials of one init, or of several pre-trainings of one name.
 
     Attributes:
-        units: what varies independently: each run or, of several pre-trainings, the runs of each.
+        init: Name of the row, without the number of a pre-training.
+        units: Independent trials: one run each or, if the row has several pre-trainings, all runs
+            of one pre-training.
+        cells: Metric → cell, or None if no trial has the metric.
+        gaps: Metric → gap to the baseline, or None if either side has no number.
     """
 
     init: str
@@ -84,28 +90,30 @@ class Row:
 
     @property
     def runs(self) -> tuple[FinishedRun, ...]:
+        """Runs of all units."""
         return tuple(run for unit in self.units for run in unit)
 
     @property
     def n(self) -> int:
+        """Number of trials."""
         return len(self.units)
 
     @property
     def several(self) -> bool:
-        """Whether the row has several pre-trainings."""
+        """True if the row has several pre-trainings."""
         return len({run.record.init for run in self.runs}) > 1
 
 
 @dataclass(frozen=True)
 class Resampled:
-    """One gap over resampled test images (benchmarks/report/bootstrap.py).
+    """Bootstrap interval of one gap (benchmarks/report/bootstrap.py).
 
     Attributes:
-        images: both ends of the 95% interval over the test images alone, p-value, and this
-            corrected by Holm over all such gaps of the table.
-        both: the same over runs and test images; None where a row has one run.
-        bound: whether no resample is on the other side of 0, so that the p-value of `images` is
-            the lowest that their number can give.
+        images: Ends of the 95% interval over the test images alone, its p-value, and the p-value
+            after Holm's correction over all such gaps of the table.
+        both: The same four numbers over runs and test images, or None if a row has a single run.
+        bound: True if all resamples lie on one side of 0, so the p-value of `images` is the
+            smallest that the number of resamples can give.
     """
 
     images: tuple[float, float, float, float]
@@ -115,12 +123,12 @@ class Resampled:
 
 @dataclass(frozen=True)
 class Resamples:
-    """The gaps of a table over resampled test images.
+    """Bootstrap intervals of a table's gaps.
 
     Attributes:
-        number: of resamples.
-        gaps: by row and metric.
-        missing: row → why it has none.
+        number: Number of resamples.
+        gaps: (row, metric) → interval.
+        missing: Row → reason why its gaps have no interval.
     """
 
     number: int
@@ -130,13 +138,19 @@ class Resamples:
 
 @dataclass(frozen=True)
 class Table:
-    """One task on one engine: a row per init, the baseline first.
+    """Results of one task on one engine, with a row per init.
 
     Attributes:
-        title: the suite's name of the task where all runs are of one, else the task.
-        tested_on: DATASETS.TEST of its runs; empty for a classification.
-        margin: points within which two rows are called equal; None: nothing is.
-        resamples: over test images; None: that was not computed.
+        task: Name of the task's file.
+        title: Name of the task in the suite if all runs are from one suite task, else `task`.
+        tested_on: DATASETS.TEST of the runs, empty for classification.
+        engine: Engine of the runs.
+        iterations: Number of iterations of each run.
+        baseline: Name of the row that gaps refer to, or None if the table has no such row.
+        metrics: Canonical names of the columns.
+        rows: Rows, random initialization first, then the baseline.
+        margin: Largest gap, in points, that counts as equivalence; None skips that test.
+        resamples: Bootstrap over the test images, or None if it was not computed.
     """
 
     task: str
@@ -152,22 +166,29 @@ class Table:
 
     @property
     def runs(self) -> tuple[FinishedRun, ...]:
+        """Runs of all rows."""
         return tuple(run for row in self.rows for run in row.runs)
 
     @property
     def base(self) -> Row | None:
-        """The row of the baseline, if there is one."""
+        """The baseline's row, if there is one."""
         return next((row for row in self.rows if row.init == self.baseline), None)
 
 
 def row_of(init: str) -> tuple[str, int]:
-    """Name of the row that an init is in, and the number of its pre-training; 0: the only one."""
+    """Split an init into the name of its row and the number of its pre-training, 0 if it has none.
+
+    For example, `moco@2` is the second pre-training of row `moco`.
+    """
     found = _PRETRAINING.fullmatch(init)
     return (found[1], int(found[2])) if found else (init, 0)
 
 
 def stems(tables: Sequence[Table]) -> list[str]:
-    """A name for each table, for files and anchors: the task, then what tells it from others."""
+    """Return a unique name for each table, for use in file names and anchors.
+
+    It is the task, followed by the test datasets and the engine where other tables differ in them.
+    """
     engine = len({table.engine for table in tables}) > 1
     keys = []
     for table in tables:
@@ -178,19 +199,19 @@ def stems(tables: Sequence[Table]) -> list[str]:
 
 
 def aggregate(runs: Sequence[FinishedRun], baseline: str | None = None) -> list[Table]:
-    """One table per task and what it is tested on, in alphabetical order.
+    """Group runs into one table per task and test dataset, in alphabetical order.
 
     Args:
-        baseline: name of the row that gaps refer to; None takes `random` where there is one.
+        runs: Finished runs of any tasks.
+        baseline: Name of the row that gaps refer to. None selects `random` if there is such a row.
 
     Raises:
-        UserError: a baseline that no task has; or, within a task, several engines,
-            protocols, weights under one name, or two runs with one seed. The message says which
-            runs differ in what.
+        UserError: If no task has the baseline, or if the runs of one task differ in engine,
+            protocol or iterations, have different weights under one name, or share a seed.
     """
     inits = sorted({row_of(run.record.init)[0] for run in runs})
     if baseline is not None and baseline not in inits:
-        raise UserError(f"baseline {baseline!r}: no such init; choices are {', '.join(inits)}")
+        raise UserError(f"--baseline {baseline}: no such init; choices are {', '.join(inits)}")
     groups = _groups(runs, lambda run: (run.record.task, run.tested_on))
     for (task, _), members in groups.items():
         _require_comparable(task, members)
@@ -198,7 +219,11 @@ def aggregate(runs: Sequence[FinishedRun], baseline: str | None = None) -> list[
 
 
 def mean_cell(of_units: Iterable[Iterable[float | None]]) -> Cell | None:
-    """A value per unit whose runs all have one, their mean; None where there is no such unit."""
+    """Average the values within each unit, leaving out units with a missing value.
+
+    Returns:
+        One mean per remaining unit, or None if no unit remains.
+    """
     means = []
     for values in map(list, of_units):
         known = [value for value in values if value is not None]
@@ -208,12 +233,12 @@ def mean_cell(of_units: Iterable[Iterable[float | None]]) -> Cell | None:
 
 
 def varies(values: Sequence[float]) -> bool:
-    """Whether two or more values differ by more than rounding errors."""
+    """Check whether two or more values differ by more than rounding errors."""
     return statistics.stdev(values) >= ROUNDING
 
 
 def gap(cell: Cell | None, base: Cell | None) -> Gap | None:
-    """`cell` minus `base` with Welch's interval and test; None where a side has no number."""
+    """Return `cell` minus `base` with Welch's interval and test, or None if either is missing."""
     if cell is None or base is None:
         return None
     value = cell.mean - base.mean
@@ -228,25 +253,25 @@ def gap(cell: Cell | None, base: Cell | None) -> Gap | None:
 
 
 def listed_differences(groups: Sequence[Sequence[FinishedRun]]) -> str:
-    """`SOLVER.BASE_LR (0.02 / 0.01), …`: the first few of the protocol's keys that differ.
+    """Format the protocol keys that differ between groups: `SOLVER.BASE_LR (0.02 / 0.01), …`.
 
-    They are constant within every group of runs but not across them; values are in the order of
-    the groups, None where a group's records do not hold the key.
+    Only keys that are constant within each group are listed, with one value per group, or None if
+    the records of the group lack the key.
     """
     configs = [[run.record.config for run in group] for group in groups]
     keys = {key for group in configs for config in group for key in config}
     parts = []
-    for key in sorted(keys - NOT_PROTOCOL):
+    for key in sorted(keys - {*names_where(protocol=False)}):
         values = [[config.get(key) for config in group] for group in configs]
         constant = all(all(value == group[0] for value in group) for group in values)
         if constant and any(group[0] != values[0][0] for group in values):
             parts.append(f"{key} ({' / '.join(repr(group[0]) for group in values)})")
-    return first_few(parts, 6) if parts else "keys that their records do not hold"
+    return first_few(parts, 6) if parts else "keys that their records do not contain"
 
 
 def _table(runs: list[FinishedRun], baseline: str) -> Table:
     first, tested_on = runs[0].record, runs[0].tested_on
-    # What its runs measured, in the order of the paper's table where it has one.
+    # The columns are in the order of the paper's table if it has one for this task.
     shown = headline_names({name for run in runs for name in run.record.metrics})
     order = [name for paper in tables_for(first.task, tested_on) for name in paper.metrics]
     metrics = sorted(
@@ -282,7 +307,7 @@ def _table(runs: list[FinishedRun], baseline: str) -> Table:
 
 
 def _units(runs: Sequence[FinishedRun]) -> tuple[tuple[FinishedRun, ...], ...]:
-    """Of one row, see `Row`; each run alone where all have the same weights."""
+    """Group the runs of one row by pre-training, or one run each if there is only one."""
     groups = list(_groups(runs, lambda run: run.record.init).values())
     if len(groups) == 1:
         groups = [[run] for run in runs]
@@ -292,21 +317,21 @@ def _units(runs: Sequence[FinishedRun]) -> tuple[tuple[FinishedRun, ...], ...]:
 def _require_comparable(task: str, runs: list[FinishedRun]) -> None:
     if engines := _differing(runs, "engine"):
         raise UserError(
-            f"{task}: runs of different engines are not averaged: {engines}; "
-            "choose one with --engine, or --engine each for a table of each"
+            f"{task}: cannot average runs of different engines: {engines}; "
+            "choose one with --engine, or use --engine each for one table per engine"
         )
     if protocols := _differing(runs, "config_sha256"):
         groups = [*_groups(runs, lambda run: run.record.config_sha256).values()]
         raise UserError(
-            f"{task}: runs of different protocols are not averaged: {protocols}; "
+            f"{task}: cannot average runs of different protocols: {protocols}; "
             f"they differ in {listed_differences(groups)}"
         )
     if lengths := _differing(runs, "iterations"):
-        raise UserError(f"{task}: runs of different iterations are not averaged: {lengths}")
+        raise UserError(f"{task}: cannot average runs of different iterations: {lengths}")
     for init, members in _groups(runs, lambda run: run.record.init).items():
         if weights := _differing(members, "weights_sha256"):
             raise UserError(
-                f"{task}: init {init!r} is of different weights: {weights}; "
+                f"{task}: init {init!r} has different weights: {weights}; "
                 "give each file its own name"
             )
         for seed, same in _groups(members, lambda run: run.record.seed).items():
@@ -314,12 +339,12 @@ def _require_comparable(task: str, runs: list[FinishedRun]) -> None:
                 folders = ", ".join(str(run.folder) for run in same)
                 raise UserError(
                     f"{task}: init {init!r} has seed {seed} more than once ({folders}); "
-                    "a repetition is not a trial, leave one of them out"
+                    "a repetition is not a trial: leave out all but one"
                 )
 
 
 def _differing(runs: list[FinishedRun], field: str) -> str:
-    """The values of a record's field with the runs that have each; empty where there is one."""
+    """Format the values of a record's field with their runs, or "" if all runs have the same."""
     groups = _groups(runs, lambda run: getattr(run.record, field))
     return " / ".join(
         f"{str(value)[:10]} ({first_few([str(run.folder) for run in members], 3)})"

@@ -1,12 +1,12 @@
-"""Bootstrap over the test images, and over seeds and images: how a gap varies with what it is
-measured on.
+"""Bootstrap intervals of gaps, over the test images and over seeds and test images.
 
-AP is computed again from the runs' match records (detection/evaluation/matches.py) for test sets
-that are sampled from the test images with replacement, the same ones for every run (paired
-bootstrap: Everingham et al., "The PASCAL Visual Object Classes Challenge: A Retrospective", 2015,
-section 3.5; Efron and Tibshirani, "An Introduction to the Bootstrap").
+AP is recomputed from the runs' match records (detection/evaluation/matches.py) on test sets that
+are sampled from the test images with replacement. All runs use the same samples (paired bootstrap:
+Everingham et al., "The PASCAL Visual Object Classes Challenge: A Retrospective", 2015, section 3.5;
+Efron and Tibshirani, "An Introduction to the Bootstrap").
 
-B resamples, I images, D detections and N true ones of a class, T IoU thresholds, R recalls.
+Shapes: B resamples, I images, D detections of a class, N true positives among them, T IoU
+thresholds, R recall levels.
 """
 
 import io
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from benchmarks.report.aggregate import CONFIDENCE, Resampled, Resamples, Row, Table
 from benchmarks.report.bundle import MATCHES_NAME
 from benchmarks.report.records import FinishedRun
-from benchmarks.report.significance import holm, unpaired
+from benchmarks.report.significance import holm, unpaired_reason
 from detection.evaluation import coco, voc
 from detection.evaluation.matches import (
     COCO,
@@ -36,10 +36,10 @@ from detection.evaluation.matches import (
 from detection.evaluation.metrics import has_matches
 from moco.common.errors import DataError, UserError
 
-SEED = 0  # a report of the same runs says the same
+SEED = 0  # fixed, so that reports of the same runs are equal
 SAME_AP = 2e-6  # records have AP rounded to 1e-6
 METRICS = {"AP": slice(None), "AP50": slice(0, 1), "AP75": slice(5, 6)}  # name → thresholds
-_CHUNK_NUMBERS = 4_000_000  # of an intermediate array
+_CHUNK_NUMBERS = 4_000_000  # maximum number of elements of an intermediate array
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.integer]
@@ -47,11 +47,11 @@ Ints = NDArray[np.integer]
 
 @dataclass(frozen=True)
 class RowSamples:
-    """A row on resampled test images.
+    """Metrics of a row on resampled test images.
 
     Attributes:
-        images: ids of all test images.
-        values: metric → (n, B), of the row's n runs, or of the means of its n pre-trainings.
+        images: Ids of all test images.
+        values: Metric → (n, B) for the row's n runs, or the means of its n pre-trainings.
     """
 
     images: tuple[str, ...]
@@ -59,10 +59,11 @@ class RowSamples:
 
 
 def over_images(table: Table, number: int) -> Resamples:
-    """The gaps of all rows to the baseline on resampled sets of test images.
+    """Compute bootstrap intervals of the gaps of all rows to the baseline.
 
     Args:
-        number: of resamples; more where `number_for` asks for them.
+        table: Table whose runs have match records; rows without them are listed as missing.
+        number: Number of resamples, raised to what `number_for` requires.
     """
     base = table.base
     if base is None or not has_matches(table.metrics):
@@ -89,7 +90,7 @@ def over_images(table: Table, number: int) -> Resamples:
             differences = a.mean(axis=0) - b.mean(axis=0)
             images[row.init, metric] = image_interval(differences)
             bounds[row.init, metric] = not (differences <= 0).any() or not (differences >= 0).any()
-            pairs = not unpaired(row, base, metric)
+            pairs = not unpaired_reason(row, base, metric)
             if interval := two_level(a, b, gap.value, paired=pairs):
                 both[row.init, metric] = interval
     holm_images, holm_both = (holm({k: v[2] for k, v in p.items()}) for p in (images, both))
@@ -105,15 +106,15 @@ def over_images(table: Table, number: int) -> Resamples:
 
 
 def number_for(gaps: int, number: int) -> int:
-    """Return `number`, or how many resamples Holm's correction needs to show each of the gaps."""
+    """Return `number`, raised to the resamples that Holm's correction of this many gaps needs."""
     return max(number, math.ceil(2 * gaps / (1 - CONFIDENCE)))
 
 
 def row_samples(row: Row, metrics: Sequence[str], number: int) -> RowSamples:
-    """AP of every run of a row on the resampled test images.
+    """Compute the metrics of a row on the resampled test images.
 
     Raises:
-        UserError: a run without match records, or with those of another evaluation.
+        UserError: If a run has no match records, or those of another evaluation.
     """
     units = [[_run_samples(run, metrics, number) for run in unit] for unit in row.units]
     runs = [samples for unit in units for samples in unit]
@@ -142,8 +143,8 @@ def _run_samples(run: FinishedRun, metrics: Sequence[str], number: int) -> RowSa
         names = [name for name in METRICS if f"{kind}/{name}" in metrics]
         own = average_precision(stored.metric, matches) if names else {}
         for name in names:
-            noted = run.record.metrics.get(f"{kind}/{name}")
-            if noted is None or not abs(noted - own[name]) <= SAME_AP:
+            recorded = run.record.metrics.get(f"{kind}/{name}")
+            if recorded is None or not abs(recorded - own[name]) <= SAME_AP:
                 raise UserError(f"the match records of {seed} are of another {kind}/{name}")
         found = resample(stored.metric, matches, counts) if names else {}
         values |= {f"{kind}/{name}": found[name] for name in names}
@@ -151,7 +152,10 @@ def _run_samples(run: FinishedRun, metrics: Sequence[str], number: int) -> RowSa
 
 
 def average_precision(metric: str, matches: Matches) -> dict[str, float]:
-    """AP, AP50 and AP75, 0..100, by the code of the evaluators: their numbers, but for rounding."""
+    """Compute AP, AP50 and AP75 (0..100) with the evaluators' own code.
+
+    The results equal the recorded metrics up to the rounding of a record.
+    """
     if metric in (COCO, LVIS):
         return coco.summarize(matches)
     classes = range(int(max(matches.object_classes, default=-1)) + 1)
@@ -162,21 +166,26 @@ def average_precision(metric: str, matches: Matches) -> dict[str, float]:
 
 @lru_cache(1)
 def image_counts(images: int, number: int) -> Ints:
-    """(B, I): how often each image is in each resample; the same for all runs."""
+    """Count how often each image is in each resample, (B, I), with a fixed seed for all runs."""
     random = np.random.default_rng(SEED)
     sampled = (random.integers(0, images, images) for _ in range(number))
     return np.stack([np.bincount(own, minlength=images).astype(np.int32) for own in sampled])
 
 
 def resample(metric: str, matches: Matches, counts: Ints) -> dict[str, Array]:
-    """AP, AP50 and AP75 on resampled test images: (B,) each, 0..100, NaN without an object.
+    """Compute AP, AP50 and AP75 (0..100) on resampled test images.
 
-    Equal to `average_precision` of the images repeated as often as they count, but for rounding.
-    Precision counts at true detections only: between two of them it falls. A class that has no
-    object in a resample is in none of its means.
+    Up to rounding, the results equal `average_precision` of a test set in which each image is
+    repeated as often as it counts. Precision is evaluated at true positives only, since it
+    decreases between two of them. Classes without an object in a resample are left out of its mean.
 
     Args:
-        counts: (B, I).
+        metric: Metric of the match records: `COCO`, `LVIS` or `VOC` with its year.
+        matches: Match records of one run.
+        counts: How often each image is in each resample, (B, I).
+
+    Returns:
+        Metric → (B,), NaN for resamples without an object.
     """
     recalls = {COCO: coco.RECALLS, LVIS: coco.RECALLS, f"{VOC}2007": voc.RECALL_POINTS}.get(metric)
     B = len(counts)
@@ -206,7 +215,7 @@ def _class_ap(
     objects: Ints,
     recalls: Array | None,
 ) -> Array:
-    """AP 0..1 of one class, (T, b); 0 where it has no object."""
+    """Compute the AP (0..1) of one class, (T, b); 0 if it has no object."""
     of_images = weights[images]  # (D, b)
     ranks = np.cumsum(of_images, axis=0, dtype=np.int32)
     found = np.zeros((THRESHOLDS, len(objects)))
@@ -226,7 +235,7 @@ def _class_ap(
         if wanted is None:
             found[t] = (own * envelope).sum(axis=0) / np.maximum(objects, 1)
             continue
-        # The envelope where the 1st, 2nd, … object of each resample is found, one after the other.
+        # Concatenated over resamples: the envelope where the 1st, 2nd, … object is found.
         steps = np.append(np.repeat(envelope.T.ravel(), own.T.ravel()), 0.0)
         reached = wanted <= tp[-1]  # (R, b)
         places = np.cumsum(tp[-1], dtype=np.int64) - tp[-1] + wanted - 1
@@ -235,7 +244,7 @@ def _class_ap(
 
 
 def _wanted(recalls: Array, objects: Ints) -> Ints:
-    """(R, b): how many objects have to be found to reach each recall, as floats compare."""
+    """Count the objects that must be found to reach each recall in floating point, (R, b)."""
     number = np.maximum(objects, 1)
     wanted = np.ceil(recalls[:, None] * number).astype(np.int64)
     wanted -= (wanted - 1) / number >= recalls[:, None]
@@ -244,9 +253,9 @@ def _wanted(recalls: Array, objects: Ints) -> Ints:
 
 
 def image_interval(gaps: Array) -> tuple[float, float, float]:
-    """95% interval of a gap over resamples (B,), and the two-sided p-value of no gap.
+    """Compute the percentile 95% interval of a gap over resamples (B,) and its two-sided p-value.
 
-    Percentiles; the p-value is twice the share of resamples on the other side of 0.
+    The p-value is twice the share of resamples on the other side of 0.
     """
     gaps = gaps[np.isfinite(gaps)]
     ends = np.quantile(gaps, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
@@ -255,22 +264,22 @@ def image_interval(gaps: Array) -> tuple[float, float, float]:
 
 
 def two_level(a: Array, b: Array, gap: float, *, paired: bool) -> tuple[float, float, float] | None:
-    """95% interval and p-value of a gap over runs and test images.
+    """Compute the 95% interval and the p-value of a gap over runs and test images.
 
     Runs are sampled first, then images: replicate r is a mean of sampled runs, all on the images of
-    resample r. Of n runs n − 1 are sampled, which makes the variance of their mean unbiased (Rao
-    and Wu, 1988). So few runs have no percentiles to speak of; the interval is the gap ± t times
-    the replicates' standard deviation, with Satterthwaite's degrees of freedom, where only the runs
-    have few.
+    resample r. Of n runs, n − 1 are sampled, which makes the variance of their mean unbiased (Rao
+    and Wu, 1988). Percentiles of so few runs are meaningless, so the interval is the gap ± t times
+    the standard deviation of the replicates, with Satterthwaite's degrees of freedom, where only
+    the runs have few.
 
     Args:
-        a: (n, B), the runs of a row on the resamples.
-        b: of the baseline on the same ones; its n may differ, but of pairs.
-        gap: of the means on the test images themselves.
-        paired: the n runs of both are pairs, sampled together.
+        a: Metric of a row's runs on the resamples, (n, B).
+        b: Metric of the baseline's runs on the same resamples; its n may differ unless `paired`.
+        gap: Difference of the means on the original test images.
+        paired: Sample the n runs of both as pairs.
 
     Returns:
-        None: a row has one run, or nothing varies.
+        Lower end, upper end and p-value, or None if a row has a single run or nothing varies.
     """
     from scipy import stats
 

@@ -1,9 +1,11 @@
-"""Reads a report in one zip file (benchmarks/report/share.py writes it) without unpacking anything.
+"""Reader of bundles: reports in one zip file, which benchmarks/report/share.py writes.
 
-table.html, README.txt              the page, and what this is
-<suite>/runs/<task>/<init>/<seed>/run.json    the records, in folders as the suite had them
-                       …/error_types.json, …     what else reports read of a run (`EVIDENCE`)
-<suite>/suite.json                  empty; says that the folders beside it are a suite's
+Nothing is unpacked to disk. Contents of a bundle:
+
+table.html, README.txt              the page, and a description of the bundle
+<suite>/runs/<task>/<init>/<seed>/run.json    the records, in the folders of the suite
+                       …/error_types.json, …     other files of a run that reports read (`EVIDENCE`)
+<suite>/suite.json                  empty; marks the folders next to it as those of a suite
 """
 
 from collections import Counter
@@ -21,24 +23,29 @@ from moco.common.limits import Implausible, open_zip, read_part
 from moco.common.run import RECORD_NAME, RunRecord, parse_record
 
 SUITE_NAME = "suite.json"
-MAX_RECORDS_BYTES = 64 << 20  # of all records together
+MAX_RECORDS_BYTES = 64 << 20  # total size of all records
 MATCHES_NAME = f"inference/{metrics.MATCHES_NAME}"
-# What reports read of a run beside its record, and the most bytes of each file.
+# Files that reports read next to a run's record → maximum size in bytes.
 EVIDENCE = {MATCHES_NAME: metrics.MAX_MATCHES_BYTES, ERRORS_NAME: 1 << 20, ROBUSTNESS_NAME: 1 << 20}
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The files of `EVIDENCE` of one run: in its folder, or in that folder of a bundle."""
+    """Files of one run that are named in `EVIDENCE`, on disk or inside a bundle.
+
+    Attributes:
+        folder: Folder of the run, relative to the root of the bundle if there is one.
+        bundle: Path of the bundle, or None for files on disk.
+    """
 
     folder: Path | PurePosixPath
     bundle: Path | None = None
 
     def read(self, name: str) -> bytes | None:
-        """The content of a file; None: the run has none.
+        """Return the content of a file, or None if the run does not have it.
 
         Raises:
-            DataError: it cannot be read, or is larger than any.
+            DataError: If the file cannot be read or exceeds its maximum size.
         """
         path, limit = self.folder / name, EVIDENCE[name]
         if self.bundle is None:
@@ -56,31 +63,31 @@ class Evidence:
 
 
 def suite_task(folder: Path | PurePosixPath, exists: Callable[[Any], bool]) -> str | None:
-    """The suite's name of the task of a run in `runs/<task>/<init>/<seed>`; None of another run."""
+    """Return the suite's task name for a run in `runs/<task>/<init>/<seed>`, else None."""
     task = folder.parent.parent
     runs = task.parent
     return task.name if runs.name == "runs" and exists(runs.parent / SUITE_NAME) else None
 
 
 def read_bundle(path: PathLike) -> dict[PurePosixPath, tuple[RunRecord, str | None]]:
-    """The records in a bundle and their suite's names of the task, by folder.
+    """Read the records of a bundle with the suite's name of their task, by folder.
 
     Raises:
-        DataError: not a bundle, damaged or made to mislead.
-        UserError: a record that is none.
+        DataError: If the file is not a bundle, damaged or malicious.
+        UserError: If a record is invalid.
     """
     with _reading(path), open(path, "rb") as file, open_zip(file) as archive:
         parts = {PurePosixPath(info.filename): info for info in archive.infolist()}
         if len(parts) < len(archive.infolist()):
             seen = Counter(str(PurePosixPath(info.filename)) for info in archive.infolist())
-            raise Implausible(f"{shown(seen.most_common(1)[0][0])}: is in it twice")
+            raise Implausible(f"{shown(seen.most_common(1)[0][0])}: is in it more than once")
         records = {name: info for name, info in parts.items() if name.name == RECORD_NAME}
         for name, info in records.items():
             if name.is_absolute() or ".." in name.parts or str(name) != info.filename:
                 raise Implausible(f"{shown(info.filename)}: not a path inside it")
-        claimed = sum(info.file_size for info in records.values())
-        if claimed > MAX_RECORDS_BYTES:
-            raise Implausible(f"records of {claimed} bytes, at most {MAX_RECORDS_BYTES}")
+        total = sum(info.file_size for info in records.values())
+        if total > MAX_RECORDS_BYTES:
+            raise Implausible(f"records: got {total} bytes, expected at most {MAX_RECORDS_BYTES}")
         texts = {name: read_part(archive, info) for name, info in records.items()}
     return {
         name.parent: (
@@ -93,14 +100,14 @@ def read_bundle(path: PathLike) -> dict[PurePosixPath, tuple[RunRecord, str | No
 
 @contextmanager
 def _reading(path: PathLike) -> Iterator[None]:
-    """Whatever goes wrong is a DataError of that file."""
+    """Turn any error while reading a file into a DataError that names it."""
     try:
         yield
     except Implausible as error:
         raise DataError(f"{path}: damaged or made to mislead ({error})") from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except Exception as error:  # whatever a damaged archive may raise
+    except Exception as error:  # a damaged archive may raise anything
         raise DataError(
             f"{path}: not a bundle of moco-transfer table, or damaged ({error})"
         ) from error

@@ -1,4 +1,4 @@
-"""What is said of tables and rows in words: settings, uncertainty, provenance, what is missing."""
+"""Captions and notes of tables and rows: settings, uncertainty, provenance, missing numbers."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -14,11 +14,11 @@ from detection.modeling.backbones import frozen_random
 from moco.common.command import RANDOM
 from moco.common.errors import first_few, plural
 
-EPOCHS = "SOLVER.MAX_EPOCHS"  # of classification; detection counts iterations
+EPOCHS = "SOLVER.MAX_EPOCHS"  # length of classification runs; detection counts iterations
 
 
 def heading(table: Table, tables: Sequence[Table]) -> str:
-    """The title, with its dataset and engine where another table has the same."""
+    """Return the title of a table, with dataset and engine if others of that title differ in it."""
     same = [other for other in tables if other.title == table.title]
     text = table.title
     if len({other.tested_on for other in same}) > 1:
@@ -29,7 +29,7 @@ def heading(table: Table, tables: Sequence[Table]) -> str:
 
 
 def setting(table: Table) -> str:
-    """`embedded engine, 300 iterations, tested on voc_2007_test`."""
+    """Format the setting of a table: `embedded engine, 300 iterations, tested on voc_2007_test`."""
     config = table.runs[0].record.config
     parts = [table.task] if table.title != table.task else []
     parts.append(f"{table.engine} engine")
@@ -42,22 +42,22 @@ def setting(table: Table) -> str:
 
 
 def seeds(table: Table) -> str:
-    """Which seeds the trials of a row differ in."""
+    """Return the kind of seeds that the trials of a row differ in."""
     kind = table.runs[0].record.kind
     return "seeds of the linear classifier" if kind == "linear" else "fine-tuning seeds"
 
 
 def uncertainty(table: Table) -> str:
-    """One sentence: what standard deviations, intervals and p-values are over, and what not."""
+    """Describe which sources of variation the standard deviations, intervals and p-values cover."""
     several = [f"{row.init} ({row.n} files of weights)" for row in table.rows if row.several]
     others = [row.init for row in table.rows if not row.several and row.init != RANDOM]
     lacks = [] if several else ["pre-training (one file of weights per row)"]
     if several and others:
         lacks = [f"pre-training of {', '.join(others)} (one file of weights each)"]
     none = table.runs[0].record.kind == "detection" and not has_matches(table.metrics)
-    images = "test images (of this metric there are no match records)" if none else "test images"
+    images = "test images (this metric has no match records)" if none else "test images"
     resampled = bool(table.resamples and table.resamples.gaps)
-    these = "those over test images are for these very models, not for other seeds"
+    these = "those over test images hold for these models, not for other seeds"
     bootstrap = f"; of the bootstrap, {these}" if resampled else ""
     if all(row.n == 1 for row in table.rows):
         unknown = [seeds(table), *lacks, *([] if resampled else [images])]
@@ -72,9 +72,11 @@ def uncertainty(table: Table) -> str:
 
 
 def nothing_shown(table: Table, found: Sequence[Significance]) -> list[str]:
-    """Where no gap of a table is significant once corrected: that, and which gaps would have been.
+    """Return a note if no gap of a table is significant after correction, with the detectable gaps.
 
-    `found`: of every gap that has an interval.
+    Args:
+        table: Table that the gaps belong to.
+        found: Tests of all gaps that have an interval.
     """
     if not found or min(each.holm for each in found) < 1 - CONFIDENCE:
         return []
@@ -89,17 +91,17 @@ def nothing_shown(table: Table, found: Sequence[Significance]) -> list[str]:
         )
         sizes = sorted(each.smallest for each in known if each.smallest is not None)
         text += f"gaps of {_span([f'{size:.1f}' for size in sizes])} {title} 80% of the time, "
-        text += "corrected as these are"
+        text += "with the same correction"
     return [text]
 
 
 def _span(ordered: Sequence[str]) -> str:
-    """`3 to 5`, or `3`."""
+    """Format the range of ordered texts: `3 to 5`, or `3` if first and last are equal."""
     return " to ".join(dict.fromkeys((ordered[0], ordered[-1])))
 
 
 def reachable(table: Table) -> list[str]:
-    """Say where perfect predictions would not score 100 on the test split, and why."""
+    """Return notes on test splits on which perfect predictions score less than 100."""
     found: dict[str, list[str]] = {}
     for run in table.runs:
         scored = run.record.reachable or {}
@@ -119,14 +121,14 @@ def reachable(table: Table) -> list[str]:
 
 
 def never_trained(table: Table) -> list[str]:
-    """Say which layers of the random row were never trained."""
+    """Return notes on layers of the `random` row that stayed at their random initialization."""
     configs = [run.record.config for row in table.rows if row.init == RANDOM for run in row.runs]
     notes = dict.fromkeys(note for config in configs for note in frozen_random(config))
     return [f"{RANDOM}: {note}" for note in notes]
 
 
 def tuned(table: Table) -> list[str]:
-    """What was chosen for each row of a tuned task, and from which grid."""
+    """Return notes on the values that tuning chose for each row, and on the grid."""
     grid = table.runs[0].record.config.get("SOLVER.TUNED", "")
     if not grid:
         return []
@@ -137,25 +139,25 @@ def tuned(table: Table) -> list[str]:
     ]
     found = [
         f"chosen for each row on held-out training images, by one run of each point of {grid}: "
-        f"{'; '.join(chosen)}; the rows of the untuned task are in a table of their own"
+        f"{'; '.join(chosen)}; the untuned task has a separate table"
     ]
     edges = [
         f"{row.init} {_by_seed(row, _edges)}" for row in table.rows if any(map(_edges, row.runs))
     ]
-    where = "at the edge of the grid, beyond which a better value may be"
+    where = "at the edge of the grid, so a better value may lie outside"
     return [*found, f"{where}: {'; '.join(edges)}"] if edges else found
 
 
 def _edges(run: FinishedRun) -> str:
-    """`SOLVER.BASE_LR 0.04`: the chosen values that are at an edge of the grid."""
+    """Format the tuned values that are at an edge of the grid: `SOLVER.BASE_LR 0.04`."""
     axes, values = tuned_axes(run.record.config), tuned_values(run.record.config)
-    with suppress(ValueError):  # of a record that somebody wrote by hand
+    with suppress(ValueError):  # a record edited by hand may hold anything
         return ", ".join(f"{key} {values[key]}" for key in axes if at_edge(values[key], axes[key]))
     return ""
 
 
 def facts(row: Row) -> list[tuple[str, str]]:
-    """Provenance of a row's numbers, as (name, text); what differs is listed by seed."""
+    """Return the provenance of a row as (name, text) pairs; differing texts are listed by seed."""
     seconds = sum(run.record.seconds for run in row.runs)
     return [
         ("weights' sha256", _by_seed(row, _weights)),
@@ -176,13 +178,13 @@ def _weights(run: FinishedRun) -> str:
 
 
 def trial(run: FinishedRun) -> str:
-    """The seed and, where a row has several, the pre-training."""
+    """Return the seed of a run and, if its row has several, the number of the pre-training."""
     number = row_of(run.record.init)[1]
     return f"{run.record.seed} of pre-training {number}" if number else str(run.record.seed)
 
 
 def _by_seed(row: Row, text: Callable[[FinishedRun], str]) -> str:
-    """The text that all runs of a row have, or each text with the seeds that have it."""
+    """Return the text that all runs of a row share, or each text with its seeds."""
     seeds: dict[str, list[str]] = {}
     for run in row.runs:
         seeds.setdefault(text(run) or MISSING, []).append(trial(run))
@@ -192,9 +194,9 @@ def _by_seed(row: Row, text: Callable[[FinishedRun], str]) -> str:
 
 
 def missing_numbers(row: Row, metrics: Sequence[str]) -> list[str]:
-    """Per metric that some runs of the row have and others have not: which, and why.
+    """Return a note for each number that a run of the row lacks, with the recorded reason.
 
-    So too where every run has null; where no run was to measure it, the dash says all.
+    Metrics that no run of the row reports, not even as null, get no note.
     """
     found = []
     for metric, title in zip(metrics, titles(metrics), strict=True):
@@ -209,14 +211,14 @@ def missing_numbers(row: Row, metrics: Sequence[str]) -> list[str]:
         if cell is not None and cell.n < row.n:
             found.append(
                 f"{row.init}: {title} is the mean of {cell.n} of {row.n} "
-                f"{'pre-trainings' if row.several else 'runs'}, and its gap leaves out the others, "
+                f"{'pre-trainings' if row.several else 'runs'}, and its gap excludes the others, "
                 "which may be the worst"
             )
     return found
 
 
 def versions(runs: Sequence[FinishedRun]) -> str:
-    """`torch (2.4.0 / 2.5.1)`: the packages whose version is not the same in all runs."""
+    """Format the packages whose version differs between runs: `torch (2.4.0 / 2.5.1)`."""
     found: dict[str, set[str]] = {}
     for run in runs:
         for package, version in (run.record.provenance.get("versions") or {}).items():

@@ -1,4 +1,4 @@
-"""Cells of a report, and the small tables below a table. Texts here are plain: renderers escape."""
+"""Formatted cells of a report, and grids of them. Texts are plain: renderers escape them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,14 +8,15 @@ from benchmarks.report.style import MISSING, format_cell, format_evidence, forma
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A cell of a table.
+class TextCell:
+    """Formatted cell of a table.
 
     Attributes:
-        value: what a column is sorted by; None: the text.
-        points: the gap beside the text, as printed.
-        significant: whether its p-value is below 0.05 after Holm's correction.
-        best: whether no other row has a higher number, as printed.
+        text: Text of the cell.
+        value: Sort key of the cell, or None to sort by the text.
+        points: Gap to the baseline after rounding, or None.
+        significant: True if the gap's p-value is below 0.05 after Holm's correction.
+        best: True if no other row has a higher number after rounding.
     """
 
     text: str
@@ -26,39 +27,41 @@ class Shown:
 
     @property
     def gap(self) -> str:
+        """Gap as text, empty if there is none."""
         return "" if self.points is None else format_gap(self.points)
 
     @property
     def strong(self) -> bool:
+        """True if the paper would print the gap in green."""
         return self.points is not None and is_strong(self.points)
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A table below a table; `folded`: a page shows only its title at first."""
+    """Supplementary table below a table; the HTML page collapses it if `folded`."""
 
     title: str
     head: Sequence[str]
-    rows: Sequence[Sequence[Shown]]
+    rows: Sequence[Sequence[TextCell]]
     folded: bool = False
 
 
-def printed(value: float | None, gap: float | None = None) -> Shown:
-    """The cell of one number."""
-    return Shown(MISSING if value is None else f"{value:.1f}", value, gap)
+def printed(value: float | None, gap: float | None = None) -> TextCell:
+    """Format one number, or a dash, as a cell."""
+    return TextCell(MISSING if value is None else f"{value:.1f}", value, gap)
 
 
-def evidence(gap: Gap | None) -> Shown:
-    """The cell of a gap with its interval and p-value."""
-    return Shown(format_evidence(gap), None if gap is None else gap.value)
+def evidence(gap: Gap | None) -> TextCell:
+    """Format a gap with its interval and p-value as a cell."""
+    return TextCell(format_evidence(gap), None if gap is None else gap.value)
 
 
-def init_rows(table: Table, cells: Mapping[str, Iterable[Cell | None]]) -> list[list[Shown]]:
-    """Per row of a table its name and its `cells`."""
+def init_rows(table: Table, cells: Mapping[str, Iterable[Cell | None]]) -> list[list[TextCell]]:
+    """Return rows of formatted cells: the init of each row of a table, then its `cells`."""
     return [
         [
-            Shown(row.init),
-            *(Shown(format_cell(c, row.n), c.mean if c else None) for c in cells[row.init]),
+            TextCell(row.init),
+            *(TextCell(format_cell(c, row.n), c.mean if c else None) for c in cells[row.init]),
         ]
         for row in table.rows
     ]

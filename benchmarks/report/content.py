@@ -1,12 +1,12 @@
-"""What a report says, apart from how it looks: per table its rows, notes, evidence and provenance.
+"""Content of a report, independent of its format: rows, notes, evidence and provenance per table.
 
-A cell is `mean ± std` and the gap to the baseline; `–` where there is no number. Printed gaps are
+A cell is `mean ± std` and the gap to the baseline, or `–` if there is no number. Printed gaps are
 the differences of the printed means. Fewer trials than the paper averages are marked. The paper's
-rows are in tables of their own.
+rows are in separate tables.
 
-All texts here are plain: what a record says is escaped by the renderers (render.py), never here.
-What differs from one report of the same runs to the next, or from machine to machine (folders,
-time, hardware), is in `facts` and `Section.run_rows` alone.
+All texts are plain: renderers (render.py) escape what records contain. Only `facts` and
+`Section.run_rows` hold what varies between machines or repeated reports of the same runs (folders,
+time, hardware).
 """
 
 import re
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.report.aggregate import CONFIDENCE, Row, Table, stems
+from benchmarks.report.analysis import analysis_grids, unread
 from benchmarks.report.captions import (
     EPOCHS,
     heading,
@@ -30,8 +31,7 @@ from benchmarks.report.captions import (
     uncertainty,
     versions,
 )
-from benchmarks.report.cells import Grid, Shown, printed
-from benchmarks.report.convergence import convergence_grid
+from benchmarks.report.cells import Grid, TextCell, printed
 from benchmarks.report.gaps import gap_grids
 from benchmarks.report.isolation import isolation
 from benchmarks.report.literature import LiteratureRow, rows_for
@@ -41,14 +41,13 @@ from benchmarks.report.records import Results
 from benchmarks.report.significance import significance
 from benchmarks.report.style import FEW_MARK, MISSING, UNVERIFIED_MARK, format_cell
 from benchmarks.report.summary import Summary, summarize
-from benchmarks.report.why import reasons, unread
 from detection.evaluation.metrics import titles
 
 if TYPE_CHECKING:
     from benchmarks.report.plots import Plot
 
-Column = tuple[str, str]  # metric, and whose pre-training: the paper's "method"
-LIVE_RUNS = 500  # that a page lists while its suite is computed
+Column = tuple[str, str]  # metric and method; the method is whose pre-training the paper used
+LIVE_RUNS = 500  # maximum number of runs that the page lists while its suite is running
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,8 @@ class Published:
     """Published rows of one protocol.
 
     Attributes:
-        differs: from the protocol of the table; empty if it is the same.
+        differs: Differences from the protocol of the table, empty if there are none.
+        rows: Rows in the order of the file.
     """
 
     differs: tuple[str, ...]
@@ -64,36 +64,39 @@ class Published:
 
     @property
     def title(self) -> str:
+        """Heading of the rows."""
         if not self.differs:
             return "Published elsewhere, same protocol"
         return f"Published elsewhere, not comparable: {', '.join(self.differs)}"
 
     @property
     def note(self) -> str:
+        """Legend of the rows."""
         note = f"Not measured here. n: runs that a number averages, {MISSING} if not stated"
         unverified = any(row.unverified for row in self.rows)
         return f"{note}. {UNVERIFIED_MARK} not verified in the source" if unverified else note
 
-    def cells(self, columns: Sequence[Column]) -> list[list[Shown]]:
-        """Name, n, the number of each column, and the source."""
+    def cells(self, columns: Sequence[Column]) -> list[list[TextCell]]:
+        """Return rows of formatted cells: name, n, a number per column, source."""
         return [
             [
-                Shown(row.name),
-                Shown(str(row.n or MISSING), row.n),
+                TextCell(row.name),
+                TextCell(str(row.n or MISSING), row.n),
                 *(_published(row, *column) for column in columns),
-                Shown(row.source),
+                TextCell(row.source),
             ]
             for row in self.rows
         ]
 
 
 class Section:
-    """One table as a report shows it.
+    """Content of a report on one table.
 
     Args:
-        stem: the table's name among `stems`.
-        tables: all of the report.
-        near: also published rows of near protocols.
+        table: Table of the section.
+        stem: Unique name of the table, see `stems`.
+        tables: All tables of the report.
+        near: Include published rows of similar protocols.
     """
 
     def __init__(
@@ -102,7 +105,6 @@ class Section:
         self.table, self.stem = table, stem
         self.heading = heading(table, tables)
         self.setting = setting(table)
-        # Of the paper those of this task; of a detection task only on the data of this table.
         self.papers = tables_for(table.task, table.tested_on)
         groups = rows_for(table.runs[0].record.config, table.metrics, near)
         self.published = [Published(differs, rows) for differs, rows in groups.items()]
@@ -110,7 +112,7 @@ class Section:
         self.titles = list(titles(table.metrics))
         self.head = ["pre-train", "n", *self.titles]
         self.published_head = [*self.head, "source"]
-        # How many trials the paper averages; 0 where it does not say.
+        # The largest number of trials that the paper averages, or 0 if it does not say.
         self.trials = max((paper.trials or 0 for paper in self.papers), default=0)
         self.anchor, self.runs_anchor = f"table-{_slug(stem)}", f"runs-{_slug(stem)}"
         self.runs_head = ["seed", *self.titles, "iterations", "time", "finished", "folder"]
@@ -118,41 +120,43 @@ class Section:
         self.holm = {(each.row.init, each.metric): each.holm for each in self.significance}
         self.isolation = [str(each) for each in isolation(table)]
 
-    def rows(self, columns: Sequence[Column] | None = None) -> list[list[Shown]]:
-        """Name, n, marked where the paper averages more trials, and a cell per column."""
+    def rows(self, columns: Sequence[Column] | None = None) -> list[list[TextCell]]:
+        """Return rows of formatted cells: name, n (marked if the paper averages more), columns."""
         return [
             [
-                Shown(row.init),
-                Shown(f"{row.n}{FEW_MARK if row.n < self.trials else ''}", row.n),
+                TextCell(row.init),
+                TextCell(f"{row.n}{FEW_MARK if row.n < self.trials else ''}", row.n),
                 *(self._cell(row, *column) for column in columns or self.columns),
             ]
             for row in self.table.rows
         ]
 
-    def _cell(self, row: Row, metric: str, method: str) -> Shown:
+    def _cell(self, row: Row, metric: str, method: str) -> TextCell:
         cell, gap = row.cells.get(metric), row.gaps.get(metric)
         if cell is None or method != OWN:
-            return Shown(MISSING)
+            return TextCell(MISSING)
         others = (other.cells[metric] for other in self.table.rows if other is not row)
         means = [round(other.mean, 1) for other in others if other is not None]
         best = bool(means) and round(cell.mean, 1) >= max(means)
         text, value = format_cell(cell, row.n), cell.mean
         if gap is None:
-            return Shown(text, value, best=best)
+            return TextCell(text, value, best=best)
         significant = self.holm.get((row.init, metric), 1.0) < 1 - CONFIDENCE
-        return Shown(text, value, gap.printed, significant, best)
+        return TextCell(text, value, gap.printed, significant, best)
 
     @cached_property
     def gaps(self) -> list[Grid]:
+        """Grids of gaps: intervals, corrections, power, bootstrap."""
         return gap_grids(self.table, self.significance)
 
     @cached_property
     def others(self) -> list[Grid]:
-        return [*convergence_grid(self.table), *reasons(self.table)]
+        """Grids of convergence, error types and corrupted images."""
+        return analysis_grids(self.table)
 
     @cached_property
     def notes(self) -> list[str]:
-        """What a reader of the table has to know: few trials, missing numbers, other lengths."""
+        """Caveats of the table: few trials, missing numbers, schedules other than the paper's."""
         table, found, trials = self.table, [], self.trials
         if any(row.n < trials for row in table.rows):
             found.append(f"{FEW_MARK} fewer than {trials} trials (the paper averages {trials})")
@@ -184,18 +188,24 @@ class Section:
         return found
 
     def row_anchor(self, row: Row) -> str:
+        """Return the anchor of a row's provenance."""
         return f"{self.runs_anchor}--{_slug(row.init)}"
 
-    def run_rows(self, row: Row, listed: Container[Path] | None = None) -> list[list[Shown]]:
-        """Per run of a row (of those in `listed`) its seed, metrics, length, time and folder."""
+    def run_rows(self, row: Row, listed: Container[Path] | None = None) -> list[list[TextCell]]:
+        """Return rows of formatted cells, one per run: seed, metrics, length, time, folder.
+
+        Args:
+            row: Row whose runs are listed.
+            listed: Folders of the runs to list, or None for all.
+        """
         return [
             [
-                Shown(trial(run), run.record.seed),
+                TextCell(trial(run), run.record.seed),
                 *(printed(run.record.metrics.get(metric)) for metric in self.table.metrics),
-                Shown(str(run.record.iterations), run.record.iterations),
-                Shown(f"{run.record.seconds:.0f} s", run.record.seconds),
-                Shown(run.finished or MISSING),
-                Shown(str(run.folder)),
+                TextCell(str(run.record.iterations), run.record.iterations),
+                TextCell(f"{run.record.seconds:.0f} s", run.record.seconds),
+                TextCell(run.finished or MISSING),
+                TextCell(str(run.folder)),
             ]
             for run in row.runs
             if listed is None or run.folder in listed
@@ -204,11 +214,13 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """Tables and the runs behind them: what a renderer gets.
+    """Tables and the runs behind them, the input of a renderer.
 
     Attributes:
-        progress: of a suite that is being computed; only the page shows it.
-        near: whether published rows of near protocols are shown, too.
+        tables: Tables in the order of the report.
+        results: Runs of the tables, and those without numbers.
+        progress: Progress of a running suite, which only the HTML page shows.
+        near: Include published rows of similar protocols.
     """
 
     tables: Sequence[Table]
@@ -218,13 +230,14 @@ class Report:
 
     @cached_property
     def sections(self) -> list[Section]:
+        """Sections, one per table."""
         names = stems(self.tables)
         pairs = zip(self.tables, names, strict=True)
         return [Section(table, name, self.tables, self.near) for table, name in pairs]
 
     @cached_property
     def plots(self) -> "dict[str, Plot]":
-        """Per table `loss-<stem>` and `ap-<stem>`, by name."""
+        """Figures by file name: `loss-<stem>` and `ap-<stem>` of each table."""
         from benchmarks.report import plots
 
         found = {}
@@ -237,7 +250,7 @@ class Report:
 
     @cached_property
     def listed(self) -> set[Path] | None:
-        """Folders of the runs that the page lists: all (None), or the newest while it is live."""
+        """Folders of the newest runs while the suite is running, or None to list all runs."""
         if self.progress is None:
             return None
         runs = [run for table in self.tables for run in table.runs]
@@ -245,33 +258,34 @@ class Report:
 
     @cached_property
     def summary(self) -> Summary | None:
+        """Summary over all tables, or None if there is only one."""
         return summarize(self.tables)
 
     @property
     def citation(self) -> str:
-        """Of the paper; empty where no table has rows of it."""
+        """Citation of the paper, or "" if no table has rows of it."""
         return load_paper()[0] if any(section.papers for section in self.sections) else ""
 
 
-def paper_rows(paper: PaperTable, columns: Sequence[Column]) -> list[list[Shown]]:
-    """The paper's rows: name and, per column, the value with its printed gap."""
+def paper_rows(paper: PaperTable, columns: Sequence[Column]) -> list[list[TextCell]]:
+    """Return the paper's rows as formatted cells: name, then value and printed gap per column."""
     return [
-        [Shown(row.name), *(printed(*paper.number_of(row, *column)) for column in columns)]
+        [TextCell(row.name), *(printed(*paper.number_of(row, *column)) for column in columns)]
         for row in paper.rows
     ]
 
 
-def _published(row: LiteratureRow, metric: str, method: str) -> Shown:
+def _published(row: LiteratureRow, metric: str, method: str) -> TextCell:
     value = row.values.get(metric) if method == OWN else None
     shown = printed(value)
-    return Shown(f"{shown.text}{UNVERIFIED_MARK}", value) if metric in row.unverified else shown
+    return TextCell(f"{shown.text}{UNVERIFIED_MARK}", value) if metric in row.unverified else shown
 
 
 def arrange(sections: Sequence[Section]) -> list[list[tuple[PaperTable | None, list[Section]]]]:
-    """Sections in the order of the paper's tables, the parts of one number together.
+    """Group sections by the number of the paper's table, in the paper's order.
 
-    A task that several of the paper's tables are about is in each; one that none is about is
-    alone, at the end, with None for the paper's.
+    A task that is in several of the paper's tables is in each group. A task that is in none is a
+    group of its own at the end, with None for the paper's table.
     """
     floats: dict[int | str, list[tuple[PaperTable | None, list[Section]]]] = {}
     for paper in load_paper()[1]:

@@ -1,9 +1,9 @@
-"""Untrusted text, that of records and of paths, made safe for each format.
+r"""Escaping of untrusted text, such as that of records and paths, for each format.
 
-Whatever a report takes from a record passes through the function of its format (in terminals:
-`printable`, in HTML: Jinja's, too): there it is no markup, formula, control sequence or path.
-Ordinary names such as `moco_v2 (200ep)` stay as they are, and what cannot be printed is shown as an
-escape such as `\\x1b`.
+All text that a report takes from a record passes through the function of its format (`printable`
+for terminals, Jinja's escaping as well for HTML), so that it is never interpreted as markup,
+formula, control sequence or path. Ordinary names such as `moco_v2 (200ep)` are unchanged, and
+unprintable characters become escapes such as `\x1b`.
 """
 
 import csv
@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 
 from moco.common.errors import printable
 
-MAX_FILE_NAME = 100  # characters, without what a caller adds
+MAX_FILE_NAME = 100  # characters, without the caller's prefix and suffix
 MAX_LABEL = 60  # characters of a name in a figure
 _SPECIAL_IN_LATEX = {
     "\\": "\\textbackslash{}",
@@ -29,10 +29,10 @@ _SPECIAL_IN_LATEX = {
     "–": "--",
     "−": "$-$",
     "→": "$\\to$",
-    **{char: f"${char}$" for char in "<>|"},  # others in LaTeX's default encoding of fonts
+    **{char: f"${char}$" for char in "<>|"},  # LaTeX's default font encoding has others there
     **{char: f"\\{char}" for char in "&%$#_{}"},
 }
-# What is markup anywhere (an underscore is not within a word), and what is at the start of a line.
+# Markup anywhere (an underscore within a word is none), and markup at the start of a line.
 _MARKDOWN = re.compile(r"[\\`*\[|~$]|(?<![^\W_])_|_(?![^\W_])")
 _MARKDOWN_LINE = re.compile(r"^(\d*)([#=]|[-+](?=[\s-]|$)|[.)](?=\s|$))")
 _FORMULA = re.compile(r"\s*[=+@\-\uff1d\uff0b\uff0d\uff20]")  # and their full-width forms
@@ -41,23 +41,23 @@ _HASHED = re.compile(r"-[0-9a-f]{8}$")
 
 
 def markdown(text: str) -> str:
-    """For a line, a heading, a list's item or a table's cell of Markdown."""
+    """Escape text for a line, heading, list item or table cell of Markdown."""
     plain = html.escape(printable(text), quote=False)
     return _MARKDOWN_LINE.sub(r"\1\\\2", _MARKDOWN.sub(r"\\\g<0>", plain))
 
 
 def latex(text: str) -> str:
-    """For LaTeX's text, with the report's own marks (±, †) and what its fonts have."""
+    """Escape text for LaTeX's text mode; characters without a glyph become `[U+...]`."""
     result = "".join(
         _SPECIAL_IN_LATEX.get(char, char if ord(char) < 0x100 else f"[U+{ord(char):04X}]")
         for char in printable(text)
     )
-    # At the beginning of a row they would be an argument of the \\ of the row before.
+    # At the start of a row they would be read as an argument of the previous row's \\.
     return f"{{}}{result}" if result.lstrip()[:1] in ("[", "*") else result
 
 
 def figure(text: str) -> str:
-    """For matplotlib, whose `$` begins a formula and whose legends leave out names with `_`."""
+    """Escape a label for matplotlib: `$` starts a formula, a leading `_` hides it from legends."""
     text = printable(text)
     if len(text) > MAX_LABEL:
         text = f"{text[: MAX_LABEL - 1]}…"
@@ -65,7 +65,10 @@ def figure(text: str) -> str:
 
 
 def csv_text(names: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
-    """CSV with a head; None is empty, and a `'` is before what spreadsheets take for a formula."""
+    """Format lines as CSV with a header.
+
+    None becomes an empty field, and a `'` precedes text that spreadsheets would run as a formula.
+    """
     buffer = io.StringIO()
     rows = [[_csv_cell(each) for each in line] for line in (names, *lines)]
     csv.writer(buffer, lineterminator="\n").writerows(rows)
@@ -82,10 +85,10 @@ def _csv_cell(value: object) -> str:
 
 
 def file_names(keys: Sequence[tuple[str, ...]]) -> list[str]:
-    """A file name for each key, all different: its parts, joined by dashes.
+    """Return a unique file name for each key: its parts joined by dashes.
 
-    Anything but ASCII letters, digits and `_.-` becomes `_`. A name that this
-    changed, that is too long or that another has, in capitals or not, ends in a hash of its key.
+    Anything but ASCII letters, digits and `_.-` becomes `_`. Names that are changed by this, are
+    too long, or equal another one regardless of case end in a hash of the key.
     """
     names = ["-".join(key) for key in keys]
     slugs = [re.sub(r"[^A-Za-z0-9_.-]+", "_", name).lstrip(".-")[:MAX_FILE_NAME] for name in names]

@@ -1,10 +1,10 @@
-"""The gaps of a table in full: intervals, corrections, what the runs can find, over test images."""
+"""Grids of a table's gaps: intervals, corrected p-values, power, bootstrap over test images."""
 
 from collections.abc import Sequence
 
 from benchmarks.report.aggregate import Resamples, Table
 from benchmarks.report.captions import seeds
-from benchmarks.report.cells import Grid, Shown, evidence
+from benchmarks.report.cells import Grid, TextCell, evidence
 from benchmarks.report.significance import Significance
 from benchmarks.report.style import (
     MAX_RUNS,
@@ -19,10 +19,11 @@ from moco.common.errors import plural
 
 
 def gap_grids(table: Table, found: Sequence[Significance]) -> list[Grid]:
-    """Those that have a row.
+    """Return the grids of a table's gaps that have at least one row.
 
     Args:
-        found: of every gap that has an interval.
+        table: Table that the gaps belong to.
+        found: Tests of all gaps that have an interval.
     """
     grids = [_welch(table), _corrected(table, found)]
     grids += [_resampled(table, table.resamples)] if table.resamples else []
@@ -30,10 +31,10 @@ def gap_grids(table: Table, found: Sequence[Significance]) -> list[Grid]:
 
 
 def _welch(table: Table) -> Grid:
-    """Per row other than the baseline: both names, and each gap."""
+    """Return the grid of Welch's intervals: a line per row other than the baseline."""
     title = f"Gap to {table.baseline}, 95% interval over {seeds(table)}, Welch's test"
     rows = [
-        [Shown(f"{row.init} {MINUS} {table.baseline}"), *map(evidence, row.gaps.values())]
+        [TextCell(f"{row.init} {MINUS} {table.baseline}"), *map(evidence, row.gaps.values())]
         for row in table.rows
         if any(row.gaps.values())
     ]
@@ -41,7 +42,7 @@ def _welch(table: Table) -> Grid:
 
 
 def _corrected(table: Table, found: Sequence[Significance]) -> Grid:
-    """What benchmarks/report/significance.py finds."""
+    """Return the grid of the tests of benchmarks/report/significance.py."""
     head = ["", f"Holm ({plural(len(found), 'gap')})", "paired by seed"]
     head += ["detectable gap", "runs for this gap"]
     head += [f"within ±{table.margin:g}"] if table.margin is not None else []
@@ -49,20 +50,20 @@ def _corrected(table: Table, found: Sequence[Significance]) -> Grid:
     for each in found:
         row = [
             _name(table, each.row.init, each.metric),
-            Shown(format_p(each.holm), each.holm),
+            TextCell(format_p(each.holm), each.holm),
             _interval(each.paired, f"not possible: {each.unpaired}"),
-            Shown(MISSING if each.smallest is None else f"{each.smallest:.2f}", each.smallest),
+            TextCell(MISSING if each.smallest is None else f"{each.smallest:.2f}", each.smallest),
             _runs(each),
         ]
-        rows.append([*row, Shown(format_p(*each.same), each.same[0])] if each.same else row)
+        rows.append([*row, TextCell(format_p(*each.same), each.same[0])] if each.same else row)
     title = "The same gaps: corrected for their number, paired, and what this many runs can find"
     return Grid(title, head, rows, folded=True)
 
 
-def _runs(each: Significance) -> Shown:
+def _runs(each: Significance) -> TextCell:
     if each.runs is None:
-        return Shown(MISSING)
-    return Shown(format_runs(each.runs, each.n), min(each.runs, MAX_RUNS + 1))
+        return TextCell(MISSING)
+    return TextCell(format_runs(each.runs, each.n), min(each.runs, MAX_RUNS + 1))
 
 
 def _resampled(table: Table, resamples: Resamples) -> Grid:
@@ -76,20 +77,20 @@ def _resampled(table: Table, resamples: Resamples) -> Grid:
     ]
     many = f"{resamples.number} bootstrap resamples, the same of every row"
     title = f"The same gaps over test images: {many}"
-    head = ["", "test images, for these very models", "runs and test images"]
+    head = ["", "test images, for these models", "runs and test images"]
     return Grid(title, head, rows)
 
 
-def _name(table: Table, init: str, metric: str) -> Shown:
+def _name(table: Table, init: str, metric: str) -> TextCell:
     title = titles(table.metrics)[table.metrics.index(metric)]
-    return Shown(f"{init} {MINUS} {table.baseline}, {title}")
+    return TextCell(f"{init} {MINUS} {table.baseline}, {title}")
 
 
 def _interval(
     numbers: tuple[float, float, float, float] | None, otherwise: str, bound: bool = False
-) -> Shown:
-    """Both ends, the p-value and this corrected; `otherwise` where they are not known."""
+) -> TextCell:
+    """Format an interval with its p-value and corrected p-value, or `otherwise` if it is None."""
     if numbers is None:
-        return Shown(otherwise)
+        return TextCell(otherwise)
     low, high, p, corrected = numbers
-    return Shown(f"{format_interval(low, high)}, {format_p(p, corrected, bound)}", p)
+    return TextCell(f"{format_interval(low, high)}, {format_p(p, corrected, bound)}", p)

@@ -1,8 +1,9 @@
-"""Whether two rows of a table differ in their weights alone: what their records prove of it.
+"""Evidence from the run records that two rows of a table differ in their weights only.
 
-A table's rows have one engine, one protocol (the hash of every key but seed, weights, folders and
-devices, and of the data) and one length. Here is compared what else decides a number: the initial
-values of all tensors that no weights gave, the first batches, devices, versions, what was tuned.
+All rows of a table share the engine, the protocol (the hash of the data and of every key but seed,
+weights, folders and devices) and the length. This module compares what else affects a result: the
+initial values of all tensors that are not in the weights, the first batches, devices, versions and
+tuned values.
 """
 
 import hashlib
@@ -12,41 +13,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.report.aggregate import Row, Table
+from benchmarks.report.keys import names_where
 from benchmarks.report.style import format_seeds
-from detection.config.keys import NOT_PROTOCOL, tuned_axes, tuned_values
+from detection.config.keys import tuned_axes, tuned_values
 from moco.common.errors import first_few, plural
 from moco.common.run import RunRecord
 
-# Keys that are in no protocol's hash, but decide which random numbers a seed stands for, or the
-# last bits of what is computed from them.
-SAMPLING = (
-    "MODEL.DEVICE",
-    "MODEL.CHANNELS_LAST",
-    "DATALOADER.NUM_WORKERS",
-    "SOLVER.REFERENCE_WORLD_SIZE",
-    "DEVICE",
-    "DATA.NUM_WORKERS",
-)
-# Keys that belong to a file of weights: its input contract.
-CONTRACT = (
-    "INPUT.FORMAT",
-    "MODEL.PIXEL_MEAN",
-    "MODEL.PIXEL_STD",
-    "MODEL.RESNETS.STRIDE_IN_1X1",
-    *(key for key in NOT_PROTOCOL if key.startswith(("MODEL.VIT.", "MODEL.CONVNEXT."))),
-)
-NO_EFFECT = ("python",)  # of what a record has versions of; any other may change a number
-MAX_NAMED = 3  # differences
+NO_EFFECT = ("python",)  # packages whose version does not change results
+MAX_NAMED = 3  # maximum number of differences in a text
 
 
 @dataclass(frozen=True)
 class Isolation:
-    """Of a row and the baseline.
+    """Comparison of the records of a row and the baseline.
 
     Attributes:
-        proof: what is equal; empty where something differs or is not recorded.
-        differs: that, in words.
-        tuned: what was chosen for each from the same grid, in words; empty where it is equal.
+        row: Name of the row.
+        base: Name of the baseline.
+        proof: Descriptions of what is equal, empty if anything differs or is not recorded.
+        differs: Descriptions of what differs or is not recorded.
+        tuned: Description of the values chosen for each from one grid, empty if they are equal.
     """
 
     row: str
@@ -65,7 +51,7 @@ class Isolation:
 
 
 def isolation(table: Table) -> list[Isolation]:
-    """Of every row but the baseline."""
+    """Compare every other row of a table with the baseline."""
     base = table.base
     return [_compare(row, base) for row in table.rows if base and row is not base]
 
@@ -84,11 +70,11 @@ def _compare(row: Row, base: Row) -> Isolation:
     batches = [(a.start or {})["batches"] for a, _ in pairs]
     contract = [
         f"{key} {x!r} / {y!r}"
-        for key in CONTRACT
+        for key in names_where(weights=True)
         if (x := first.config.get(key)) != (y := pairs[0][1].config.get(key))
     ]
     one = f"{plural(len(batches[0]), 'first batch')} (sha256 {_hash(batches)}) and the initial "
-    one += f"values of {plural(len(heads[0]), 'tensor')} that no weights gave "
+    one += f"values of {plural(len(heads[0]), 'tensor')} outside the weights "
     one += f"(sha256 {_hash(heads)})"
     proof = [
         f"equal configuration and data (sha256 {first.config_sha256[:10]})",
@@ -99,7 +85,7 @@ def _compare(row: Row, base: Row) -> Isolation:
 
 
 def _tuned(row: Row, base: Row) -> str:
-    """`tuned SOLVER.BASE_LR 0.02 against 0.01, of the same 4 candidates`; empty where equal."""
+    """Format differing tuned values: `tuned SOLVER.BASE_LR 0.02 against 0.01, of the same …`."""
     axes = tuned_axes(base.runs[0].record.config)
 
     def chosen(of: Row, key: str) -> str:
@@ -112,7 +98,11 @@ def _tuned(row: Row, base: Row) -> str:
 
 
 def differences(pairs: Sequence[tuple[RunRecord, RunRecord]]) -> list[str]:
-    """What runs of equal seeds and one protocol differ in besides the weights, or do not record."""
+    """List what pairs of runs differ in besides the weights, or do not record.
+
+    Args:
+        pairs: Records of runs of one protocol, with equal seeds in each pair.
+    """
     seeds: dict[str, list[str]] = {}
     for a, b in pairs:
         for text in _differences(a, b):
@@ -131,7 +121,7 @@ def _differences(a: RunRecord, b: RunRecord) -> Iterator[str]:
             return
     heads = _head(a), _head(b)
     names = [name for name, digest in heads[0].items() if heads[1].get(name, digest) != digest]
-    # Of random weights every tensor starts from scratch.
+    # A run with random weights initializes every tensor, so it may have more of them.
     for (own, other), record in ((heads, a), (heads[::-1], b)):
         names += sorted(own.keys() - other.keys()) if record.weights_sha256 else []
     if names:
@@ -140,7 +130,7 @@ def _differences(a: RunRecord, b: RunRecord) -> Iterator[str]:
     if first != others:
         equal = [x == y for x, y in zip(first, others, strict=False)]
         number = equal.index(False) if False in equal else len(equal)
-        yield f"batch {number + 1} of the first ones"
+        yield f"training batch {number + 1}"
 
 
 def _head(record: RunRecord) -> dict[str, str]:
@@ -156,7 +146,7 @@ def _sampling(record: RunRecord) -> dict[str, Any]:
     gpus = (record.provenance.get("hardware") or {}).get("gpus") or ()
     versions = record.provenance.get("versions") or {}
     return {
-        **{key: record.config.get(key) for key in SAMPLING},
+        **{key: record.config.get(key) for key in names_where(sampling=True)},
         "number of GPUs": len(gpus),
         **{name: version for name, version in versions.items() if name not in NO_EFFECT},
     }

@@ -1,8 +1,8 @@
-"""Published numbers of other papers and projects: `literature.yaml`, and which fit a task.
+"""Published numbers of other papers and projects (`literature.yaml`), matched to runs by protocol.
 
-Two numbers are comparable if their protocols are equal: the value of every tag (detector, data,
-head, normalization, schedule, learning rate, …). A run's tags are derived from its configuration
-alone, so a task that changes loses the rows that it no longer equals.
+Two numbers are comparable if their protocols are equal, that is, the values of all tags (detector,
+data, head, normalization, schedule, learning rate, …). A run's tags are derived from its
+configuration only, so a changed task no longer matches rows of its former protocol.
 """
 
 from collections.abc import Collection, Mapping
@@ -11,12 +11,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from detection.config.keys import TRANSFER
+from detection.config.keys import KEYS
 from moco.common.cfgnode import read_yaml, same_value
 
-NEAR = 2  # tags that may differ
-SAME = ("backbone", "detector", "data")  # and those that may not
-TAG_NAMES = {"lr": "learning rate", "loaded": "pre-trained"}  # where the tag is not its name
+NEAR = 2  # maximum number of differing tags of a similar protocol
+SAME = ("backbone", "detector", "data")  # tags that must be equal in similar protocols, too
+TAG_NAMES = {"lr": "learning rate", "loaded": "pre-trained"}  # tag → name, if they differ
 UNVERIFIED = "?"
 
 
@@ -25,12 +25,14 @@ class LiteratureRow:
     """One published row.
 
     Attributes:
-        pretrain: dataset of the pre-training; None: random initialization.
-        epochs: of the pre-training; None: not stated, or none.
-        n: runs that a value averages; None: not stated.
-        tags: the protocol, a value of every tag.
-        values: metric → number, AP from 0 to 100; only what is printed.
-        unverified: metrics whose number was not seen in the source.
+        method: Name of the pre-training method.
+        pretrain: Dataset of the pre-training, or None for random initialization or if not stated.
+        epochs: Epochs of the pre-training, or None if not stated or not pre-trained.
+        n: Number of runs that a value averages, or None if not stated.
+        source: Citation.
+        tags: Protocol: tag → value, for every tag.
+        values: Metric → printed number, AP from 0 to 100.
+        unverified: Metrics whose number was not checked against the source.
     """
 
     method: str
@@ -44,12 +46,12 @@ class LiteratureRow:
 
     @property
     def name(self) -> str:
-        """E.g. `MoCo v2, IN-1M, 200 epochs`."""
+        """Name of the row, such as `MoCo v2, IN-1M, 200 epochs`."""
         epochs = f"{self.epochs} epochs" if self.epochs else None
         return ", ".join(filter(None, (self.method, self.pretrain, epochs)))
 
     def differences(self, tags: Mapping[str, str | None]) -> tuple[str, ...]:
-        """Per tag that differs: `schedule (here 1x; there 2x)`."""
+        """Format each tag that differs from a run's `tags`: `schedule (here 1x; there 2x)`."""
         return tuple(
             f"{TAG_NAMES.get(tag, tag)} (here {tags[tag] or 'another'}; there {value})"
             for tag, value in self.tags.items()
@@ -64,10 +66,10 @@ def _tree() -> dict[str, Any]:
 
 @cache
 def load_literature() -> tuple[LiteratureRow, ...]:
-    """All rows, in the file's order.
+    """Load all rows in the order of the file.
 
     Raises:
-        KeyError: a row without a field, or without a value of a tag.
+        KeyError: If a row lacks a field or the value of a tag.
     """
     tree = _tree()
     return tuple(
@@ -78,13 +80,14 @@ def load_literature() -> tuple[LiteratureRow, ...]:
 
 
 def tags_of(config: Mapping[str, Any]) -> dict[str, str | None]:
-    """A run's value of every tag; None where it is none of those that the literature has.
+    """Return a run's value of every tag, or None if it is not among those in the file.
 
     Args:
-        config: the flat configuration of its record. What it lacks equals nothing.
+        config: Flat configuration of the run's record. A missing key equals no value.
     """
     synonyms = _tree()["synonyms"]
-    config = {**TRANSFER, **config}  # a key that is newer than the record is at its default
+    # Keys that were added after the run was recorded are at their default.
+    config = {**KEYS.where(detectron2=False).defaults, **config}
 
     def has(keys: Mapping[str, Any]) -> bool:
         found = {key: config.get(key) for key in keys}
@@ -103,12 +106,15 @@ def tags_of(config: Mapping[str, Any]) -> dict[str, str | None]:
 def rows_for(
     config: Mapping[str, Any], metrics: Collection[str], near: bool = False
 ) -> dict[tuple[str, ...], list[LiteratureRow]]:
-    """What differs from a run's protocol → the rows of that one protocol, the nearest first.
+    """Group published rows by their differences from a run's protocol, the most similar first.
 
     Args:
-        config: as in `tags_of`.
-        metrics: rows with none of these are left out.
-        near: with those that differ in at most `NEAR` tags; else only the equal ones, under `()`.
+        config: Flat configuration of the run's record.
+        metrics: Metrics of which a row must have at least one.
+        near: Include protocols that differ in at most `NEAR` tags.
+
+    Returns:
+        Differences → rows; rows of the run's own protocol are under `()`.
     """
     tags, found = tags_of(config), dict[tuple[str, ...], list[LiteratureRow]]()
     for row in load_literature():

@@ -1,4 +1,4 @@
-"""Figures and sample predictions of the HTML page, and what cannot be plotted and why."""
+"""Figures and sample predictions of the HTML page, with the reasons for missing ones."""
 
 import base64
 import io
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SAMPLES = 4  # images per init
-SAMPLE_PX = 320  # width in the page, twice what it is shown at on most screens
+SAMPLE_PX = 320  # maximum width and height, about twice the displayed width
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What the page shows of a table besides numbers.
+    """Figures and sample predictions of one table.
 
     Attributes:
-        plots: title → source of the image.
-        missing: title → why there is no plot.
-        samples: init → per image its name and source; None where it has no prediction of it.
+        plots: Title → data URL of the image.
+        missing: Title → reason why there is no plot.
+        samples: Init → name and data URL of each image, or None if it has no predictions on it.
     """
 
     plots: dict[str, str]
@@ -39,10 +39,10 @@ class Figures:
 
 
 def figures(report: Report, section: Section) -> Figures:
-    """Everything that can be plotted of a table, and what cannot.
+    """Plot everything that the runs of a table have data for.
 
     Raises:
-        UserError: a run's metrics.json that is none, or a sample that is no image.
+        UserError: If a run's metrics.json or a sample image is invalid.
     """
     table, names = section.table, section.titles
     shown: dict[str, str] = {}
@@ -56,8 +56,8 @@ def figures(report: Report, section: Section) -> Figures:
 
     has_losses = bool(plots.read_curves(table.runs))
     losses = report.plots[f"loss-{section.stem}"] if has_losses else None
-    add("Loss", losses, "the folders hold no metrics.json with one")
-    once = "the runs were evaluated at their end alone (TEST.EVAL_PERIOD)"
+    add("Loss", losses, "no run has a metrics.json with a loss")
+    once = "the runs were evaluated only once, at their end (TEST.EVAL_PERIOD)"
     add(f"{names[0]} during fine-tuning", plots.ap_curve_figure(table), once)
     add(f"{names[0]} and every seed", report.plots[f"ap-{section.stem}"])
     title = f"Gap to the baseline, 95% interval over {seeds(table)}"
@@ -67,15 +67,21 @@ def figures(report: Report, section: Section) -> Figures:
     precision = plots.precision_figure(curves) if curves else None
     add("Precision and recall of boxes, IoU 0.5, first seed", precision, "; ".join(reasons))
     if curves and reasons:
-        missing["Precision and recall of some"] = "; ".join(reasons)
+        missing["Precision and recall of other inits"] = "; ".join(reasons)
     samples = _samples(table)
     if not samples:
-        missing["Sample predictions"] = "no run has any (train_net --eval-only --visualize N)"
+        missing["Sample predictions"] = (
+            "no run has any (moco-transfer train --eval-only --visualize N writes them)"
+        )
     return Figures(shown, missing, samples)
 
 
 def schedules(tables: Sequence[Table]) -> dict[str, str]:
-    """AP against the length of the fine-tuning, per family of tasks that has several lengths."""
+    """Plot AP against the length of the fine-tuning for tasks that differ in their schedule only.
+
+    Returns:
+        Title → data URL of the image.
+    """
     families: dict[Any, list[Table]] = {}
     for table in tables:
         families.setdefault(plots.family(table), []).append(table)
@@ -89,7 +95,7 @@ def schedules(tables: Sequence[Table]) -> dict[str, str]:
 
 def _precision(table: Table) -> tuple[dict[str, plots.Curve], list[str]]:
     if not table.metrics[0].startswith(("bbox/", "segm/")):
-        return {}, ["not of this kind of task"]
+        return {}, ["only plotted for boxes and masks"]
     curves, reasons = {}, []
     for row in table.rows:
         try:
@@ -100,7 +106,7 @@ def _precision(table: Table) -> tuple[dict[str, plots.Curve], list[str]]:
 
 
 def _samples(table: Table) -> dict[str, list[tuple[str, str] | None]]:
-    """The same images with the predictions of each init: those that most of them have."""
+    """Select the test images that most inits have predictions on, with those of each init."""
     by_init: dict[str, dict[str, Path]] = {}
     for row in table.rows:
         folders = [run.folder / "inference" / "visualize" for run in row.runs]

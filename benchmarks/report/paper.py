@@ -1,4 +1,4 @@
-"""The paper's printed numbers: `paper.yaml` as tables."""
+"""The paper's printed numbers: tables of `paper.yaml`."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -13,9 +13,13 @@ OWN = "this paper"
 
 @dataclass(frozen=True)
 class PaperRow:
-    """One printed row; None where the paper prints no number. Units: AP and accuracy, 0..100.
+    """One printed row.
 
-    `tasks` are those of the table's that the row is the reference of.
+    Attributes:
+        name: Name as printed.
+        values: AP or accuracy (0..100) per column, None where the paper prints no number.
+        gaps: Printed gap per column, None where the paper prints none.
+        tasks: Tasks of the table that the row is the reference of.
     """
 
     name: str
@@ -26,12 +30,23 @@ class PaperRow:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """One (sub-)table; `metrics[i]` and `methods[i]` belong to `columns[i]`.
+    """One table, or part of a table, of the paper.
 
-    `number` is None for numbers of the text and of tables without one: `label` says where. Of
-    `iterations` and `epochs` the one is None that the paper does not give, `trials` where it
-    does not tell. A metric is None where the column is no result (the number of parameters).
-    `tested_on` is DATASETS.TEST of the tasks, empty for classifications.
+    Attributes:
+        number: Number of the table, or None for unnumbered tables and numbers in the text.
+        part: Letter or name of the part, if the table has several.
+        label: LaTeX label, or the section if there is no number.
+        title: Title of the table.
+        tasks: Tasks of this project that the table is the reference of.
+        tested_on: DATASETS.TEST of the tasks, empty for classification.
+        iterations: Length of the fine-tuning in iterations, None where the paper does not give it.
+        epochs: Length of the fine-tuning in epochs, None where the paper does not give it.
+        trials: Number of trials that a value averages, None where the paper does not say.
+        baseline: Row that the gaps refer to, or None.
+        columns: Column heads as printed.
+        metrics: Metric of each column, None if the column is not a result (number of parameters).
+        methods: Method of each column: whose pre-training it is.
+        rows: Rows in the printed order.
     """
 
     number: int | str | None
@@ -51,7 +66,7 @@ class PaperTable:
 
     @property
     def cite(self) -> str:
-        """E.g. `Table 2b (tab:voc)`."""
+        """Citation of the table, such as `Table 2b (tab:voc)`."""
         if self.number is None:
             return self.label
         part = "" if self.part is None else self.part if len(self.part) == 1 else f", {self.part}"
@@ -59,14 +74,14 @@ class PaperTable:
 
     @property
     def results(self) -> list[tuple[str, str]]:
-        """Metric and method of the columns, without those that are no result."""
+        """Metric and method of each column that is a result."""
         columns = zip(self.metrics, self.methods, strict=True)
         return [(metric, method) for metric, method in columns if metric is not None]
 
     def number_of(
         self, row: PaperRow, metric: str, method: str = OWN
     ) -> tuple[float | None, float | None]:
-        """Value and gap in the column of a metric and a method."""
+        """Return value and gap of a row in the column of a metric and method, None if absent."""
         columns = list(zip(self.metrics, self.methods, strict=True))
         if (metric, method) not in columns:
             return None, None
@@ -76,17 +91,17 @@ class PaperTable:
 
 @cache
 def load_paper() -> tuple[str, tuple[PaperTable, ...]]:
-    """The citation and all tables."""
+    """Load the citation and all tables."""
     tree = read_yaml(Path(__file__).with_name("paper.yaml"))
     return tree["citation"], tuple(_table(**entry) for entry in tree["tables"])
 
 
 def tables_for(task: str, tested_on: Collection[str]) -> list[PaperTable]:
-    """The paper's tables that hold numbers for one of this project's tasks.
+    """Return the paper's tables that are the reference of one of this project's tasks.
 
     Args:
-        tested_on: DATASETS.TEST of the runs. A task is called after its file without the folder, so
-            COCO and LVIS have tasks of one name, which this tells apart.
+        task: Name of the task.
+        tested_on: DATASETS.TEST of the runs, which distinguishes COCO and LVIS tasks of one name.
     """
     return [
         table

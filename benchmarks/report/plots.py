@@ -1,8 +1,8 @@
 """Figures: loss and AP over iterations, AP and its gaps, schedules, classes, precision and recall.
 
-A curve is the mean over the seeds and a band from the lowest to the highest; a point is one run.
-Several metrics are small multiples. A function that returns None instead of a figure found nothing
-to plot.
+A curve is the mean over the seeds, with a band from the lowest to the highest; a point is one run.
+Several metrics are plotted as small multiples. Functions return None instead of a figure if there
+is nothing to plot.
 """
 
 import io
@@ -37,44 +37,45 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Curve = tuple[NDArray[Any], NDArray[Any]]  # x and y
-Curves = Mapping[str, Sequence[Curve]]  # of each name one per run
+Curves = Mapping[str, Sequence[Curve]]  # name → one curve per run
 
-LOSS_NAMES = ("total_loss", "loss")  # Detectron2's name, and that of pre-training
+LOSS_NAMES = ("total_loss", "loss")  # in the metrics of Detectron2, and of pre-training
 DPI = 150
-MAX_VALUE = 1e100  # of a curve; beyond it an axis overflows
-MAX_CLASSES = 40  # of more (COCO, LVIS) those are shown on which the inits differ most
-# A task's name ends in its schedule: _24k, _2x, _s1x, or that with _frozen_bn.
+MAX_VALUE = 1e100  # of a curve; larger values overflow matplotlib's axes
+MAX_CLASSES = 40  # if there are more (COCO, LVIS), those with the largest differences are plotted
+# The names of tasks end in their schedule: _24k, _2x, _s1x, maybe followed by _frozen_bn.
 _SCHEDULE = re.compile(r"_(\d+k|s?\d+x)(?=_|$)")
 
 
 class Plot:
-    """A figure and its files."""
+    """Figure with its PNG and SVG files."""
 
     def __init__(self, figure: "Figure") -> None:
         self.figure = figure
 
     @cached_property
     def svg(self) -> str:
+        """Reproducible SVG file of the figure."""
         from matplotlib import rc_context
 
         buffer = io.StringIO()
-        with rc_context({"svg.hashsalt": "report"}):  # the same file from the same figure
+        with rc_context({"svg.hashsalt": "report"}):
             self.figure.savefig(buffer, format="svg", facecolor="white", metadata={"Date": None})
         return buffer.getvalue()
 
     def save(self, path: PathLike) -> list[Path]:
-        """Write a PNG file and, beside it, an SVG file; the paths."""
+        """Write a PNG file and an SVG file next to it, and return both paths."""
         png, svg = Path(path), Path(path).with_suffix(".svg")
-        atomic_write_text(svg, self.svg)  # first: its layout depends on what was rendered before
+        atomic_write_text(svg, self.svg)  # before the PNG file: rendering changes the layout
         atomic_write(png, lambda f: self.figure.savefig(f, format="png", facecolor="white"))
         return [png, svg]
 
 
 def read_curves(runs: Sequence[FinishedRun], names: Sequence[str] = LOSS_NAMES) -> list[Curve]:
-    """The curve of every run that has one (a record may have come without its metrics).
+    """Read the curve of every run that has one (a record may come without its metrics).
 
     Raises:
-        UserError: a line of `metrics.json` that is not JSON.
+        UserError: If a line of `metrics.json` is not JSON.
     """
     files = [run.folder / METRICS_NAME for run in runs]
     curves = [read_curve(path, names) for path in files if path.is_file()]
@@ -82,12 +83,12 @@ def read_curves(runs: Sequence[FinishedRun], names: Sequence[str] = LOSS_NAMES) 
 
 
 def read_curve(path: Path, names: Sequence[str], x: str = "iteration") -> Curve:
-    """From the lines of `metrics.json` the `x` and the first of `names` that a line has.
+    """Read a curve from `metrics.json`: `x` and the first of `names` that each line has.
 
-    Of an iteration logged twice (a resumed run) the last one counts.
+    If an iteration was logged twice (by a resumed run), the last value is used.
 
     Raises:
-        UserError: unreadable, a line that is not JSON, or without iteration or `x`.
+        UserError: If the file cannot be read, or a line is not JSON or lacks iteration or `x`.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -99,7 +100,7 @@ def read_curve(path: Path, names: Sequence[str], x: str = "iteration") -> Curve:
         try:
             values, end = decode(line)
             if end != len(line):
-                raise ValueError(f"what follows character {end} is not JSON")
+                raise ValueError(f"extra text after character {end}")
             y = next((values[name] for name in names if values.get(name) is not None), None)
             if y is None:
                 continue
@@ -107,19 +108,19 @@ def read_curve(path: Path, names: Sequence[str], x: str = "iteration") -> Curve:
             if not abs(at) < MAX_VALUE:
                 raise ValueError(f"{x}: got {at}, expected a finite number")
             points[int(values["iteration"])] = at, value if abs(value) < MAX_VALUE else np.nan
-        except Exception as error:  # whatever reading somebody else's line may raise
+        except Exception as error:  # an untrusted line may raise anything
             raise UserError(f"{path}: line {number} is not a line of metrics ({error})") from error
     xy = np.array([points[i] for i in sorted(points)], float).reshape(-1, 2)
     return xy[:, 0], xy[:, 1]
 
 
 def losses(table: Table, results: Results) -> dict[str, Curves]:
-    """Panels of `loss_figure`: curves of all pre-trainings, and of the table's runs by init.
+    """Read the panels of `loss_figure`: curves of all pre-trainings, and of a table's inits.
 
     A panel without curves is left out.
 
     Raises:
-        UserError: as `read_curves`.
+        UserError: If a line of `metrics.json` is not JSON.
     """
     tasks = [run.record.task for run in results.pretraining]
     pretraining = {
@@ -132,14 +133,14 @@ def losses(table: Table, results: Results) -> dict[str, Curves]:
 
 
 def band(curves: Sequence[Curve]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Iterations that all curves share, and mean, lowest and highest value there."""
+    """Return the iterations that all curves share, with the mean, lowest and highest value."""
     shared = sorted(set.intersection(*(set(iterations.tolist()) for iterations, _ in curves)))
     values = np.array([[loss[it == i][0] for i in shared] for it, loss in curves])
     return np.array(shared), values.mean(axis=0), values.min(axis=0), values.max(axis=0)
 
 
 def loss_figure(panels: Mapping[str, Curves], title: str = "") -> "Figure":
-    """A panel each for the pre-training's loss and the fine-tunings' by init."""
+    """Plot the losses of pre-training and fine-tuning, one panel each."""
     figure, axes = new_figure(max(len(panels), 1), width=5.2, height=3.4, title=title)
     for axis, (name, curves) in zip(axes, panels.items(), strict=False):
         _plot_curves(axis, curves)
@@ -151,7 +152,7 @@ def loss_figure(panels: Mapping[str, Curves], title: str = "") -> "Figure":
 
 
 def ap_figure(table: Table, title: str = "") -> "Figure":
-    """A panel per metric: a bar for the mean, a point for every seed, the gap to the baseline."""
+    """Plot a panel per metric: a bar for the mean, a point per seed, the gap to the baseline."""
     top = max((max(c.values) for row in table.rows for c in row.cells.values() if c), default=1.0)
 
     def bar(axis: "Axes", y: int, row: Row, metric: str, color: str) -> bool:
@@ -175,7 +176,7 @@ def ap_figure(table: Table, title: str = "") -> "Figure":
 
 
 def gap_figure(table: Table) -> "Figure | None":
-    """A panel per metric: a bar per init, its gap to the baseline and the 95% interval.
+    """Plot a panel per metric: a bar per init with its gap to the baseline and the 95% interval.
 
     A gap without an interval (one trial) is a hollow bar.
     """
@@ -202,7 +203,7 @@ def gap_figure(table: Table) -> "Figure | None":
 
 
 def ap_curve_figure(table: Table) -> "Figure | None":
-    """The first metric over the iterations of a run, where it was evaluated more than once."""
+    """Plot the first metric over the iterations, if it was evaluated more than once in a run."""
     metric = table.metrics[0]
     curves = {row.init: read_curves(row.runs, (metric,)) for row in table.rows}
     if not any(len(curve[0]) > 1 for runs in curves.values() for curve in runs):
@@ -216,12 +217,12 @@ def ap_curve_figure(table: Table) -> "Figure | None":
 
 
 def family(table: Table) -> tuple[str, tuple[str, ...], str]:
-    """What tables share that differ in their schedule alone: task without it, data, engine."""
+    """Return a key that tables share if only their schedules differ: task, test data, engine."""
     return _SCHEDULE.sub("", table.task), table.tested_on, table.engine
 
 
 def schedule_figure(tables: Sequence[Table]) -> "Figure | None":
-    """The first metric against the length of the fine-tuning; `tables` are of one family."""
+    """Plot the first metric of tables of one `family` against the length of the fine-tuning."""
     if len({table.iterations for table in tables}) < 2:
         return None
     ordered = sorted(tables, key=lambda table: table.iterations)
@@ -246,7 +247,7 @@ def schedule_figure(tables: Sequence[Table]) -> "Figure | None":
 
 
 def class_figure(table: Table) -> "Figure | None":
-    """A line per class, a point per init: the mean over its seeds."""
+    """Plot the metric of each class: a line per class, a point per init (mean over its seeds)."""
     kind = table.metrics[0].split("/", 1)[0]
     what = "IoU" if kind == "sem_seg" else "AP"
     means: dict[str, dict[str, float]] = {}  # class → init → mean
@@ -283,7 +284,7 @@ def class_figure(table: Table) -> "Figure | None":
 
 
 def precision_figure(curves: Mapping[str, Curve]) -> "Figure":
-    """Precision against recall at IoU 0.5, a curve per init."""
+    """Plot precision against recall at IoU 0.5, a curve per init."""
     figure, [axis] = new_figure(1, width=4.4, height=3.6)
     palette = colors(list(curves))
     for name, (recall, precision) in curves.items():
@@ -295,7 +296,7 @@ def precision_figure(curves: Mapping[str, Curve]) -> "Figure":
 
 
 def pretty(title: str) -> str:
-    """`AP50^bb` as the paper sets it, for matplotlib."""
+    """Format a column head such as `AP50^bb` in matplotlib's math text, as the paper sets it."""
     name, below, above = title_parts(title)
     upper = f"^{{\\mathrm{{{above}}}}}" if above else ""
     lower = f"_{{{below}}}" if below else ""
@@ -305,7 +306,7 @@ def pretty(title: str) -> str:
 def new_figure(
     panels: int, width: float, height: float, title: str = "", along: str = "y"
 ) -> tuple["Figure", list["Axes"]]:
-    """Panels of `width` x `height` inches, at most three in a row, with a grid across `along`."""
+    """Create panels of `width` x `height` inches, at most three per row, with a grid on `along`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -332,7 +333,10 @@ def _per_metric(
     bar: "Callable[[Axes, int, Row, str, str], bool]",
     title: str = "",
 ) -> tuple["Figure", list["Axes"]]:
-    """A panel per metric with a bar per row, or a dash; the first in a line shows the names."""
+    """Create a panel per metric with a bar per row, or a dash if `bar` returns False.
+
+    Only the first panel of each line shows the names of the rows.
+    """
     height = 1.0 + 0.34 * len(rows)
     figure, axes = new_figure(len(table.metrics), 3.4, height, title, along="x")
     palette = colors([row.init for row in table.rows])

@@ -1,4 +1,4 @@
-"""Precision against recall at IoU 0.5 from a run's predictions and the dataset on this machine."""
+"""Precision-recall curves at IoU 0.5 from a run's predictions and the local dataset."""
 
 import contextlib
 import io
@@ -20,46 +20,45 @@ from moco.common.errors import UserError
 if TYPE_CHECKING:
     from detection.datasets.base import Split
 
-SAME_AP = 0.05  # points; another machine's last digits are no other dataset
+SAME_AP = 0.05  # points; other hardware changes the last digits
 
 
 def precision_recall(run: FinishedRun) -> Curve:
-    """Recall 0, 0.01, … 1 and the boxes' precision there at IoU 0.5, the mean over the classes.
+    """Compute the boxes' precision at recall 0, 0.01, … 1 and IoU 0.5, averaged over classes.
 
-    Computed from the predictions in the run's folder and the dataset on this machine, which
-    together must reproduce the run's AP50. Precision at a recall is the highest at that recall or
-    above.
+    The predictions in the run's folder and the dataset on this machine must reproduce the run's
+    AP50. The precision at a recall is the highest at that recall or above.
 
     Raises:
-        UserError: no predictions, or the dataset is not on this machine or another one.
+        UserError: If there are no predictions, or no matching dataset on this machine.
     """
     split, path = find_predictions(run)
     name = split.name
     try:
         if split.evaluator_type == "pascal_voc":
             recall, precision, ap50 = _voc_curve(path, split)
-        elif "json_file" in split.metadata and split.evaluator_type == "coco":
+        elif split.evaluator_type == "coco" and not split.from_catalog:
             recall, precision, ap50 = _coco_curve(path, split, run)
         else:
             raise UserError(f"not plotted for the metric {split.evaluator_type}")
     except (UserError, ImportError):
         raise
-    except Exception as error:  # whatever reading somebody else's predictions may raise
+    except Exception as error:  # untrusted predictions may raise anything
         raise UserError(f"{path}: no predictions on the {name} of this machine") from error
-    noted = run.record.metrics.get("bbox/AP50")
-    if noted is None or abs(noted - ap50) > SAME_AP:
+    recorded = run.record.metrics.get("bbox/AP50")
+    if recorded is None or abs(recorded - ap50) > SAME_AP:
         raise UserError(
             f"the predictions give AP50 {ap50:.1f} on the {name} of this machine, the run's record "
-            f"has {'none' if noted is None else f'{noted:.1f}'}"
+            f"has {'none' if recorded is None else f'{recorded:.1f}'}"
         )
     return recall, precision
 
 
 def find_predictions(run: FinishedRun) -> tuple["Split", Path]:
-    """The test split of a run on this machine, and the file of the run's predictions on it.
+    """Find the test split of a run on this machine and the file of the run's predictions on it.
 
     Raises:
-        UserError: no predictions, or no such dataset on this machine.
+        UserError: If there are no predictions, or no such dataset on this machine.
     """
     from detection.datasets import read_split
     from moco.common.cfgnode import CfgNode
@@ -77,12 +76,12 @@ def find_predictions(run: FinishedRun) -> tuple["Split", Path]:
         return read_split(name, CfgNode({"DATASETS": CfgNode(datasets)})), path
     except (UserError, ImportError):
         raise
-    except Exception as error:  # whatever a record of somebody else may name
+    except Exception as error:  # the datasets of an untrusted record may be anything
         raise UserError(f"{path}: the {name} of this machine cannot be read") from error
 
 
 def _voc_curve(path: Path, split: "Split") -> tuple[NDArray[Any], NDArray[Any], float]:
-    """Recall (101), precision (101) and AP50."""
+    """Compute recall (101), precision (101) and AP50 with VOC's metric."""
     detections = voc.VOCDetections(len(split.classes))
     for image_id, rows in read_voc(path).items():
         columns = ([row[key] for row in rows] for key in ("bbox", "score", "category_id"))
@@ -104,18 +103,19 @@ def _voc_curve(path: Path, split: "Split") -> tuple[NDArray[Any], NDArray[Any], 
 def _coco_curve(
     path: Path, split: "Split", run: FinishedRun
 ) -> tuple[NDArray[Any], NDArray[Any], float]:
-    """Recall (101), precision (101) and AP50."""
+    """Compute recall (101), precision (101) and AP50 with COCO's metric."""
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 
+    from detection.datasets.coco_json import annotations_of
     from detection.datasets.coco_repair import annotation_file
 
     found = [row for row in json.loads(path.read_text(encoding="utf-8")) if "bbox" in row]
     if not found:
         raise UserError(f"{path}: no boxes were predicted")
-    json_file, config = split.metadata["json_file"], run.record.config
+    config = run.record.config
     annotations = annotation_file(
-        json_file, split.images, masked=config.get("MODEL.MASK_ON", False)
+        annotations_of(split), split.images, masked=config.get("MODEL.MASK_ON", False)
     )
     with contextlib.redirect_stdout(io.StringIO()), annotations as (json_file, _):
         truth = COCO(json_file)

@@ -1,4 +1,4 @@
-"""How far a suite is, as its page shows it while it is computed."""
+"""Progress of a running suite, as its page displays it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,21 +8,21 @@ PAGE_NAME = "table.html"
 
 @dataclass(frozen=True)
 class Progress:
-    """All texts are plain.
+    """Progress of a suite in plain, unescaped texts.
 
     Attributes:
-        name: of the suite.
-        share: of the work that is done, 0..1.
-        left: the time left.
-        counts: state → number of runs.
-        begun: of each run that has begun and is not done its title, state, share of its
-            iterations, and where it is computed or why it failed.
-        at: when that was, in UTC.
+        name: Name of the suite.
+        share: Fraction of the work that is done, 0..1.
+        left: Time left.
+        counts: State → number of runs.
+        started: Title, state, fraction of iterations, time left if known, and location or reason
+            of failure of each run that was started and is not done.
+        at: Time of the snapshot, in UTC.
     """
 
     name: str
     share: float
     left: str
     counts: Mapping[str, int]
-    begun: Sequence[tuple[str, str, float, str]]
+    started: Sequence[tuple[str, str, float, str, str]]
     at: str

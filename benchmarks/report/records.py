@@ -1,7 +1,7 @@
-"""Run folders → validated records. Only a finished run has numbers; the others are listed by name.
+"""Validated records of run folders. Only finished runs have numbers; the others are listed.
 
-A record (`run.json`) is written last by the run itself, so a folder with other traces of a run
-but without it is unfinished. Nothing is read from logs.
+A run writes its record (`run.json`) last, so a folder with other files of a run but no record is
+unfinished. Nothing is read from logs.
 """
 
 import hashlib
@@ -24,15 +24,18 @@ from moco.common.errors import UserError
 from moco.common.files import PathLike
 from moco.common.run import DIGITS, METRICS_NAME, RECORD_NAME, RunRecord, read_record
 from moco.engine.config import protocol_sha256
+from moco.engine.keys import CLASSIFICATION
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished run: its record and where it was found, maybe not the machine that wrote it.
+    """Record of a finished run, and the folder that it was found in.
 
     Attributes:
-        suite_task: the suite's name of the task; None of a run outside of a suite.
-        evidence: its other files, also where `folder` is not theirs.
+        folder: Folder of the record, which need not be the one that the run wrote.
+        record: Validated record.
+        suite_task: Name of the task in its suite, or None for a run outside of a suite.
+        evidence: Other files of the run, which need not be in `folder`.
     """
 
     folder: Path
@@ -41,16 +44,16 @@ class FinishedRun:
     evidence: Evidence | None = field(default=None, compare=False)
 
     def read(self, name: str) -> bytes | None:
-        """A file of `EVIDENCE` (benchmarks/report/bundle.py); None: it has none.
+        """Return the content of a file of `EVIDENCE`, or None if the run does not have it.
 
         Raises:
-            DataError: it cannot be read, or is larger than any.
+            DataError: If the file cannot be read or exceeds its maximum size.
         """
         return self.evidence.read(name) if self.evidence else None
 
     @property
     def digest(self) -> str:
-        """Tell the run from an earlier one in its folder, for what is made of it later."""
+        """Hash that distinguishes the run from earlier runs in its folder."""
         r = self.record
         made = (r.task, r.engine, r.init, r.seed, r.weights_sha256, r.metrics)
         text = json.dumps([*made, r.provenance.get("utc")], sort_keys=True)
@@ -58,26 +61,26 @@ class FinishedRun:
 
     @property
     def tested_on(self) -> tuple[str, ...]:
-        """DATASETS.TEST; empty where there is none (classifications)."""
+        """DATASETS.TEST, empty for classification."""
         return tuple(self.record.config.get("DATASETS.TEST") or ())
 
     @property
     def label(self) -> str:
-        """`as in the paper (…)` or the like, then every deviation; empty if there is none."""
+        """Label of the recipe, such as `as in the paper (…)`, followed by all deviations."""
         recipe = self.record.recipe or {}
         parts = [str(recipe.get("label") or ""), *map(str, recipe.get("deviations") or ())]
         return "; ".join(part for part in parts if part)
 
     @property
     def versions(self) -> str:
-        """`python 3.11.4, torch 2.5.1, …`: what was installed, and the project's revision."""
+        """Installed packages and the project's revision: `python 3.11.4, torch 2.5.1, …`."""
         made = self.record.provenance
         parts = [f"{k} {v}" for k, v in (made.get("versions") or {}).items() if v is not None]
         return ", ".join([*parts, *([f"git {made['git'][:12]}"] if made.get("git") else [])])
 
     @property
     def hardware(self) -> str:
-        """`8 x NVIDIA V100` or the processor's name, with its number of threads."""
+        """GPUs as `8 x NVIDIA V100`, or the CPU with its number of threads."""
         hardware = self.record.provenance.get("hardware") or {}
         if gpus := list(hardware.get("gpus") or ()):
             return ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus))
@@ -87,19 +90,19 @@ class FinishedRun:
 
     @property
     def finished(self) -> str:
-        """When it was, in UTC whatever the zone it was noted in; empty if that is not known."""
+        """Time of the record in UTC, whatever its time zone, or "" if it is not known."""
         try:
-            noted = datetime.fromisoformat(str(self.record.provenance.get("utc")))
-            if noted.tzinfo is None:  # provenance() writes UTC
-                noted = noted.replace(tzinfo=UTC)
-            return noted.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+            time = datetime.fromisoformat(str(self.record.provenance.get("utc")))
+            if time.tzinfo is None:  # provenance() writes UTC
+                time = time.replace(tzinfo=UTC)
+            return time.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         except (ValueError, OverflowError):
             return ""
 
 
 @dataclass(frozen=True)
 class Unusable:
-    """A run that has no numbers, and why."""
+    """Run without numbers, and the reason."""
 
     folder: Path
     reason: str
@@ -110,9 +113,15 @@ class Unusable:
 
 @dataclass(frozen=True)
 class Results:
-    """The runs of a set of folders."""
+    """Runs of a set of folders.
 
-    transfer: tuple[FinishedRun, ...]  # everything but pre-training: the rows of tables
+    Attributes:
+        transfer: Finished runs of tables: detection, classification and kNN.
+        pretraining: Finished pre-training runs.
+        unusable: Unfinished and failed runs.
+    """
+
+    transfer: tuple[FinishedRun, ...]
     pretraining: tuple[FinishedRun, ...]
     unusable: tuple[Unusable, ...]
 
@@ -120,11 +129,12 @@ class Results:
 def collect(paths: Sequence[PathLike]) -> Results:
     """Read every run below `paths`: run folders, folders of run folders, `run.json` files, bundles.
 
-    A folder reached twice counts once. The order is that of the folders' names.
+    A folder that is reached twice counts once. Runs are sorted by folder.
 
     Raises:
-        UserError: a path that does not exist, no run below any of them, or an invalid record.
-        DataError: a damaged bundle.
+        UserError: If a path does not exist, there is no run below any of them, or a record is
+            invalid.
+        DataError: If a bundle is damaged.
     """
     found: dict[Path, FinishedRun | None] = {}
     configs: dict[frozenset[str], Mapping[str, Any]] = {}
@@ -144,7 +154,7 @@ def collect(paths: Sequence[PathLike]) -> Results:
     if not found:
         raise UserError(
             f"no runs below {', '.join(map(str, paths))}; expected folders with a {RECORD_NAME}, "
-            "as moco-transfer train, linear and finetune write them into OUTPUT_DIR"
+            "which moco-transfer train, linear and finetune write into OUTPUT_DIR"
         )
     transfer, pretraining, unusable = [], [], []
     for folder, run in sorted(found.items()):
@@ -173,16 +183,16 @@ def _read_run(folder: Path, configs: dict[frozenset[str], Mapping[str, Any]]) ->
 
 
 def _hashed(record: RunRecord) -> RunRecord:
-    """The record with the hash of the keys that it has; its own may be of others."""
+    """Recompute the protocol hash of a record, since its own may be over an older set of keys."""
     config = record.config
     if record.kind == "detection":
         sha256 = keys.protocol_sha256(config)
     elif record.kind in ("linear", "finetune"):
         defaults = classification.default_cfg({})
-        sha256 = protocol_sha256(config, defaults, classification.NOT_PROTOCOL)
+        sha256 = protocol_sha256(config, defaults, CLASSIFICATION)
     elif record.kind == "knn":
         sha256 = cfg_sha256(config)
-    else:  # of pre-training there are no tables
+    else:  # pre-training runs are not in tables
         return record
     return record if sha256 == record.config_sha256 else replace(record, config_sha256=sha256)
 
@@ -190,9 +200,9 @@ def _hashed(record: RunRecord) -> RunRecord:
 def _sharing_config(
     record: RunRecord, configs: dict[frozenset[str], Mapping[str, Any]]
 ) -> RunRecord:
-    """The record with its config as what differs from the first one with the same keys.
+    """Store the config of a record as its differences from the first one with the same keys.
 
-    Configs are most of a record's memory, and those of a suite differ in few values.
+    Configs take most of the memory of a record, and those of a suite differ in few values.
     """
     first = configs.setdefault(frozenset(record.config), record.config)
     if first is record.config:
@@ -202,18 +212,18 @@ def _sharing_config(
         for key, value in record.config.items()
         if (other := first[key]) is not value and (type(other), other) != (type(value), value)
     }
-    # Nothing writes into the second one.
+    # A ChainMap writes into its first mapping only.
     shared = cast(MutableMapping[str, Any], first)
-    record = copy(record)  # not `replace`, which would check it a second time
+    record = copy(record)  # `replace` would validate it a second time
     object.__setattr__(record, "config", ChainMap(own, shared))
     return record
 
 
 def _run_folders(root: Path) -> Iterator[Path]:
-    """Folders below `root` with a record or, as traces of an unfinished run, metrics.
+    """Yield folders below `root` that have a record, or metrics of an unfinished run.
 
-    What is inside a run's folder belongs to that run: `--eval-only` leaves the record of an
-    evaluation in `inference/`, which is not another trial.
+    Folders inside a run's folder belong to that run: `--eval-only` writes the record of an
+    evaluation into `inference/`, which is not another trial.
     """
     for folder, below, files in os.walk(root):
         if RECORD_NAME in files or METRICS_NAME in files:

@@ -1,11 +1,12 @@
-"""Renderers: a report as Markdown, CSV, LaTeX, HTML and terminal text. Their look is in templates/.
+"""Renderers of a report: Markdown, CSV, LaTeX, HTML and terminal text, from templates/.
 
-A template escapes whatever it prints for its own format, so a record's texts are texts in every
-output; only what a template itself says is markup.
+Templates escape everything they print for their own format, so texts of a record are never markup:
+only what is written in a template is.
 """
 
 import base64
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -22,7 +23,7 @@ from benchmarks.report.captions import facts
 from benchmarks.report.content import Report, Section, arrange, paper_rows
 from benchmarks.report.escape import csv_text
 from benchmarks.report.paper import OWN, PaperTable
-from benchmarks.report.progress import PAGE_NAME
+from benchmarks.report.progress import PAGE_NAME, Progress
 from benchmarks.report.summary import Summary
 from detection.evaluation.metrics import titles
 from moco.common.errors import printable
@@ -30,19 +31,19 @@ from moco.common.errors import printable
 if TYPE_CHECKING:
     from benchmarks.report.page import Figures
 
-RUNS_NAME = "table.runs.md"  # what the numbers of table.md were made of
-GREEN, BOLD, PLAIN = map(Markup, ("\033[32m", "\033[1m", "\033[0m"))  # of a terminal
+RUNS_NAME = "table.runs.md"  # the runs behind table.md
+GREEN, BOLD, PLAIN = map(Markup, ("\033[32m", "\033[1m", "\033[0m"))  # terminal control codes
 
 RENDERERS = Registry("RENDERERS")
-RENDERERS.__doc__ = """Functions of a `Report` that return file names with their texts.
+RENDERERS.__doc__ = """Registry of renderers: functions from a `Report` to files by name.
 
-A renderer is called as `--format` of make_table names it.
+The name of a renderer is a choice of make_table's `--format`.
 """
 
 
 @RENDERERS.register()
 def md(report: Report) -> dict[str, str]:
-    """Per task our rows, the gaps' evidence, the paper's rows; what they were made of apart."""
+    """Render table.md (rows, gaps, the paper's rows per task) and the runs as another file."""
     return {
         "table.md": _render("table.md", report=report, runs_name=RUNS_NAME),
         RUNS_NAME: _render("runs.md", report=report),
@@ -51,7 +52,7 @@ def md(report: Report) -> dict[str, str]:
 
 @RENDERERS.register()
 def csv(report: Report) -> dict[str, str]:
-    """Means and gaps, runs, inits x tasks, and published numbers in full precision."""
+    """Render means and gaps, runs, the summary and published numbers in full precision."""
     papers = {paper.cite: paper for section in report.sections for paper in section.papers}
     texts = {"table.csv": _means_csv(report.sections), "runs.csv": _runs_csv(report.tables)}
     if papers:
@@ -65,14 +66,14 @@ def csv(report: Report) -> dict[str, str]:
 
 @RENDERERS.register()
 def tex(report: Report) -> dict[str, str]:
-    """A document that compiles, tables arranged as the paper's: its rows below ours."""
+    """Render a complete LaTeX document, its tables arranged as in the paper."""
     floats = arrange(report.sections)
     return {"table.tex": _render("table.tex", report=report, floats=floats)}
 
 
 @RENDERERS.register()
 def html(report: Report) -> dict[str, str]:
-    """One page that needs no other file: tables, figures, sample predictions, and every run."""
+    """Render a self-contained page: tables, figures, sample predictions and every run."""
     from benchmarks.report import page
 
     figures = {section.stem: page.figures(report, section) for section in report.sections}
@@ -82,18 +83,32 @@ def html(report: Report) -> dict[str, str]:
 def page_text(
     report: Report, figures: "Mapping[str, Figures]", schedules: Mapping[str, str]
 ) -> str:
-    """The page of a report whose figures are made, by the sections' stems and by title."""
+    """Render the HTML page of a report from figures that are already plotted.
+
+    Args:
+        report: Report of the page.
+        figures: Stem of a section → its figures.
+        schedules: Title → data URL of the figures of `page.schedules`.
+    """
     return _render("table.html", report=report, figures=figures, schedules=schedules)
+
+
+def with_progress(page: str, progress: Progress) -> str:
+    """Replace the progress in the page of a running suite, without rendering its tables again."""
+    before, _, after = page.split("<!-- progress -->\n")
+    before = re.sub("<title>[^ ]* ", f"<title>{progress.share:.0%} ", before)
+    now = _render("progress.html", progress=progress)
+    return f"{before}{now}{after}"
 
 
 @RENDERERS.register()
 def terminal(report: Report) -> dict[str, str]:
-    """The text that make_table prints."""
+    """Render the text that make_table prints, without colors."""
     return {"table.txt": f"{to_terminal(report, color=False)}\n"}
 
 
 def to_terminal(report: Report, color: bool) -> str:
-    """Text for a terminal; `color` makes gaps green and bold where the page does."""
+    """Render text for a terminal; with `color`, gaps are green and bold as in the HTML page."""
     return _render("table.txt", report=report, color=color).rstrip("\n")
 
 
@@ -104,7 +119,7 @@ def _render(template: str, **content: Any) -> str:
 
 @cache
 def _environment(kind: str) -> Environment:
-    """Of the templates with this ending."""
+    """Create the environment of the templates with this file extension."""
     escapes: Mapping[str, Callable[[str], str]] = {
         "md": escape.markdown,
         "tex": escape.latex,
@@ -139,7 +154,7 @@ def _environment(kind: str) -> Environment:
 
 
 def _csp_hash(text: str) -> Markup:
-    """By which a Content-Security-Policy allows this text of an element."""
+    """Return the hash by which a Content-Security-Policy allows an inline element's text."""
     digest = hashlib.sha256(text.encode()).digest()
     return Markup(f"sha256-{base64.b64encode(digest).decode()}")
 
@@ -162,7 +177,7 @@ def _tabular(head: list[str], rows: list[list[str]]) -> str:
 
 
 _GRIDS = {"md": _pipes, "txt": _tabulated, "tex": _tabular}
-_TEX_SIGNS: dict[str, Any] = {  # LaTeX has braces of its own
+_TEX_SIGNS: dict[str, Any] = {  # Jinja's default delimiters collide with LaTeX's braces
     "block_start_string": "<%",
     "block_end_string": "%>",
     "variable_start_string": "<<",
@@ -173,7 +188,7 @@ _TEX_SIGNS: dict[str, Any] = {  # LaTeX has braces of its own
 
 
 def _means_csv(sections: Sequence[Section]) -> str:
-    """One line per task, init and metric; empty fields where there is no number."""
+    """Format one line per task, init and metric, with empty fields for missing numbers."""
     names = ["task", "engine", "iterations", "init", "metric", "n", "mean", "std"]
     names += ["baseline", "gap", "gap_low", "gap_high", "p_value"]
     names += ["p_holm", "paired_low", "paired_high", "paired_p", "paired_p_holm"]
@@ -200,7 +215,7 @@ def _means_csv(sections: Sequence[Section]) -> str:
 
 
 def _summary_csv(matrix: Summary) -> str:
-    """One line per init and task: mean, rank, whether the mean rank is over this task, too."""
+    """Format one line per init and task: mean, rank, and whether it counts in the mean rank."""
     return csv_text(
         ["init", "task", "mean", "rank", "in_mean_rank", "mean_rank"],
         [
@@ -212,7 +227,7 @@ def _summary_csv(matrix: Summary) -> str:
 
 
 def _runs_csv(tables: Sequence[Table]) -> str:
-    """One line per run: all its metrics, and what it was made of."""
+    """Format one line per run: all its metrics and its provenance."""
     runs = [run for table in tables for run in table.runs]
     metrics = sorted({name for run in runs for name in run.record.metrics})
     names = ["task", "engine", "init", "seed", "iterations", "seconds", "weights_sha256"]
@@ -245,7 +260,7 @@ def _runs_csv(tables: Sequence[Table]) -> str:
 
 
 def _paper_csv(papers: Iterable[PaperTable]) -> str:
-    """The paper's numbers, one line per printed number."""
+    """Format the paper's numbers, one line per printed number."""
     return csv_text(
         ["table", "part", "label", "pre-train", "column", "metric", "method", "value", "gap"],
         [
@@ -261,7 +276,7 @@ def _paper_csv(papers: Iterable[PaperTable]) -> str:
 
 
 def _literature_csv(sections: Sequence[Section]) -> str:
-    """Other published numbers, one line per number, with the tags of its protocol."""
+    """Format other published numbers, one line per number, with the tags of its protocol."""
     shown = [(s, part, row) for s in sections for part in s.published for row in part.rows]
     names = ["task", "differs", "method", "pretrain", "epochs", "n", "source", *shown[0][2].tags]
     return csv_text(

@@ -1,8 +1,8 @@
-"""Ground truth and every init's predictions on the same test images, beside the APs, as one PNG.
+"""Image of ground truth, predictions of every init on the same test images, and plots of the APs.
 
-Every init has one budget: of its first seed's predictions on an image the best-scored, as many as
-the image has objects. The images are typical ones: on them each init is right about as often as on
-the whole split.
+As many predictions of an init's first seed are drawn on an image as it has objects, those with the
+highest scores. The images are chosen so that each init is right about as often as on the whole
+split.
 """
 
 import dataclasses
@@ -26,18 +26,18 @@ from detection.evaluation.visualize import draw_boxes
 from moco.common.errors import printable
 from moco.common.files import atomic_write
 
-IMAGES, MAX_OBJECTS = 3, 5  # of more objects, tags hide each other
+IMAGES, MAX_OBJECTS = 3, 5  # the tags of more objects overlap
 IMAGE_PX, BARS_PX, HEAD_PX, FOOT_PX, GAP_PX = 320, 430, 44, 30, 10
-LINE_PX, TAG_PX, FONTS_PX = 3, 17.0, (20.0, 17.0)  # of boxes; of the head and the foot
+LINE_PX, TAG_PX, FONTS_PX = 3, 17.0, (20.0, 17.0)  # boxes, their tags, header and footer
 FOOT = (
     "Typical test images; of each the best-scored boxes, as many as it has objects. "
     "Green: right class, IoU above 0.5. Orange: not."
 )
-ONE_BASED = np.array([1, 1, 0, 0])  # VOC's boxes count pixels from 1, the last one inclusive
+ONE_BASED = np.array([1, 1, 0, 0])  # VOC's boxes are 1-based and include their last pixel
 
 
 class Boxes(NamedTuple):
-    """What is drawn on an image: boxes (N, 4), 0-based and half-open, tags and colors."""
+    """Boxes to draw on an image, (N, 4), 0-based and half-open, with their tags and colors."""
 
     boxes: NDArray[np.floating]
     tags: list[str]
@@ -45,27 +45,30 @@ class Boxes(NamedTuple):
 
     @property
     def right(self) -> int:
+        """Number of correct predictions."""
         return self.colors.count(RIGHT)
 
 
 def save_samples(path: Path, table: Table, split: Split) -> Path:
-    """Write `samples_image` as a PNG file; returns the path.
+    """Write `samples_image` as a PNG file and return its path.
 
     Raises:
-        DataError: an image that cannot be read; UserError: the file cannot be written.
+        DataError: If an image cannot be read.
+        UserError: If the file cannot be written.
     """
     image = samples_image(table, split)
-    # A fourth of the size; this method keeps the colors of boxes and bars.
+    # A palette quarters the size; this method keeps the colors of boxes and bars.
     image = image.quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
     atomic_write(path, lambda file: image.save(file, "PNG", optimize=True))
     return path
 
 
 def samples_image(table: Table, split: Split) -> Image.Image:
-    """A line per image with a column for the ground truth and one per init, and a plot per metric.
+    """Draw a grid of images (rows) by ground truth and inits (columns), and a plot per metric.
 
     Args:
-        split: in VOC's layout; what the table's runs were tested on.
+        table: Table whose runs have predictions.
+        split: Test split of the runs, in VOC's layout.
     """
     columns = {"ground truth": (truth := _truth(split))}
     number = sum(len(of.tags) for of in truth.values())
@@ -103,7 +106,7 @@ def samples_image(table: Table, split: Split) -> Image.Image:
 
 
 def _truth(split: Split) -> dict[str, Boxes]:
-    """The objects of every image, without the difficult ones."""
+    """Return the objects of every image, without the difficult ones."""
     found = {}
     for image_id, truth in split.truth.items():
         tags = [split.classes[i] for i in truth.classes[~truth.difficult]]
@@ -113,14 +116,14 @@ def _truth(split: Split) -> dict[str, Boxes]:
 
 
 def _best(run: FinishedRun, split: Split) -> dict[str, Boxes]:
-    """Of every image the best-scored predictions, as many as it has objects."""
+    """Return the highest-scoring predictions on every image, as many as it has objects."""
     rows, found = read_voc(run.folder / "inference" / f"{split.name}.json"), {}
     for image_id, truth in split.truth.items():
         number = np.count_nonzero(~truth.difficult)
         best = sorted(rows[image_id], key=lambda row: -row["score"])[:number]
         boxes = np.array([row["bbox"] for row in best]).reshape(-1, 4)
         classes = np.array([row["category_id"] for row in best], dtype=np.int64)
-        # Compared with the objects of its class, as the metric does with those of its image.
+        # `best_matches` pairs boxes with equal keys: images in the metric, classes here.
         order = np.argsort(truth.classes, kind="stable")
         objects = truth.classes[order], truth.boxes[order]
         matches = voc.best_matches(classes, boxes + ONE_BASED, *objects)
@@ -131,7 +134,7 @@ def _best(run: FinishedRun, split: Split) -> dict[str, Boxes]:
 
 
 def _draw(record: Record, boxes: Boxes) -> Image.Image:
-    """The image with its boxes, in a square of IMAGE_PX."""
+    """Draw an image with its boxes in a square of IMAGE_PX."""
     image = read_image(record["file_name"])
     scale = IMAGE_PX / max(image.size)
     image = ImageOps.contain(image, (IMAGE_PX, IMAGE_PX), Image.Resampling.LANCZOS)

@@ -1,7 +1,7 @@
-"""Writes a report for others into one zip file, which benchmarks/report/bundle.py reads.
+"""Writer of bundles: reports to share in one zip file, which benchmarks/report/bundle.py reads.
 
-Of paths on this machine, in records and in texts, the last part is left. Keys of the protocol stay
-as they are: they are compared between runs. The same report makes the same bytes.
+Paths on this machine, in records and in texts, are reduced to their last part. Protocol keys are
+unchanged, because they are compared between runs. Bundles of the same report are bitwise identical.
 """
 
 import json
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from benchmarks.report import page
-from benchmarks.report.aggregate import NOT_PROTOCOL
 from benchmarks.report.bundle import EVIDENCE, SUITE_NAME
 from benchmarks.report.content import Report
+from benchmarks.report.keys import names_where
 from benchmarks.report.progress import PAGE_NAME
 from benchmarks.report.records import FinishedRun, Results, Unusable
 from benchmarks.report.render import page_text
@@ -28,12 +28,12 @@ Results of moco-transfer: open {PAGE_NAME} in a browser; each {RECORD_NAME} is t
 
     moco-transfer table THIS.zip    make the tables again
 """
-# Up to the last slash of a path from the root or from somebody's home.
+# Everything up to the last slash of an absolute path, or of one from a home directory.
 _FOLDERS = re.compile(r"(?<![\w.:/~-])[/~][^\s'\",:;=]*/")
 
 
 def share(results: Results) -> Results:
-    """The results without the folders of this machine."""
+    """Remove the folders of this machine from results."""
     runs = (*results.transfer, *results.pretraining)
     tops = [run.folder.parents[4 if run.suite_task else 0] for run in runs]
     top = os.path.commonpath([*tops, *(item.folder.parent for item in results.unusable)])
@@ -52,11 +52,12 @@ def share(results: Results) -> Results:
 
 
 def write_bundle(path: PathLike, own: Report, shared: Report) -> None:
-    """Write the page, and of finished runs the records and their evidence, atomically.
+    """Write the page, the records of finished runs and their evidence atomically.
 
     Args:
-        own: where the runs' other files are, for the figures.
-        shared: the same tables of `share(own.results)`.
+        path: Path of the zip file.
+        own: Report of the original runs, whose files are read for the figures.
+        shared: Report of the same tables from `share(own.results)`.
     """
     figures = {}
     for mine, section in zip(own.sections, shared.sections, strict=True):
@@ -75,11 +76,11 @@ def write_bundle(path: PathLike, own: Report, shared: Report) -> None:
     def write(file: BinaryIO) -> None:
         with zipfile.ZipFile(file, "w") as archive:
             for name in sorted(files.keys() | evidence.keys()):
-                # One after the other: match records may be large.
+                # Match records may be large, so only one file is in memory at a time.
                 content = files[name] if name in files else _evidence(*evidence[name])
                 if content is None:
                     continue
-                info = zipfile.ZipInfo(name)  # of 1980, whatever the time
+                info = zipfile.ZipInfo(name)  # with a constant time stamp
                 info.external_attr = 0o644 << 16
                 archive.writestr(info, content, zipfile.ZIP_DEFLATED)
 
@@ -94,10 +95,11 @@ def _evidence(run: FinishedRun, name: str) -> bytes | None:
 
 
 def _of_record(record: RunRecord) -> RunRecord:
+    not_protocol = names_where(protocol=False)
     return replace(
         record,
         config={
-            key: _without_folders(value, paths=True) if key in NOT_PROTOCOL else value
+            key: _without_folders(value, paths=True) if key in not_protocol else value
             for key, value in record.config.items()
         },
         weights_source=_without_folders(record.weights_source, paths=True),
@@ -107,7 +109,7 @@ def _of_record(record: RunRecord) -> RunRecord:
 
 
 def _without_folders(value: Any, *, paths: bool = False) -> Any:
-    """A value whose texts have lost their folders; `paths`: a text may be one."""
+    """Remove folders from all texts in a value; with `paths`, a whole text may be a path."""
     if isinstance(value, str):
         is_path = paths and value.startswith("/")
         return Path(value).name if is_path else _FOLDERS.sub("", value)

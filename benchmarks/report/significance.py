@@ -1,7 +1,7 @@
-"""Tests beside Welch's: paired over equal seeds, Holm's correction, power, equivalence.
+"""Tests of gaps: paired t-test over equal seeds, Holm's correction, power and equivalence.
 
-Tables mark a gap by Welch's test alone (benchmarks/report/aggregate.py). All of these are about the
-seeds of the runs; none knows how pre-training or other test images vary.
+They complement Welch's test (benchmarks/report/aggregate.py). All of them are over the seeds of the
+runs; none covers the variation due to pre-training or the choice of test images.
 """
 
 import itertools
@@ -23,17 +23,23 @@ _Key = TypeVar("_Key")
 
 @dataclass(frozen=True)
 class Significance:
-    """Of one gap that has Welch's interval; each `holm` is over all gaps of the table.
+    """Tests of one gap that has a Welch interval. P-values are corrected over all gaps of a table.
 
     Attributes:
-        n: runs of the row or of the baseline, whichever has fewer.
-        holm: Welch's p-value, corrected.
-        paired: both ends of the interval over pairs of equal seeds, p-value, and this corrected.
-        unpaired: why there are no pairs; empty where there are.
-        smallest: points; the gap that `n` runs per row find with power 0.8, corrected as the
-            smallest p-value is; None of two runs, whose standard deviation says too little.
-        runs: per row, that find the measured gap so; infinity: more than `MAX_RUNS`; None the same.
-        same: p-value of the claim that the gap is within the table's margin, and this corrected.
+        row: Row of the gap.
+        metric: Metric of the gap.
+        n: Number of runs of the row or the baseline, whichever is smaller.
+        holm: Welch's p-value after Holm's correction.
+        paired: Ends of the 95% interval over pairs of equal seeds, p-value, corrected p-value; None
+            if the runs are not pairs.
+        unpaired: Reason why the runs are not pairs, empty if they are.
+        smallest: Gap in points that `n` runs per row detect with power 0.8 at the level to which
+            Holm's method corrects the smallest p-value. None for two runs, which give too poor an
+            estimate of the standard deviation.
+        runs: Number of runs per row that detect the measured gap with that power, infinity if it
+            exceeds `MAX_RUNS`, and None for two runs.
+        same: P-value of equivalence within the table's margin, and its corrected p-value; None
+            without a margin.
     """
 
     row: Row
@@ -48,7 +54,7 @@ class Significance:
 
 
 def significance(table: Table) -> list[Significance]:
-    """Of every gap that has an interval, in the order of rows and metrics."""
+    """Test every gap that has an interval, in the order of rows and metrics."""
     base = table.base
     if base is None:
         return []
@@ -61,7 +67,7 @@ def significance(table: Table) -> list[Significance]:
         if gap is None or gap.p_value is None or a is None or b is None:
             continue
         welch[i] = gap.p_value
-        why = unpaired(row, base, metric)
+        why = unpaired_reason(row, base, metric)
         if not why and (pair := paired(a, b)):
             pairs[i] = pair
         if table.margin is not None:
@@ -86,10 +92,10 @@ def significance(table: Table) -> list[Significance]:
     ]
 
 
-def unpaired(row: Row, base: Row, metric: str) -> str:
-    """Why two rows of a table cannot be compared seed by seed; empty where they can.
+def unpaired_reason(row: Row, base: Row, metric: str) -> str:
+    """Return why two rows of a table cannot be compared seed by seed, or "" if they can.
 
-    They can where a seed stands for one initial head and one order of the data in both rows
+    They can if equal seeds have the same initial head and order of the data in both rows
     (benchmarks/report/isolation.py).
     """
     if row.several or base.several:
@@ -105,9 +111,10 @@ def unpaired(row: Row, base: Row, metric: str) -> str:
 
 
 def paired(a: Cell, b: Cell) -> tuple[float, float, float] | None:
-    """95% interval of the mean of `a` minus `b` seed by seed, and the p-value of the paired t-test.
+    """Compute the 95% interval of the mean of `a` minus `b` and the p-value of the paired t-test.
 
-    None of one pair, and where all differences are equal.
+    Returns:
+        Lower end, upper end and p-value, or None for a single pair or equal differences.
     """
     differences = [x - y for x, y in zip(a.values, b.values, strict=True)]
     if len(differences) < 2 or not varies(differences):
@@ -120,7 +127,7 @@ def paired(a: Cell, b: Cell) -> tuple[float, float, float] | None:
 
 
 def holm(p_values: Mapping[_Key, float]) -> dict[_Key, float]:
-    """Holm's step-down correction: to call what is below 0.05 real errs in 5% of all families."""
+    """Correct p-values by Holm's step-down method, which controls the family-wise error rate."""
     corrected: dict[_Key, float] = {}
     highest = 0.0
     for rank, key in enumerate(sorted(p_values, key=p_values.__getitem__)):
@@ -130,7 +137,7 @@ def holm(p_values: Mapping[_Key, float]) -> dict[_Key, float]:
 
 
 def equivalence(a: Cell, b: Cell, margin: float) -> float:
-    """P-value of two one-sided Welch tests (TOST): low where the gap is within ±`margin` points."""
+    """Return the p-value of equivalence within ±`margin` points by two one-sided Welch tests."""
     from scipy import stats
 
     p_values = [
@@ -141,7 +148,7 @@ def equivalence(a: Cell, b: Cell, margin: float) -> float:
 
 
 def pooled_std(cells: Sequence[Cell | None]) -> float:
-    """Of one run, from rows with means of their own; 0 where no row has two runs that differ."""
+    """Return the pooled standard deviation of a run, or 0 if no row has two runs that differ."""
     known = [(cell.n - 1, cell.std**2) for cell in cells if cell and cell.std is not None]
     squares = sum(n * variance for n, variance in known)
     return math.sqrt(squares / sum(n for n, _ in known)) if squares else 0.0
@@ -149,12 +156,11 @@ def pooled_std(cells: Sequence[Cell | None]) -> float:
 
 @cache
 def smallest_gap(n: int, level: float = 1 - CONFIDENCE) -> float:
-    """Return the gap that Welch's test finds with power 0.8, in standard deviations.
+    """Return the gap, in standard deviations, that Welch's test detects with power 0.8.
 
     Args:
-        n: runs per row, 2 or more.
-        level: below which its p-value has to be; of m gaps the smallest has 0.05 / m to be below,
-            for Holm's correction to call it real.
+        n: Number of runs per row, 2 or more.
+        level: Significance level. Holm's method tests the smallest p-value of m gaps at 0.05 / m.
     """
     low, high = 0.0, _normal_gap(n, level)
     while welch_power(high, n, level) < POWER:
@@ -166,24 +172,37 @@ def smallest_gap(n: int, level: float = 1 - CONFIDENCE) -> float:
 
 
 def runs_needed(gap: float, level: float = 1 - CONFIDENCE) -> float:
-    """Runs per row by which Welch's test finds a gap, in standard deviations, with power 0.8."""
+    """Return the runs per row with which Welch's test detects a gap with power 0.8.
+
+    Args:
+        gap: Gap in standard deviations.
+        level: Significance level.
+
+    Returns:
+        Number of runs, or infinity if it exceeds `MAX_RUNS`.
+    """
     if _normal_gap(MAX_RUNS, level) > gap:
         return math.inf
     n = max(2, math.ceil(2 * (_normal_gap(2, level) / gap) ** 2))
-    while welch_power(gap, n, level) < POWER:  # the normal distribution asks for fewer
+    while welch_power(gap, n, level) < POWER:  # the normal approximation needs fewer runs
         n += 1
     return n
 
 
 def welch_power(gap: float, n: int, level: float = 1 - CONFIDENCE) -> float:
-    """Probability that Welch's test finds a gap of this many standard deviations at p < `level`.
+    """Return the probability that Welch's test finds a gap of `gap` standard deviations.
 
     With equal numbers of runs its statistic is the pooled one, and its degrees of freedom depend on
-    the share that one row has of the two variances. The two are independent: this is the mean over
-    both, on a grid of quantiles.
+    the share of one row in the sum of the variances. The pooled variance and the share are
+    independent, so the power is a mean over a grid of quantiles of both.
+
+    Args:
+        gap: Gap in standard deviations.
+        n: Number of runs per row.
+        level: Significance level.
     """
     import numpy as np
-    from scipy import special  # its stats take three times as long to import
+    from scipy import special  # scipy.stats takes three times as long to import
 
     at = (np.arange(200) + 0.5) / 200
     share = special.betaincinv((n - 1) / 2, (n - 1) / 2, at)
@@ -194,6 +213,6 @@ def welch_power(gap: float, n: int, level: float = 1 - CONFIDENCE) -> float:
 
 
 def _normal_gap(n: int, level: float) -> float:
-    """`smallest_gap` with a known standard deviation."""
+    """Approximate `smallest_gap` by the test with a known standard deviation."""
     normal = statistics.NormalDist()
     return (normal.inv_cdf(1 - level / 2) + normal.inv_cdf(POWER)) * math.sqrt(2 / n)

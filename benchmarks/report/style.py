@@ -1,4 +1,4 @@
-"""The look of tables and figures: number formats, marks and colors."""
+"""Style of tables and figures: number formats, marks and colors."""
 
 import math
 import re
@@ -10,31 +10,31 @@ from moco.common.command import RANDOM
 MISSING = "–"
 MINUS = "−"
 FEW_MARK = "†"  # on n: fewer trials than the paper averages
-UNVERIFIED_MARK = "‡"  # on a published number: not seen in its source
+UNVERIFIED_MARK = "‡"  # on a published number: not checked against its source
 BOLD_GAP = "p-value is below 0.05 after Holm's correction"
-MAX_RUNS = 1000  # per row; a gap that takes more is as good as none
-STRONG_FROM = 0.5  # points: gaps that the paper prints in green
+MAX_RUNS = 1000  # per row; a gap that needs more is negligible
+STRONG_FROM = 0.5  # points; the paper prints gaps from here on in green
 
 GREEN = "#39b54a"  # the paper's "Highlight"
 GRAY = "#8a8a8a"  # random initialization
 GRID_COLOR = "#e6e6e6"
-# Okabe and Ito's palette, which color-blind readers can tell apart.
+# Okabe and Ito's color-blind safe palette.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-# Boxes of the ground truth, and of predictions that are right or wrong.
+# Boxes of the ground truth, of correct and of wrong predictions.
 TRUTH, RIGHT, WRONG = PALETTE[5], PALETTE[2], PALETTE[1]
 
 _TITLE = re.compile(r"AP(\d*)(?:\^(\w+))?")
 
 
 def colors(names: Sequence[str]) -> dict[str, str]:
-    """Gray for `random`, the palette in order for the others."""
+    """Map names to colors: gray for `random`, the palette in order for the others."""
     others = [name for name in names if name != RANDOM]
     palette = {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(others)}
     return {RANDOM: GRAY, **palette}
 
 
 def format_cell(cell: Cell | None, n_of_row: int) -> str:
-    """`26.5 ± 1.2`, `26.5` for one trial, and `(n = 2)` where some trials have no number."""
+    """Format a cell: `26.5 ± 1.2`, `26.5` for one trial; `(n = 2 of 3)` if numbers are missing."""
     if cell is None:
         return MISSING
     text = f"{cell.mean:.1f}" if cell.std is None else f"{cell.mean:.1f} ± {cell.std:.1f}"
@@ -42,17 +42,17 @@ def format_cell(cell: Cell | None, n_of_row: int) -> str:
 
 
 def format_gap(value: float) -> str:
-    """`+18.4` or `−0.3`, rounded as printed."""
+    """Format a gap, rounded to one decimal: `+18.4` or `−0.3`."""
     return f"{'' if round(value, 1) < 0 else '+'}{_signed(value)}"
 
 
 def is_strong(value: float) -> bool:
-    """Whether the gap, as printed, is at least +0.5."""
+    """Check whether the rounded gap is at least +0.5."""
     return round(value, 1) >= STRONG_FROM
 
 
 def format_evidence(gap: Gap | None) -> str:
-    """`+18.4 [15.0, 21.8], p = 0.002`; the interval is a 95% one."""
+    """Format a gap with its 95% interval and p-value: `+18.4 [15.0, 21.8], p = 0.002`."""
     if gap is None:
         return MISSING
     if gap.low is None or gap.high is None or gap.p_value is None:
@@ -62,17 +62,17 @@ def format_evidence(gap: Gap | None) -> str:
 
 
 def format_interval(low: float, high: float) -> str:
-    """`[−1.0, 21.8]`."""
+    """Format an interval: `[−1.0, 21.8]`."""
     return f"[{_signed(low)}, {_signed(high)}]"
 
 
 def _signed(value: float) -> str:
-    """To one decimal, without a negative zero."""
+    """Format a number to one decimal, without a negative zero."""
     return f"{round(value, 1) + 0.0:.1f}".replace("-", MINUS)
 
 
 def format_p(value: float, holm: float | None = None, bound: bool = False) -> str:
-    """`p = 0.002`, with `Holm p = 0.006` where there is one; of a `bound`, `p ≤ 0.002`."""
+    """Format a p-value: `p = 0.002`, or `p ≤ 0.002` if it is a bound; then `Holm p = 0.006`."""
     if value < 0.001:
         text = "p < 0.001"
     else:
@@ -81,19 +81,19 @@ def format_p(value: float, holm: float | None = None, bound: bool = False) -> st
 
 
 def format_seeds(seeds: Sequence[str]) -> str:
-    """`seed 0`, or `seeds 0, 1`."""
+    """Format a list of seeds: `seed 0`, or `seeds 0, 1`."""
     word = "seed" if len(seeds) == 1 else "seeds"
     return f"{word} {', '.join(seeds)}"
 
 
 def format_runs(needed: float, n: int) -> str:
-    """`8 (3 more)` than `n` runs per row."""
+    """Format a number of runs per row and how many more than `n` these are: `8 (3 more)`."""
     if needed > MAX_RUNS:
         return f"over {MAX_RUNS}"
     return f"{needed:.0f} ({needed - n:.0f} more)" if needed > n else f"{needed:.0f}"
 
 
 def title_parts(title: str) -> tuple[str, str, str]:
-    """Name, subscript and superscript of a column head: `AP50^bb` is AP, 50 and bb."""
+    """Split a column head into name, subscript and superscript: `AP50^bb` is AP, 50 and bb."""
     parts = _TITLE.fullmatch(title)
     return ("AP", parts[1], parts[2] or "") if parts else (title, "", "")

@@ -1,1 +1,1 @@
-"""Speed benchmarks: this project against transcriptions of the official code, and its peers."""
+"""Speed benchmarks: this project against the official MoCo code and plain Detectron2."""

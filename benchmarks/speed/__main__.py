@@ -1,7 +1,7 @@
-"""Measured speed against stated goals: python -m benchmarks.speed {pretrain,input,detection,gpu}.
+"""Command that measures speed: python -m benchmarks.speed {pretrain,input,detection,gpu}.
 
-Both sides run in turn, so that what else the machine does meets both; the smallest CPU time of
-several rounds counts, and of that only the ratio.
+Both sides of a comparison run alternately, so that other load on the machine affects both. The
+reported speed is the ratio of the smallest CPU times of several rounds.
 """
 
 import argparse
@@ -16,20 +16,23 @@ MIN_ROUNDS, SUITES = 5, ("pretrain", "input", "detection", "gpu")
 
 
 def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of `python -m benchmarks.speed`."""
     prog = "python -m benchmarks.speed"
-    parser = argparse.ArgumentParser(prog=prog, description="Measured speed against stated goals.")
+    description = "Measure speed, and compare it with stated goals."
+    parser = argparse.ArgumentParser(prog=prog, description=description)
     add = parser.add_argument
-    add("suite", choices=SUITES, help="what is measured")
-    add("--goals", metavar="loss,step", help="only these cases; default: all")
-    add("--images", metavar="DIR", help="input: JPEG images; default: generated ones")
-    add("--rounds", type=int, default=MIN_ROUNDS, help="of each timing (%(default)s)")
-    add("--quick", action="store_true", help="tiny sizes, one round: a smoke test")
-    add("--output", metavar="FILE.md", help="put the table between its <!-- SUITE [GOALS] -->")
+    add("suite", choices=SUITES, help="part of the project to measure")
+    add("--goals", metavar="loss,step", help="measure only these cases; default: all")
+    add("--images", metavar="DIR", help="JPEG images for `input`; default: generated ones")
+    add("--rounds", type=int, default=MIN_ROUNDS, help="rounds of each timing (%(default)s)")
+    add("--quick", action="store_true", help="use tiny sizes and one round, as a smoke test")
+    add("--output", metavar="FILE.md", help="insert the table between its <!-- SUITE [GOALS] -->")
     add("--debug", action="store_true", help="show tracebacks of errors")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Measure the requested cases, and print the table or insert it into a page."""
     args = build_parser().parse_args(argv)
     if args.rounds < MIN_ROUNDS and not args.quick:
         raise UserError(f"--rounds: got {args.rounds}, expected at least {MIN_ROUNDS}, or --quick")
@@ -40,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from moco.common.files import atomic_write_text
 
     if args.suite == "gpu" and not torch.cuda.is_available():
-        raise UserError("gpu: no GPU here; run the same command on a machine with one")
+        raise UserError("gpu: this machine has no GPU; run the command on one that does")
     if args.suite == "detection" and not detectron2_installed():
         raise UserError("detection: needs Detectron2, see docs/install.md")
     cases = importlib.import_module(f"benchmarks.speed.{args.suite}").CASES

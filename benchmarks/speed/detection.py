@@ -1,6 +1,6 @@
-"""Detection: both engines against plain Detectron2's `DefaultTrainer` on a CPU.
+"""Speed of detection: both engines against plain Detectron2's `DefaultTrainer`.
 
-Every record is one generated image with objects of its own, so that no dataset is needed.
+All records share one generated image and have their own objects, so that no dataset is needed.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,8 +31,8 @@ from detection.engine.trainer import Trainer
 from detection.modeling.norms import with_process_norms
 from moco.engine.stop import StopRequest
 
-IMAGE_PX, SMALL_PX = (500, 375), (64, 48)  # of an image of VOC; of one that is read at once
-OBJECTS, CORNERS, BATCH, WORKERS = 7, 24, 16, 4  # of an image; of an object's polygon
+IMAGE_PX, SMALL_PX = (500, 375), (64, 48)  # a typical image of VOC; one that takes no time to read
+OBJECTS, CORNERS, BATCH, WORKERS = 7, 24, 16, 4  # objects of an image, corners of their polygons
 PLAIN, DETECTRON2, EMBEDDED = "plain Detectron2", "detectron2", "embedded"
 MASK_FPN = {"config": "coco/mask_rcnn_R_50_FPN_1x"}
 VIT_B = {"MODEL.VIT.EMBED_DIM": 768, "MODEL.VIT.NUM_HEADS": 12, "MODEL.VIT.MLP_DIM": 3072}
@@ -45,7 +45,7 @@ TASKS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Generated:
-    """A dataset of `number` records, all of one image of `size` (width, height) in `folder`."""
+    """Dataset of `number` records, all of one image of `size` (width, height) in `folder`."""
 
     name: str
     folder: Path
@@ -53,10 +53,11 @@ class Generated:
     size: tuple[int, int]
 
     def present(self) -> bool:
+        """Return True, as nothing has to be downloaded."""
         return True
 
     def read(self) -> Split:
-        """Write the image and sample the objects: polygons of half of its sides."""
+        """Write the image, and sample polygons of up to half its size as objects."""
         width, height = self.size
         path = self.folder / f"{self.name}.jpg"
         write_image(path, self.size, seed=0)
@@ -77,20 +78,20 @@ class Generated:
 
 
 def task_config(data: Generated, engine: str, *overrides: dict[str, Any]) -> CfgNode:
-    """The configuration of a task of TASKS with other values, of which the last ones count."""
-    provide(data)  # before an engine is built: what Detectron2's catalog has would come first
+    """Load the configuration of a task in `TASKS` with overrides, of which the last ones count."""
+    provide(data)  # before an engine is built, as entries of Detectron2's catalog take precedence
     keys: dict[str, Any] = {"DATASETS.TRAIN": [data.name], "DATASETS.TEST": [data.name]}
     keys |= {"MODEL.WEIGHTS": "random", "OUTPUT_DIR": data.folder, "SEED": 0}
     keys |= {"MODEL.DEVICE": "cpu", "DATALOADER.NUM_WORKERS": 0, "SOLVER.PRECISION": "fp32"}
     for each in overrides:
         keys |= each
     config = ROOT / "configs" / f"{keys.pop('config')}.yaml"
-    words = [str(item) for pair in keys.items() for item in pair]
-    return load_task(config, words, EMBEDDED if engine == EMBEDDED else DETECTRON2).cfg
+    pairs = [str(item) for pair in keys.items() for item in pair]
+    return load_task(config, pairs, EMBEDDED if engine == EMBEDDED else DETECTRON2).cfg
 
 
 def training_iteration(cfg: CfgNode, engine: str) -> Callable[[], object]:
-    """A whole iteration of a new training: batch, losses, gradients, update, log."""
+    """Return a function that does one training iteration: batch, losses, backward, update, log."""
     if engine == PLAIN:
         return measured.training_iteration(cfg)
     cfg = with_process_norms(cfg, 1)
@@ -102,7 +103,7 @@ def training_iteration(cfg: CfgNode, engine: str) -> Callable[[], object]:
 
 
 def training_loader(cfg: CfgNode, engine: str, start: int = 0) -> Callable[[], Iterator[Any]]:
-    """Return what starts training batches: Detectron2's, or ours from iteration `start` on."""
+    """Return a function that starts a loader: Detectron2's, or ours from iteration `start` on."""
     if engine == PLAIN:
         loader = measured.training_loader(cfg)
         return lambda: iter(loader)
@@ -110,11 +111,14 @@ def training_loader(cfg: CfgNode, engine: str, start: int = 0) -> Callable[[], I
 
 
 def iteration(setting: Setting, device: str = "cpu") -> list[Row]:
-    """Iterations of both engines; on a GPU of the paper's VOC C4, a GPU's share of its batch."""
+    """Measure training iterations of both engines.
+
+    On a GPU only the paper's VOC C4 is measured, with one GPU's share of its batch.
+    """
     few, faster = device != "cpu" or setting.quick, 2.0 if device == "cpu" else 1.3
     px = 96 if setting.quick else 240 if device == "cpu" else 800
     keys = {"INPUT.MIN_SIZE_TRAIN": [px], "SOLVER.IMS_PER_BATCH": 2, "MODEL.DEVICE": device}
-    if device == "cpu":  # few regions keep the network's share of the time small
+    if device == "cpu":  # with few regions, the network takes a small share of the time
         keys |= {"MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 32, "SOLVER.CLIP_GRADIENTS.ENABLED": True}
     data = Generated("timed", setting.scratch, 32, IMAGE_PX)
     sides = [(PLAIN, "fp32")]
@@ -137,7 +141,7 @@ def iteration(setting: Setting, device: str = "cpu") -> list[Row]:
 
 
 def resume(setting: Setting) -> list[Row]:
-    """The loader's way to its first batch at a late iteration, against the one at iteration 0."""
+    """Measure the time to the first batch at a late iteration, against iteration 0."""
     number, late = (100, 270) if setting.quick else (100_000, 270_000)
     data = Generated("resumed", setting.scratch, number, SMALL_PX)
     keys = {"SOLVER.IMS_PER_BATCH": BATCH, "INPUT.MIN_SIZE_TRAIN": [48]}
@@ -153,7 +157,7 @@ def resume(setting: Setting) -> list[Row]:
 
 
 def loader_memory(setting: Setting) -> list[Row]:
-    """Memory of the loader's workers, each side in a process of its own."""
+    """Measure the memory of the data-loader workers, each side in a process of its own."""
     number, mapped = (100, 50) if setting.quick else (100_000, 20_000)
     mib = {}
     for engine in (PLAIN, EMBEDDED):
@@ -165,8 +169,8 @@ def loader_memory(setting: Setting) -> list[Row]:
 
 
 def worker_bytes(engine: str, folder: Path, number: int, mapped: int) -> int:
-    """Proportional memory of this process's workers, after so many records. Linux only."""
-    set_start_method("fork", force=True)  # as in a command; this process was spawned
+    """Return the proportional set size of this process's workers after `mapped` records (Linux)."""
+    set_start_method("fork", force=True)  # the commands fork; spawning this process set `spawn`
     torch.set_num_threads(1)
     keys = {"SOLVER.IMS_PER_BATCH": BATCH, "DATALOADER.NUM_WORKERS": WORKERS}
     data = Generated("shared", folder, number, SMALL_PX)

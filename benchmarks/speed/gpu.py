@@ -1,4 +1,4 @@
-"""What needs a GPU: every branch of the code against the CPU's result, then timings."""
+"""Checks and timings on a GPU: every branch of the code against the CPU's result, then speed."""
 
 import copy
 import subprocess
@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.quickstart import NETWORKS, SMOKE_DETECTION, SMOKE_PRETRAIN
 from benchmarks.speed import pretrain
 from benchmarks.speed.measure import ROOT, Row, Setting, compare, interleaved, row
-from benchmarks.suites.chain import PRETRAIN_CONFIG, SMOKE_DETECTION, SMOKE_PRETRAIN
 from benchmarks.suites.synthetic import write_images, write_scenes
 from detection.config.engines import detectron2_installed
 from detection.data.random_state import random_state, restore_random
@@ -25,14 +25,14 @@ from moco.common.run import metrics_lines
 
 
 def difference(a: Tensor, b: Tensor) -> float:
-    """Return the largest one, relative to the largest value of `b`."""
+    """Return the largest absolute difference, relative to the largest value of `b`."""
     a, b = a.detach().double().cpu(), b.detach().double().cpu()
     return float((a - b).abs().max() / b.abs().max().clamp_min(1e-30))
 
 
 def random_numbers(device: str) -> float:
-    """Draws after a state was saved, and again after it was restored."""
-    torch.empty(1, device=device)  # a GPU has a state from its first use
+    """Sample after saving the random state, and again after restoring it; return the difference."""
+    torch.empty(1, device=device)  # a GPU has a random state only after its first use
     state = copy.deepcopy(random_state())
     first = torch.rand(8, device=device)
     restore_random(state)
@@ -40,7 +40,7 @@ def random_numbers(device: str) -> float:
 
 
 def collectives(device: str) -> float:
-    """What the project calls, by NCCL on a GPU, of one process: each has to give what it got."""
+    """Run the collectives in one process (NCCL on a GPU), where each has to return its input."""
     backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     try:
@@ -59,10 +59,10 @@ def collectives(device: str) -> float:
 
 
 def training(name: str, keys: dict[str, object], *flags: str, stop: bool = False) -> Tensor:
-    """Losses of a command's training; with `stop` interrupted by SIGTERM once, and resumed."""
+    """Run a training command, and return its losses; `stop` interrupts it once by SIGTERM."""
     folder = Path(str(keys["OUTPUT_DIR"]))
-    words = [str(part) for pair in keys.items() for part in pair]
-    command = [sys.executable, "-m", "benchmarks", name, *flags, *words]
+    pairs = [str(part) for pair in keys.items() for part in pair]
+    command = [sys.executable, "-m", "benchmarks", name, *flags, *pairs]
     if stop:
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
         while process.poll() is None and len(metrics_lines(folder) or []) < 3:
@@ -77,7 +77,7 @@ def training(name: str, keys: dict[str, object], *flags: str, stop: bool = False
 
 
 def checks(device: str, scratch: Path) -> dict[str, tuple[float, Callable[[], float]]]:
-    """Name → its limit; the largest difference between the device and what it has to equal."""
+    """Return name → limit and check, which computes the largest difference from a reference."""
     write_images(scratch / "images", 64, seed=0)
     write_scenes(scratch / "scenes", 8, 4, seed=0)
 
@@ -85,10 +85,11 @@ def checks(device: str, scratch: Path) -> dict[str, tuple[float, Callable[[], fl
         where: str, precision: str = "fp32", *, compiled: bool = False, stop: bool = False
     ) -> Tensor:
         folder = scratch / f"{where}-{precision}-{compiled}-{stop}"
-        keys = {**SMOKE_PRETRAIN, "DATA.ROOT": scratch / "images", "OUTPUT_DIR": folder}
+        keys = {**SMOKE_PRETRAIN, **NETWORKS["resnet"].smoke, "DATA.ROOT": scratch / "images"}
+        keys |= {"OUTPUT_DIR": folder}
         keys |= {"DEVICE": where, "SOLVER.PRECISION": precision, "SOLVER.COMPILE": compiled}
         keys |= {"SOLVER.MAX_ITERS": 40, "LOG.EVERY_ITERS": 1}
-        flags = ("--resume", "--config-file", str(PRETRAIN_CONFIG))
+        flags = ("--resume", "--config-file", "pretrain/quickstart")
         return training("pretrain", keys, *flags, stop=stop)
 
     def train_loss(where: str) -> Tensor:
@@ -117,13 +118,13 @@ def checks(device: str, scratch: Path) -> dict[str, tuple[float, Callable[[], fl
 
 
 def branches(setting: Setting) -> list[Row]:
-    """Every check; one that fails does not stop the others."""
+    """Run every check; one that raises does not stop the others."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     rows = []
     for what, (limit, check) in checks("cuda", setting.scratch).items():
         try:
             found = check()
-        except Exception as error:  # whatever a branch that never ran does
+        except Exception as error:  # a branch that never ran on a GPU may raise anything
             print(f"{what} failed: {type(error).__name__}: {error}", flush=True)
             found = float("inf")
         rows.append(row(what, found, 0.0, "the same on the CPU", limit, "error", ""))
@@ -131,7 +132,7 @@ def branches(setting: Setting) -> list[Row]:
 
 
 def step(setting: Setting) -> list[Row]:
-    """A step of pre-training: time and memory."""
+    """Measure a step of pre-training: time and memory."""
     N, K, P, *_ = pretrain.sizes(setting)
     contenders, peak = {}, {}
     for side in ("official code", "autocast", "bf16"):
@@ -150,7 +151,7 @@ def step(setting: Setting) -> list[Row]:
 
 
 CASES: dict[str, Callable[[Setting], list[Row]]] = {
-    "branches": branches,  # first: what is wrong is not timed
+    "branches": branches,  # first, as timings of wrong results mean nothing
     "step": step,
     "momentum": partial(pretrain.momentum, device="cuda", goal=15.0),
     "grouped_bn": partial(pretrain.grouped_bn, device="cuda"),

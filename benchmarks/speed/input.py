@@ -1,4 +1,4 @@
-"""The input pipeline: two augmented views of a JPEG, in one process and thread."""
+"""Speed of the input pipeline: two augmented views of a JPEG, in one process and thread."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +17,7 @@ BATCH = 16
 
 
 def views(setting: Setting) -> list[Row]:
-    """From files to two normalized views; ours also without the colors, a device's part."""
+    """Measure files to two normalized views; ours also without colors, which a GPU can apply."""
     rows, root = [], photographs(setting)
     paths = find_images(root)
     W, H = np.mean([Image.open(path).size for path in paths], axis=0)
@@ -51,11 +51,11 @@ def photographs(setting: Setting) -> Path:
 
 
 def write_image(path: Path, size: tuple[int, int], seed: int) -> None:
-    """Write a JPEG file of a photograph's spectrum, of `size` (width, height)."""
+    """Write noise with the spectrum of a photograph as a JPEG file of `size` (width, height)."""
     W, H = size
     frequencies = np.hypot(np.fft.fftfreq(H)[:, None], np.fft.rfftfreq(W))
     noise = np.random.default_rng(seed).normal(size=(3, H, W))
-    noise[1:] = 0.3 * noise[1:] + noise[:1]  # channels that resemble each other
+    noise[1:] = 0.3 * noise[1:] + noise[:1]  # correlated channels
     spectrum = np.fft.rfft2(noise) / np.maximum(frequencies, 1 / W) ** 1.2
     spectrum[:, 0, 0] = 0
     shape = np.fft.irfft2(spectrum, s=(H, W))
@@ -64,7 +64,7 @@ def write_image(path: Path, size: tuple[int, int], seed: int) -> None:
 
 
 def our_loader(root: Path, aug: Augmentation, *, with_colors: bool) -> None:
-    """Make two views of every image as pre-training does."""
+    """Make two views of every image with pre-training's data pipeline."""
     images = open_images(root)
     views = Views(images, aug, seed=0)
     for first in range(0, len(images), BATCH):

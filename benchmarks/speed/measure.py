@@ -1,4 +1,4 @@
-"""Interleaved timings on a machine that others use, too, and tables of them in Markdown."""
+"""Interleaved timings on a shared machine, and Markdown tables of them."""
 
 import shlex
 import sys
@@ -14,9 +14,9 @@ from tabulate import tabulate
 from moco.common.run import provenance
 
 ROOT = Path(__file__).resolve().parents[2]
-BLOCK_SECONDS = 0.1  # short calls are repeated in each round until they take that long
+BLOCK_SECONDS = 0.1  # a round repeats short calls until they take this long
 HEADERS = ("what", "ours", "reference", "measured", "goal", "met")
-# Formats of the value and the goal. times: reference ÷ ours; share: ours ÷ reference; error: ours.
+# Formats of value and goal by kind. times: reference ÷ ours; share: ours ÷ reference; error: ours.
 FORMATS = {
     "times": ("{:.4g} x", ">= {:g} x"),
     "share": ("{:.3f} of it", "<= {:g}"),
@@ -26,28 +26,28 @@ Row = tuple[str, ...]
 
 
 class Setting(NamedTuple):
-    """Where and how to measure."""
+    """Options of a measurement."""
 
-    scratch: Path  # for generated files
+    scratch: Path  # folder for generated files
     rounds: int
     quick: bool  # tiny sizes, for a smoke test
     images: str | None = None  # folder with JPEG images; None: generate them
 
 
 class Timing(NamedTuple):
-    """The time of a call."""
+    """Time of one call."""
 
     seconds: float
-    noise: float  # by which share the second fastest round took longer
+    noise: float  # relative difference of the second fastest round
 
 
 def interleaved(
     contenders: Mapping[str, Callable[[], object]], rounds: int, device: str = "cpu"
 ) -> dict[str, Timing]:
-    """Time all contenders in turn, in every round, after one call of each.
+    """Time all contenders alternately in every round, after one warm-up call of each.
 
-    On a CPU the fastest round in CPU time, as whatever else the machine does can only add to it;
-    on a GPU the median by CUDA events.
+    The result is the fastest round in CPU time on a CPU, as other load can only add to it, and the
+    median by CUDA events on a GPU.
     """
     clock, pick = (_cpu_seconds, min) if device == "cpu" else (_gpu_seconds, median)
     for run in contenders.values():
@@ -86,7 +86,7 @@ def row(
     unit: str = "s",
     noise: float | None = None,
 ) -> Row:
-    """Format a comparison of numbers in `unit`; `goal` is one of the value that `kind` selects."""
+    """Format a comparison of numbers in `unit`; `goal` bounds the value that `kind` selects."""
     values = {"times": reference / (ours or 1e-30), "share": ours / (reference or 1e-30)}
     value = values.get(kind, ours)
     value_format, goal_format = FORMATS[kind]
@@ -106,7 +106,7 @@ def compare(
     goal: float | None = None,
     kind: str = "times",
 ) -> Row:
-    """Compare two of the timed sides; the noise is the larger one of the two."""
+    """Compare two of the timed sides; the noise is the larger of the two."""
     a, b = sides[ours], sides[reference]
     return row(what, a.seconds, b.seconds, reference, goal, kind, noise=max(a.noise, b.noise))
 
@@ -118,7 +118,7 @@ def _quantity(number: float, unit: str) -> str:
 
 
 def section(rows: Sequence[Row], rounds: int) -> str:
-    """Format when, by which command, where and with which versions the rows were measured."""
+    """Format the table of rows, with date, command, hardware and versions of the measurement."""
     facts = provenance()
     command = shlex.join(["python", "-m", "benchmarks.speed", *sys.argv[1:]])
     cpu, gpus = facts["hardware"]["cpu"], ", ".join(facts["hardware"]["gpus"]) or "none"
@@ -132,7 +132,7 @@ def section(rows: Sequence[Row], rounds: int) -> str:
 
 
 def insert(page: str, name: str, text: str) -> str:
-    """Replace what is between the markers of `name`, which are appended where there are none."""
+    """Replace the text between the markers of `name`, which are appended if the page has none."""
     first, last = f"<!-- {name} -->", f"<!-- end of {name} -->"
     if first not in page:
         page = f"{page}\n{first}\n{last}\n"

@@ -1,4 +1,4 @@
-"""Pre-training against the official code: loss, step, momentum update, grouped BN.
+"""Speed of pre-training against the official code: loss, step, momentum update, grouped BN.
 
 N batch, C dimension, K length of the queue, P crop size in pixels.
 """
@@ -23,19 +23,19 @@ DIM, M, T, LR = 128, 0.999, 0.07, 0.03
 
 
 def sizes(setting: Setting) -> tuple[int, int, int, int]:
-    """N, K and P of the paper's recipe, N of the steps that are timed on a CPU."""
+    """Return N, K and P of the paper's recipe, and N of the steps that are timed on a CPU."""
     return (8, 64, 32, 4) if setting.quick else (256, 65536, 224, 16)
 
 
 def build_encoder(setting: Setting, arch: str, device: str) -> tuple[EncoderSpec, nn.Module]:
-    """An encoder with a linear head, the same weights each time."""
+    """Build an encoder with a linear head, with the same weights in every call."""
     torch.manual_seed(0)
     spec = EncoderSpec("resnet10", width=0.125) if setting.quick else EncoderSpec(arch)
     return spec, encoder.build_encoder(spec, DIM, mlp=False).to(device)
 
 
 class OurStep:
-    """The training step of one process as in pre-training; autocast to `dtype`, None: float32."""
+    """Pre-training step of one process, with autocast to `dtype` or in float32."""
 
     def __init__(self, network: nn.Module, K: int, dtype: torch.dtype | None = None) -> None:
         device = next(network.parameters()).device
@@ -45,7 +45,7 @@ class OurStep:
         self._dtype, self._device = dtype, device
 
     def __call__(self, x_q: Tensor, x_k: Tensor, plan: Tensor) -> Tensor:
-        """See `benchmarks.speed.reference.Step`."""
+        """Do one step, as `benchmarks.speed.reference.Step` does."""
         x_q, x_k = (x.contiguous(memory_format=torch.channels_last) for x in (x_q, x_k[plan]))
         images = torch.arange(len(x_q))
         with torch.autocast(self._device.type, self._dtype, enabled=self._dtype is not None):
@@ -61,7 +61,7 @@ class OurStep:
 def build_step(
     setting: Setting, side: str, N: int, P: int, arch: str = "resnet50", device: str = "cpu"
 ) -> Callable[[], Tensor]:
-    """Build a step on N random images: the official code's, the same in autocast, bf16 or fp32."""
+    """Build a step on N random images: the official code's, its autocast, our bf16 or our fp32."""
     spec, network = build_encoder(setting, arch, device)
     K, dtype = sizes(setting)[1], torch.bfloat16 if side in ("bf16", "autocast") else None
     x_q, x_k = (torch.randn(N, 3, P, P, device=device) for _ in range(2))
@@ -76,7 +76,7 @@ def build_step(
 
 
 def loss(setting: Setting) -> list[Row]:
-    """Loss, accuracy and the queries' gradient."""
+    """Measure the loss, the accuracy and the gradient of the queries, and check its error."""
     N, K = sizes(setting)[:2]
     queue, q = (F.normalize(torch.randn(n, DIM), dim=1) for n in (K, N))
     queue, k = queue.T.contiguous(), F.normalize(q + 0.1 * torch.randn(N, DIM), dim=1)
@@ -104,7 +104,7 @@ def loss(setting: Setting) -> list[Row]:
 
 
 def step(setting: Setting) -> list[Row]:
-    """Whole steps of two networks."""
+    """Measure whole steps of two networks."""
     rows, (N, K, P, step_n) = [], sizes(setting)
     for arch, n, px, goals in (
         ("resnet50", step_n, P, {"bf16": 2.5, "fp32": 1.12}),
@@ -118,7 +118,7 @@ def step(setting: Setting) -> list[Row]:
 
 
 def momentum(setting: Setting, device: str = "cpu", goal: float = 2.2) -> list[Row]:
-    """The momentum update."""
+    """Measure the momentum update."""
     model = OurStep(build_encoder(setting, "resnet50", device)[1], sizes(setting)[1]).model
     empty = Passes([], [], torch.arange(0), 0.0)
     contenders: dict[str, Callable[[], object]] = {
@@ -130,7 +130,7 @@ def momentum(setting: Setting, device: str = "cpu", goal: float = 2.2) -> list[R
 
 
 def grouped_bn(setting: Setting, device: str = "cpu") -> list[Row]:
-    """Groups of BN: forward and backward, in both memory layouts."""
+    """Measure grouped BN, forward and backward, in both memory layouts."""
 
     def run(layer: nn.Module, x: Tensor, upstream: Tensor) -> None:
         layer.to(device)(x).backward(upstream)
@@ -148,5 +148,5 @@ def grouped_bn(setting: Setting, device: str = "cpu") -> list[Row]:
     return rows
 
 
-# The loss first: later the official code's large tensors would take pages that were freed.
+# The loss is first: later, the official code's large tensors would reuse freed pages.
 CASES = {"loss": loss, "step": step, "momentum": momentum, "grouped_bn": grouped_bn}

@@ -1,8 +1,8 @@
-"""A plain transcription of the official MoCo code (facebookresearch/moco), the other side.
+"""Reference implementation: a plain transcription of the official code (facebookresearch/moco).
 
-Loader: torchvision's transforms on PIL images, one after the other. Step: float32 in the default
-memory layout, einsum logits, a copy of the queue, cross-entropy, a Python loop for the momentum
-update. The tests compare it with ours.
+The loader applies torchvision's transforms to one PIL image after the other. The step is in float32
+and the default memory layout, with einsum logits, a copy of the queue, cross-entropy, and a Python
+loop for the momentum update. The tests compare it with this project's.
 
 N batch, C dimension, K length of the queue.
 """
@@ -22,7 +22,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def transform(kind: str, crop_px: int = 224) -> T.Compose:
-    """The augmentation `v1` or `v2` (--aug-plus)."""
+    """Return the augmentation `v1` or `v2` (--aug-plus)."""
     crop = T.RandomResizedCrop(crop_px, scale=(0.2, 1.0))
     gray = T.RandomGrayscale(p=0.2)
     if kind == "v1":
@@ -36,12 +36,12 @@ def transform(kind: str, crop_px: int = 224) -> T.Compose:
 
 
 def blur(image: Image.Image) -> Image.Image:
-    """PIL's blur with a random radius."""
+    """Blur with a random radius."""
     return image.filter(ImageFilter.GaussianBlur(radius=random.uniform(0.1, 2.0)))
 
 
 def loader(root: str, kind: str, batch: int) -> "DataLoader[tuple[list[Tensor], Tensor]]":
-    """Batches of two views (N, 3, 224, 224) each, made in this process."""
+    """Return a loader of two views (N, 3, 224, 224), which works in this process."""
     once = transform(kind)
     dataset = ImageFolder(root, lambda image: [once(image), once(image)])
     return DataLoader(dataset, batch_size=batch)
@@ -50,7 +50,7 @@ def loader(root: str, kind: str, batch: int) -> "DataLoader[tuple[list[Tensor], 
 def loss_and_accuracy(
     q: Tensor, k: Tensor, queue: Tensor, T: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss, and the percentage of queries whose positive is first, or among the first five."""
+    """Compute the loss, and the top-1 and top-5 accuracy in percent of the positives."""
     positive = torch.einsum("nc,nc->n", [q, k]).unsqueeze(-1)
     negative = torch.einsum("nc,ck->nk", [q, queue.clone().detach()])
     logits = torch.cat([positive, negative], dim=1)  # (N, 1 + K)
@@ -66,17 +66,21 @@ def loss_and_accuracy(
 
 @torch.no_grad()
 def momentum_update(encoder_k: nn.Module, encoder_q: nn.Module, m: float) -> None:
-    """One parameter after the other, each into a new tensor."""
+    """Update the key encoder, one parameter after the other, each in a new tensor."""
     for q, k in zip(encoder_q.parameters(), encoder_k.parameters(), strict=True):
         k.data = k.data * m + q.data * (1.0 - m)
 
 
 class Step:
-    """The training step of one process; the key encoder follows at the start of the next step.
+    """Training step of one process, with the momentum update at its start.
 
     Args:
-        encoder: images → (N, C); becomes the query encoder.
-        autocast: to this dtype; None as the official code.
+        encoder: Network from images to (N, C), which becomes the query encoder.
+        queue: Keys (C, K).
+        m: Momentum of the key encoder.
+        T: Temperature.
+        lr: Learning rate.
+        autocast: Autocast dtype; None: float32, as in the official code.
     """
 
     def __init__(
@@ -94,7 +98,7 @@ class Step:
         self._optimizer = torch.optim.SGD(encoder.parameters(), lr, momentum=0.9, weight_decay=1e-4)
 
     def __call__(self, x_q: Tensor, x_k: Tensor, plan: Tensor) -> Tensor:
-        """The loss for two views (N, 3, H, W); `plan` (N,) is the order of the keys in BN."""
+        """Return the loss of two views (N, 3, H, W); `plan` (N,) is the order of the keys in BN."""
         device = x_q.device.type
         with torch.autocast(device, self._autocast, enabled=self._autocast is not None):
             q = F.normalize(self.encoder_q(x_q), dim=1)
@@ -103,7 +107,7 @@ class Step:
                 k = F.normalize(self.encoder_k(x_k[plan]), dim=1)
                 k = k[torch.argsort(plan)]
             loss, _, _ = loss_and_accuracy(q, k, self.queue, self._T)
-            start = int(self.pointer)  # over the oldest keys; N divides K
+            start = int(self.pointer)  # the new keys replace the oldest; N divides K
             self.queue[:, start : start + len(k)] = k.T
             self.pointer[0] = (start + len(k)) % self.queue.shape[1]
         self._optimizer.zero_grad()

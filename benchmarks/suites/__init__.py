@@ -1,1 +1,1 @@
-"""Suites of runs: files, folders, checks, the scheduler and its executors."""
+"""Suites of runs: files, the plan, folders, checks, the runner and its executors."""

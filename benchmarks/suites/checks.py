@@ -1,8 +1,8 @@
-"""Everything that can be wrong with a suite's runs, found before the first one starts.
+"""Checks of a suite's runs, made before the first one starts.
 
-A detection run is checked by what train_net itself checks (`detection.config.task.load_task`):
-configuration, weights, their input contract, every dataset. What is found is listed together, one
-line each. This imports torch and may hold a dataset's annotations for a moment, so the command
+A detection run is checked by the function that train_net calls (`detection.config.task.load_task`):
+configuration, weights, their input contract, every dataset. All problems are listed together, one
+line each. A check imports torch and may hold a dataset's annotations for a moment, so the command
 calls `check` in a process of its own.
 """
 
@@ -15,7 +15,21 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.suites.keep import Checkpoints
-from benchmarks.suites.suite import DETECTION, LINEAR, MOCO, RunSpec, SuiteTask
+from benchmarks.suites.suite import (
+    CHOOSE,
+    CONVERT,
+    DETECTION,
+    DRAW,
+    KNN,
+    LINEAR,
+    MOCO,
+    POINT,
+    PRETRAIN,
+    SHRINK,
+    RunSpec,
+    SuiteTask,
+    steps_in,
+)
 from benchmarks.suites.suite_file import refuse_per_run
 from moco.common.cfgnode import split_assignments
 from moco.common.command import RANDOM
@@ -26,18 +40,20 @@ if TYPE_CHECKING:
     from torch import nn
 
 DATASETS_VARIABLE = "DETECTRON2_DATASETS"
+_DETECTION = (DETECTION, POINT)
+_UNCHECKED = (DRAW, SHRINK, CONVERT, KNN, CHOOSE)  # read only products of other runs
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What a check found.
+    """Result of `check`.
 
     Attributes:
-        problems: one line each; nothing may start while there is one.
-        notes: what a reader of the numbers should know, one line each.
-        iterations: (task, engine, init) → length of the run, where it is known.
-        hardware: of this machine as run records have it.
-        checkpoints: (task, engine, init) → what such a run writes, where that is known.
+        problems: One line each; no run may start while there is one.
+        notes: Facts that a reader of the numbers should know, one line each.
+        iterations: (task, engine, init) → length of the run, if it is known.
+        hardware: This machine's hardware, in the form of run records.
+        checkpoints: (task, engine, init) → checkpoints of such a run, if they are known.
     """
 
     problems: tuple[str, ...] = ()
@@ -48,45 +64,50 @@ class Findings:
 
 
 def check(specs: Sequence[RunSpec], on_gpus: bool) -> Findings:
-    """Check one run of each (task, engine, init) of `specs`: all trials are alike.
+    """Check one run of each (task, engine, init) of `specs`, as its trials differ in the seed only.
 
     Args:
-        on_gpus: whether the runs will see GPUs.
+        specs: Runs that are not done.
+        on_gpus: Whether the runs will see GPUs.
     """
     if not on_gpus:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch is imported
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch looks for a GPU
     warnings.simplefilter("ignore", FutureWarning)  # about Detectron2's own source
     from moco.common.run import provenance
 
     trials: dict[tuple[str, str, str], RunSpec] = {}
     for spec in specs:
+        if spec.program in _UNCHECKED:
+            continue
+        if steps_in([spec.weights]):  # a step has yet to make them
+            spec = replace(spec, weights=RANDOM)
         trials.setdefault((spec.task, spec.engine, spec.init), spec)
     found = {key: _outcome(spec) for key, spec in trials.items()}
     sound = {key: each for key, each in found.items() if not each.problem}
-    problems: dict[str, list[str]] = {}  # what → which
+    problems: dict[str, list[str]] = {}  # problem → runs that have it
     for (task, engine, init), each in found.items():
         if each.problem:
-            who = f"{task} from {init}" + ("" if engine == MOCO else f" ({engine})")
-            problems.setdefault(each.problem, []).append(who)
-    read = {(task, engine) for task, engine, _ in sound}  # data and keys, to the end
+            which = f"{task} from {init}" + ("" if engine == MOCO else f" ({engine})")
+            problems.setdefault(each.problem, []).append(which)
+    read = {(task, engine) for task, engine, _ in sound}  # their data and keys are checked
     for (task, engine), spec in {(s.task, s.engine): s for s in trials.values()}.items():
-        if spec.program != DETECTION or (task, engine) in read:
+        if spec.program not in _DETECTION or (task, engine) in read:
             continue
-        # Bad weights end a check before the data is looked at.
+        # Bad weights end a check before it reads the data.
         if problem := _outcome(replace(spec, weights=RANDOM)).problem:
-            which = problems.setdefault(problem, [])
-            if not any(name.startswith(f"{task} from") for name in which):
-                which.append(task)
-    lines = [f"{first_few(which, 3)}: {what}" for what, which in problems.items()]
-    called, noted = (defaultdict[str, dict[str, None]](dict) for _ in range(2))  # in order
+            names = problems.setdefault(problem, [])
+            if not any(name.startswith(f"{task} from") for name in names):
+                names.append(task)
+    lines = [f"{first_few(names, 3)}: {problem}" for problem, names in problems.items()]
+    titled, noted = (defaultdict[str, dict[str, None]](dict) for _ in range(2))  # ordered sets
     for (task, _, _), each in sound.items():
-        called[each.called][task] = None
+        titled[each.title][task] = None
         for note in each.notes:
             noted[note][task] = None
     lines += [
         f"{' and '.join(tasks)}: both would be {name} in the tables; give one of them a file (or "
         "TASK) of its own name"
-        for name, tasks in called.items()
+        for name, tasks in titled.items()
         if len(tasks) > 1
     ]
     return Findings(
@@ -100,68 +121,71 @@ def check(specs: Sequence[RunSpec], on_gpus: bool) -> Findings:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """A run as its check found it.
+    """Result of the check of one run.
 
     Attributes:
-        problem: why it would not start; empty: it would.
-        iterations: its length; 0: it is not known.
-        checkpoints: what it writes; None: that is not known.
-        notes: what a reader of its numbers should know.
-        called: the name of its task in tables.
+        problem: Reason why it would fail; empty if it would not.
+        iterations: Length of the run; 0 if unknown.
+        checkpoints: Checkpoints that it writes; None if unknown.
+        notes: Facts that a reader of its numbers should know.
+        title: Name of its task in tables.
     """
 
     problem: str = ""
     iterations: int = 0
     checkpoints: Checkpoints | None = None
     notes: tuple[str, ...] = ()
-    called: str = ""
+    title: str = ""
 
 
 def _outcome(spec: RunSpec) -> _Outcome:
+    checks = {DETECTION: _check_detection, POINT: _check_detection, PRETRAIN: _check_pretraining}
     try:
-        return (_check_detection if spec.program == DETECTION else _check_moco)(spec)
+        return checks.get(spec.program, _check_moco)(spec)
     except UserError as error:
         problem = str(error)
-    except Exception as error:  # a check that fails is a run that would
+    except Exception as error:  # the run would raise it, too
         problem = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     known = _Outcome()
-    if spec.program == DETECTION:
-        with suppress(Exception):  # it is the keys or the weights, not the data
+    if spec.program in _DETECTION:
+        with suppress(Exception):  # then the keys or the weights are wrong, not the data
             known = _without_data(spec)
     return replace(known, problem=problem)
 
 
 def command_keys(spec: RunSpec) -> list[str]:
-    """The `KEY VALUE` arguments of a run's overrides, with the data's folder filled in."""
+    """Return the `KEY VALUE` arguments of a run's overrides, with the folder of datasets."""
     return [part for key, text in spec.overrides for part in (key, with_datasets_folder(text))]
 
 
 def with_datasets_folder(text: str) -> str:
-    """A value with the folder of datasets in the place of its variable."""
+    """Replace `$DETECTRON2_DATASETS` in a value by the folder of datasets."""
     root = os.path.expanduser(os.environ.get(DATASETS_VARIABLE, "datasets"))
     return text.replace(f"${DATASETS_VARIABLE}", root)
 
 
 def option_pairs(
-    suite_tasks: Sequence[SuiteTask], arguments: Sequence[str]
+    suite_tasks: Sequence[SuiteTask], arguments: Sequence[str], where: str = "--opts"
 ) -> dict[str, list[tuple[str, str]]]:
-    """`--opts KEY VALUE ...` by program: each key goes to the programs that know it.
+    """Split `--opts KEY VALUE ...` by program: each key goes to the programs that have it.
+
+    Messages call the arguments `where`.
 
     Raises:
-        UserError: a key without a value, or a key that no program of the suite knows.
+        UserError: If a key has no value, or no program of the suite has the key.
     """
     opts = split_assignments(arguments)
     if len(opts) % 2:
-        raise UserError(f"--opts: {opts[-1]!r} has no value; overrides are KEY VALUE pairs")
+        raise UserError(f"{where}: {opts[-1]!r} has no value; overrides are KEY VALUE pairs")
     known = {task.program: _known_keys(task.program) for task in suite_tasks}
     pairs: dict[str, list[tuple[str, str]]] = {program: [] for program in known}
     for key, value in zip(opts[::2], opts[1::2], strict=True):
-        refuse_per_run("--opts", key)
+        refuse_per_run(where, key)
         takers = [program for program, knows in known.items() if knows(key)]
         if not takers:
             raise UserError(
-                f"--opts: unknown key {key}; the suite's programs ({', '.join(known)}) have no "
-                "such key"
+                f"{where}: got the unknown key {key}; none of the suite's programs "
+                f"({', '.join(known)}) has it"
             )
         for program in takers:
             pairs[program].append((key, value))
@@ -170,9 +194,9 @@ def option_pairs(
 
 def _known_keys(program: str) -> Callable[[str], bool]:
     if program == DETECTION:
-        from detection.config.keys import DEFAULTS
+        from detection.config.keys import KEYS
 
-        return lambda key: key in DEFAULTS or "DENSEPOSE" in key
+        return lambda key: key in KEYS.names or "DENSEPOSE" in key
     from moco.classification.config import default_cfg
     from moco.common.cfgnode import flatten
 
@@ -192,27 +216,31 @@ def _check_detection(spec: RunSpec) -> _Outcome:
     from detection.engine.job import Processes, check_processes
     from detection.train_net import choose_engine
 
-    choose_engine(spec.engine)  # a Detectron2 that is installed may be broken
+    choose_engine(spec.engine)  # an installed Detectron2 may fail to import
+    if steps_in(value for _, value in spec.overrides):  # a step has yet to make the data
+        return replace(_without_data(spec), title=spec.task)
     processes = max(spec.gpus, 1)
-    # OUTPUT_DIR stays the default one: it is named in a message at most, and nothing is written.
+    # OUTPUT_DIR keeps its default: only messages name it, and nothing is written.
     task = load_task(str(spec.config), _options(spec), spec.engine, num_processes=processes)
     check_processes(task.cfg, Processes(processes))
     notes = [note for note in task.notes if not note.startswith(("MODEL.WEIGHTS", "weights "))]
-    # Points of a grid are in no table.
-    tuning = task.cfg.DATASETS.PART == TUNE
-    called = f"{task.name}{spec.task * tuning} on {task.test.name}"
-    return replace(_length(task.cfg, spec.engine), notes=tuple(notes), called=called)
+    # No table has the points of a grid, which share their task's name.
+    point = spec.task if task.cfg.DATASETS.PART == TUNE else ""
+    title = f"{task.name}{point} on {task.test.name}"
+    return replace(_length(task.cfg, spec.engine), notes=tuple(notes), title=title)
 
 
 def _without_data(spec: RunSpec) -> _Outcome:
-    """Say how long a detection is; of custom data not what it writes, as that needs the classes."""
+    """Determine a detection run's length without reading its data.
+
+    The checkpoints of a custom dataset stay unknown, as their size depends on its classes.
+    """
     from detection.config.task import keys_without_data
-    from detection.datasets.coco import custom_names
+    from detection.datasets import custom_keys
 
     cfg = keys_without_data(str(spec.config), _options(spec), spec.engine, max(spec.gpus, 1))
     known = _length(cfg, spec.engine)
-    own = cfg.DATASETS.VOC_DIR or custom_names(cfg)
-    return replace(known, checkpoints=None) if own else known
+    return replace(known, checkpoints=None) if custom_keys(cfg.DATASETS) else known
 
 
 def _options(spec: RunSpec) -> list[str]:
@@ -220,7 +248,10 @@ def _options(spec: RunSpec) -> list[str]:
 
 
 def _length(cfg: "CfgNode", engine: str) -> _Outcome:
-    """Iterations, and checkpoints: the network, and a momentum for every trained parameter."""
+    """Return the iterations and checkpoints of a configuration.
+
+    A checkpoint holds the network and a momentum for every trained parameter.
+    """
     import torch
 
     from detection.config.engines import find_engine
@@ -228,7 +259,7 @@ def _length(cfg: "CfgNode", engine: str) -> _Outcome:
     iterations = int(cfg.SOLVER.MAX_ITER)
     cfg = cfg.clone()
     cfg.defrost()
-    cfg.MODEL.DEVICE = "meta"  # shapes alone
+    cfg.MODEL.DEVICE = "meta"  # the size needs only the shapes
     with torch.device("meta"), _without_initialization():
         size = _saved_bytes(find_engine(engine).build_model(cfg))
     number = 1 + iterations // cfg.SOLVER.CHECKPOINT_PERIOD
@@ -236,10 +267,10 @@ def _length(cfg: "CfgNode", engine: str) -> _Outcome:
 
 
 def _without_initialization() -> AbstractContextManager[Any]:
-    """While active, random numbers are not sampled: on meta, torch would import its compiler."""
+    """Return a context in which initializers do nothing: on meta, torch imports its compiler."""
     from torch.overrides import TorchFunctionMode
 
-    class Without(TorchFunctionMode):
+    class NoInitialization(TorchFunctionMode):
         def __torch_function__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
@@ -248,12 +279,20 @@ def _without_initialization() -> AbstractContextManager[Any]:
                 return args[0] if args else named["tensor"]
             return func(*args, **named)
 
-    return Without()
+    return NoInitialization()
 
 
 def _saved_bytes(model: "nn.Module") -> int:
     trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     return trained + sum(t.numel() * t.element_size() for t in model.state_dict().values())
+
+
+def _check_pretraining(spec: RunSpec) -> _Outcome:
+    from moco.pretraining.config import check_processes, load_pretrain_cfg
+
+    cfg = load_pretrain_cfg(str(spec.config), command_keys(spec))
+    check_processes(cfg, max(spec.gpus, 1))
+    return _Outcome(iterations=cfg.SOLVER.MAX_ITERS, title=spec.task)
 
 
 def _check_moco(spec: RunSpec) -> _Outcome:
@@ -289,8 +328,8 @@ def _check_moco(spec: RunSpec) -> _Outcome:
             f"{cfg.DATA.ROOT}: {len(sets.train)} images are less than one batch of {batch}"
         )
     steps = cfg.SOLVER.MAX_EPOCHS * (len(sets.train) // batch)
-    called = f"{cfg.TASK or spec.program}_{weights.spec.name}"
-    with torch.device("meta"), _without_initialization():  # shapes alone
+    title = f"{cfg.TASK or spec.program}_{weights.spec.name}"
+    with torch.device("meta"), _without_initialization():  # the size needs only the shapes
         model = build_classifier(replace(weights, state=None), len(sets.classes), protocol)
     written = Checkpoints(_saved_bytes(model), min(cfg.CHECKPOINT.KEEP, cfg.SOLVER.MAX_EPOCHS))
-    return _Outcome(iterations=steps, checkpoints=written, called=called)
+    return _Outcome(iterations=steps, checkpoints=written, title=title)

@@ -1,10 +1,11 @@
-"""Digests of custom datasets: equal files are the same data wherever they are.
+"""Digests of custom datasets: equal files have the same digest wherever they are.
 
-The digest of a folder is of the relative names of all files, of the bytes of annotations and lists
-(`*.xml`, `*.txt`, `*.json`), and of the sizes of the others. Of either kind at most `MAX_FILES` are
-looked into, evenly spread over the sorted names, so that ImageNet's 1.3 million files take seconds.
-Hidden files do not count. An image that is replaced by another of the same name and size is not
-noticed. Of a file in COCO's format it is that of its bytes and of its images' folder.
+The digest of a folder covers the relative names of all files, the bytes of annotations and lists
+(`*.xml`, `*.txt`, `*.json`), and the sizes of the others. At most `MAX_FILES` of either kind are
+inspected, evenly spread over the sorted names, so that ImageNet's 1.3 million files take seconds.
+Hidden files are ignored. An image that is replaced by another of the same name and size is not
+noticed. The digest of a file in COCO's format covers its bytes and the folder of its images, that
+of a data.yaml its bytes and its folder.
 """
 
 import functools
@@ -13,48 +14,52 @@ import math
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
 
+from benchmarks.report.keys import names_where
 from benchmarks.suites.checks import with_datasets_folder
-from benchmarks.suites.suite import Suite, SuiteTask, all_keys
+from benchmarks.suites.suite import Suite, all_keys, step_keys
 from moco.common.errors import DataError
 from moco.common.files import files_below, sha256_file
 
-# Keys of folders and files that a task's data is read from, where it is not a known dataset. Of a
-# file in COCO's format without a folder of images it is the one where they are found.
+# Key of a file in COCO's format → key of the folder of its images, which may be left out.
 ROOTS = {f"DATASETS.COCO_{role}_JSON": f"DATASETS.COCO_{role}_ROOT" for role in ("TRAIN", "TEST")}
-FOLDERS = ("DATASETS.VOC_DIR", "DATA.ROOT", *ROOTS.values())
-FILES = (*ROOTS, "DATASETS.PART_INDEX")
 READ = (".xml", ".txt", ".json")
 MAX_FILES = 20_000
 
 
 def data_digests(suite: Suite, before: Mapping[str, str] | None) -> dict[str, str]:
-    """Task → digest of its own data; empty for a task without any.
+    """Return task or step → digest of its custom data; empty if it has none.
 
     Args:
-        before: what an earlier call on the suite's folder found. It counts for data that is not on
+        suite: Suite with the overrides of the command line.
+        before: Digests from an earlier call on the suite's folder, used for data that is not on
             this machine.
     """
     known = before or {}
-    return {task.name: task_digest(task) or known.get(task.name, "") for task in suite.tasks}
+    keys = {task.name: all_keys(task) for task in suite.tasks}
+    keys |= {step.name: step_keys(step) for step in suite.steps}
+    return {name: data_digest(own) or known.get(name, "") for name, own in keys.items()}
 
 
-def task_digest(task: SuiteTask) -> str:
-    """Hash all that a task's keys name; empty if there is nothing, or not on this machine."""
+def data_digest(keys: Mapping[str, Any]) -> str:
+    """Hash the files and folders that keys name; empty if there are none or one is missing."""
     from detection.datasets.coco import images_of  # not for the suites of known datasets
 
-    keys = all_keys(task)
-    given = {k: with_datasets_folder(str(keys[k])) for k in (*FOLDERS, *FILES) if keys.get(k)}
-    paths = {key: os.path.expanduser(path) for key, path in given.items()}
-    there = {k: (os.path.isdir if k in FOLDERS else os.path.isfile)(p) for k, p in paths.items()}
-    if not all(there.values()) or not there:
+    folders, files = names_where(data="folder"), names_where(data="file")
+    values = {k: with_datasets_folder(str(keys[k])) for k in (*folders, *files) if keys.get(k)}
+    paths = {key: os.path.expanduser(path) for key, path in values.items()}
+    exists = {k: (os.path.isdir if k in folders else os.path.isfile)(p) for k, p in paths.items()}
+    if not all(exists.values()) or not exists:
         return ""
+    if file := paths.get("DATASETS.YOLO_YAML"):
+        paths["folder of DATASETS.YOLO_YAML"] = os.path.dirname(file) or "."
     for key, root in ROOTS.items():
         if key in paths and root not in paths:
-            with suppress(DataError):  # said by the checks before the runs
+            with suppress(DataError):  # the checks before the runs report it
                 paths[root] = images_of(paths[key], key.split("_")[1])
     content = [
-        f"{key} {folder_digest(path) if key in FOLDERS else sha256_file(path)}"
+        f"{key} {folder_digest(path) if os.path.isdir(path) else sha256_file(path)}"
         for key, path in sorted(paths.items())
     ]
     return hashlib.sha256("\n".join(content).encode()).hexdigest()
@@ -62,7 +67,7 @@ def task_digest(task: SuiteTask) -> str:
 
 @functools.cache
 def folder_digest(folder: str) -> str:
-    """The digest of one folder; see the head of this file."""
+    """Compute the digest of one folder, as the module's docstring defines it."""
     names = sorted(files_below(folder))
     digest = hashlib.sha256("\n".join(names).encode(errors="surrogateescape"))
     for is_read in (True, False):
@@ -71,7 +76,7 @@ def folder_digest(folder: str) -> str:
             path = os.path.join(folder, name)
             try:
                 content = sha256_file(path) if is_read else os.stat(path).st_size
-            except OSError:  # named by the checks before the runs
+            except OSError:  # the checks before the runs report it
                 content = "unreadable"
             digest.update(f"\n{content}".encode())
     return digest.hexdigest()

@@ -1,34 +1,40 @@
-"""A suite's folder: what was requested, the copies of its weights, and its runs.
+"""Folder of a suite: the requested content, copies of the weights, and the runs.
 
-suite.json               what was requested, agreed on by every call on this folder
+suite.json               requested content; every later call on this folder has to agree with it
 inits/<name>.pth         copies of the weights, so that a run is named after its init
 runs/<task>/<init>/seed<k>-<id>/    see benchmarks/suites/runs.py
-tables/                  made at the end
+tables/                  written at the end
 """
 
 import importlib.metadata
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.suites import locks
-from benchmarks.suites.runs import Run, read_json
+from benchmarks.suites.locks import Lock
+from benchmarks.suites.runs import Run, holder_info, read_json
 from benchmarks.suites.suite import (
+    CHOOSE,
+    DETECTION,
+    POINT,
     Init,
     RunSpec,
     Suite,
     row_of,
+    steps_in,
+    with_products,
     without_places,
 )
 from moco.common.cfgnode import flatten
 from moco.common.command import RANDOM
-from moco.common.errors import DataError, UserError
+from moco.common.errors import DataError, LockedError, UserError
 from moco.common.files import (
     TEMPORARY_PREFIX,
     atomic_write,
@@ -36,33 +42,101 @@ from moco.common.files import (
     atomic_write_text,
     sha256_file,
 )
-from moco.common.pretrained import ENDINGS, ORIGIN, LocalWeights, like
+from moco.common.pretrained import ENDINGS, ORIGIN, SIDECARS, LocalWeights, like, sidecar
+from moco.common.sharded import files_of
 
 SUITE_NAME, LOCK_NAME = "suite.json", ".suite.lock"
 SCHEMA = 1
-# A later call may request more of these, never less or something else.
+# A later call may add to these, but neither remove from them nor change them.
 MAY_GROW = ("trials", "inits", "engines")
 
 
 class SuiteFolder:
-    """The paths of a suite's folder, and what its calls agree on."""
+    """Paths and content of a suite's folder."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.runs, self.tables = path, path / "runs", path / "tables"
 
-    def run(self, spec: RunSpec, argv: Callable[[], Sequence[str]] = tuple) -> Run:
-        """A run in its folder; without `argv`, only to be looked at."""
-        return make_run(spec, self.runs / spec.name, argv)
+    def run(self, spec: RunSpec, argv: Sequence[str] = ()) -> Run:
+        """Return the run of a spec; without `argv` it can be inspected, but not started."""
+        expected = {
+            "kind": spec.program,
+            "engine": spec.engine,
+            "seed": spec.seed,
+            "init": spec.init,
+            "weights_sha256": spec.weights_sha256,
+        }
+        if spec.program == POINT:
+            expected["kind"] = DETECTION
+        elif spec.is_step or spec.program == CHOOSE:
+            expected = {"kind": spec.program}
+        elif steps_in([spec.weights]):
+            del expected["weights_sha256"]  # unknown until a step has made them
+        return Run(
+            name=spec.name,
+            title=spec.title,
+            folder=self.folder_of(spec),
+            argv=argv,
+            speed_key=(spec.task, spec.engine, spec.gpus),
+            gpus=spec.gpus,
+            iterations=spec.iterations,
+            seconds_per_iteration=spec.seconds_per_iteration,
+            after=spec.after,
+            product=self.product_path(spec) if spec.makes else None,
+            expected=expected,
+            in_grid=spec.in_grid,
+        )
 
-    def lock(self) -> AbstractContextManager[None]:
-        """For what two runners must not do at the same time; held for moments."""
-        return locks.exclusive(self.path / LOCK_NAME)
+    def folder_of(self, spec: RunSpec) -> Path:
+        """Return a run's folder; the tables read those below `runs`."""
+        return (self.path / "grid" if spec.in_grid else self.runs) / spec.name
 
-    def before(self) -> dict[str, Any]:
-        """What earlier calls requested; empty for a new folder.
+    def product_path(self, spec: RunSpec) -> Path:
+        """Return the path of a run's product: `makes` of its step, or its own folder."""
+        return self.path / spec.makes if spec.makes else self.folder_of(spec)
+
+    def resolve(self, spec: RunSpec, products: Mapping[str, str]) -> RunSpec:
+        """Replace `${name}` in a run's values by the paths of the products of earlier runs."""
+        return replace(
+            spec,
+            config=Path(with_products(spec.reads, products)) if spec.reads else spec.config,
+            overrides=tuple((key, with_products(v, products)) for key, v in spec.overrides),
+            arguments=tuple(with_products(value, products) for value in spec.arguments),
+            weights=with_products(spec.weights, products),
+        )
+
+    def products(self, specs: Sequence[RunSpec]) -> dict[str, str]:
+        """Return step, or name of another run → path of its product."""
+        return {
+            spec.task if spec.is_step else spec.name: str(self.product_path(spec)) for spec in specs
+        }
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the folder's lock, as its only runner.
 
         Raises:
-            UserError: the folder is none, cannot be written, or holds something else.
+            LockedError: If another process holds it; names the process and its host.
+        """
+        path = self.path / LOCK_NAME
+        lock = Lock.take(path)
+        if lock is None:
+            holder = locks.read(path)
+            raise LockedError(
+                f"{self.path}: process {holder.get('runner', '?')} on {holder.get('host', '?')} "
+                f"has computed it since {holder.get('utc', '?')}; --status shows its progress"
+            )
+        lock.write(holder_info())
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def recorded(self) -> dict[str, Any]:
+        """Read the content that earlier calls requested; empty for a new folder.
+
+        Raises:
+            UserError: If the path is no folder, cannot be written, or holds other files.
         """
         path = self.path.absolute()
         nearest = next(place for place in (path, *path.parents) if place.exists())
@@ -83,94 +157,81 @@ class SuiteFolder:
         """Check that the folder is this suite's, or new.
 
         Args:
-            content: from `requested`.
+            content: Result of `suite_content`.
 
         Raises:
-            UserError: the folder holds something else, or was made with something else.
+            UserError: If the folder holds other files, or a suite with other content.
         """
-        if before := self.before():
+        if before := self.recorded():
             check_agreement(before, content, str(self.path))
 
-    def agree(self, content: Mapping[str, Any], specs: Sequence[RunSpec]) -> None:
-        """Make the folder this suite's, after the checks of `check`."""
-        with self.lock():
-            remove_stale(self.path)
-            self.check(content)
-            runs = json.loads(json.dumps([asdict(spec) for spec in specs], default=str))
-            after = {**content, "schema": SCHEMA, "runs": runs}
-            if after != self.before():
-                atomic_write_json(self.path / SUITE_NAME, after)
+    def write(self, content: Mapping[str, Any], specs: Sequence[RunSpec]) -> None:
+        """Check the folder, and write `suite.json`; the caller holds its lock."""
+        remove_stale(self.path)
+        self.check(content)
+        runs = json.loads(json.dumps([asdict(spec) for spec in specs], default=str))
+        after = {**content, "schema": SCHEMA, "runs": runs}
+        if after != self.recorded():
+            atomic_write_json(self.path / SUITE_NAME, after)
 
     def read(self) -> tuple[dict[str, Any], tuple[RunSpec, ...]]:
-        """What `suite.json` says, and its runs.
+        """Read `suite.json`: its content, and its runs.
 
         Raises:
-            UserError: there is none, or it is of another version.
+            UserError: If there is none, or it has another version.
         """
         path = self.path / SUITE_NAME
         content = read_json(path)
         if not content:
-            raise UserError(f"{path}: no suite was started here; give --output of one that was")
+            raise UserError(f"{path}: no suite was started here; give the --output of one that was")
         if content.get("schema") != SCHEMA:
             raise UserError(f"{path}: schema: got {content.get('schema')}, expected {SCHEMA}")
         specs = []
         for run in content["runs"]:
-            pairs = tuple((key, value) for key, value in run["overrides"])
-            specs.append(RunSpec(**run | {"config": Path(run["config"]), "overrides": pairs}))
+            tuples = {"overrides": tuple((key, value) for key, value in run["overrides"])}
+            tuples |= {name: tuple(run[name]) for name in ("after", "arguments")}
+            config = run["config"] and Path(run["config"])
+            specs.append(RunSpec(**run | {"config": config} | tuples))
         return content, tuple(specs)
 
-    def data_before(self) -> dict[str, str] | None:
-        """Task → digest of its own folders of data, as the folder was made; None: it is new."""
-        tasks = self.before().get("tasks")
-        return tasks and {name: str(task.get("data", "")) for name, task in tasks.items()}
+    def recorded_data(self) -> dict[str, str] | None:
+        """Return task or step → recorded digest of its custom data; None if the folder is new."""
+        before = self.recorded()
+        made = {**before.get("steps", {}), **before.get("tasks", {})}
+        return {name: str(each.get("data", "")) for name, each in made.items()} if before else None
 
     def copy_weights(self, inits: Mapping[str, Init]) -> dict[str, str]:
-        """Init → what its runs are given: `random`, or a copy called after the init.
+        """Copy the weights into the folder, named after their inits.
 
-        A copy, since a link to where the weights are on one machine leads nowhere on another.
+        They are copied because a link to the weights of one machine is broken on another. The
+        product of a step stays in its place.
+
+        Returns:
+            Init → weights of its runs: `random`, `${step}`, or the path of the copy.
         """
-        given = {name: RANDOM for name, init in inits.items() if init.weights == RANDOM}
-        with self.lock():
-            for name in [name for name in inits if name not in given]:
-                source, sha256 = Path(inits[name].weights), inits[name].sha256
-                ending = next((end for end in ENDINGS if source.name.endswith(end)), "")
-                copy = self.path / "inits" / f"{name}{ending}"
-                if copy.is_symlink() or not copy.is_file() or sha256_file(copy) != sha256:
-                    with open(source, "rb") as file:
-                        atomic_write(copy, partial(shutil.copyfileobj, file))
-                if inits[name].origin:
-                    atomic_write_text(f"{copy}{ORIGIN}", inits[name].origin)
-                given[name] = str(copy)
-        return given
-
-
-def make_run(spec: RunSpec, folder: Path, argv: Callable[[], Sequence[str]]) -> Run:
-    """What a suite wants to be computed as a run on disk."""
-    return Run(
-        name=spec.name,
-        title=spec.title,
-        folder=folder,
-        argv=argv,
-        speed_key=(spec.task, spec.engine, spec.gpus),
-        gpus=spec.gpus,
-        iterations=spec.iterations,
-        seconds_per_iteration=spec.seconds_per_iteration,
-        expected={
-            "kind": spec.program,
-            "engine": spec.engine,
-            "seed": spec.seed,
-            "init": spec.init,
-            "weights_sha256": spec.weights_sha256,
-        },
-    )
+        weights = {name: init.weights for name, init in inits.items() if init.sha256 is None}
+        for name in [name for name in inits if name not in weights]:
+            source, sha256 = Path(inits[name].weights), inits[name].sha256
+            ending = next((end for end in ENDINGS if source.name.endswith(end)), "")
+            copy = self.path / "inits" / f"{name}{ending}"
+            if copy.is_symlink() or not copy.is_file() or sha256_file(copy) != sha256:
+                with open(source, "rb") as file:
+                    atomic_write(copy, partial(shutil.copyfileobj, file))
+            if inits[name].origin:
+                atomic_write_text(f"{copy}{ORIGIN}", inits[name].origin)
+            for each in SIDECARS:
+                if (metadata := sidecar(source, each)).is_file():
+                    atomic_write_text(f"{copy}.{each}", metadata.read_text(encoding="utf-8"))
+            weights[name] = str(copy)
+        return weights
 
 
 def identify(weights: Mapping[str, LocalWeights | None]) -> dict[str, Init]:
-    """Name → init, known by the hash of the file's bytes; None is random.
+    """Hash the files of the inits; None stands for random initialization.
 
     Raises:
-        DataError: a file that does not exist; one line for all of them.
-        UserError: two pre-trainings of one row are the same bytes.
+        DataError: If files do not exist; one line names all of them.
+        UserError: If a checkpoint is in parts, or two pre-trainings of one row have the same bytes.
     """
     missing = [
         f"--init {name}={found.path}: no such file{like(str(found.path))}"
@@ -179,13 +240,11 @@ def identify(weights: Mapping[str, LocalWeights | None]) -> dict[str, Init]:
     ]
     if missing:
         raise DataError("; ".join(missing))
-    from convert.read import parts_of  # imports numpy
-
     for name, found in weights.items():
-        if found and parts_of(found.path):
+        if found and files_of(found.path):
             raise UserError(
-                f"--init {name}={found.path}: a network in parts, of which a suite would copy the "
-                "index alone; convert it first, and give what that writes"
+                f"--init {name}={found.path}: is a checkpoint in parts, of which a suite would "
+                "copy the index alone; convert it first, and give the converted file"
             )
     inits = {
         name: Init(str(found.path.resolve()), sha256_file(found.path), found.origin)
@@ -196,11 +255,13 @@ def identify(weights: Mapping[str, LocalWeights | None]) -> dict[str, Init]:
     seen: dict[tuple[str, str | None], str] = {}
     for name, init in inits.items():
         if (other := seen.setdefault((row_of(name), init.sha256), name)) != name:
-            raise UserError(f"--init: {other} and {name} are the same weights, not two trainings")
+            raise UserError(
+                f"--init: {other} and {name} are the same weights; expected two pre-trainings"
+            )
     return inits
 
 
-def requested(
+def suite_content(
     suite: Suite,
     inits: Mapping[str, Init],
     engines: Sequence[str],
@@ -209,10 +270,15 @@ def requested(
     gpus: int | None = None,
     data: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """What `suite.json` holds, for `SuiteFolder.agree`.
+    """Return the content of `suite.json`, for `SuiteFolder.write`.
 
     Args:
-        data: task → digest of its own folders of data; empty: it has none.
+        suite: Suite with the options of the command line.
+        inits: Name → init.
+        engines: Detection engines.
+        version: Version of this project.
+        gpus: Value of --gpus-per-run, if given.
+        data: Task or step → digest of its custom data; empty if it has none.
     """
     tasks: dict[str, dict[str, Any]] = {
         task.name: {
@@ -220,41 +286,45 @@ def requested(
             "program": task.program,
             "keys": without_places(dict(task.overrides)),
             "random_keys": without_places(dict(task.random_overrides)),
-            **(
-                {"init_keys": own}
-                if (own := {i: dict(p) for i, p in task.init_overrides.items()})
-                else {}
-            ),
             "engines": list(task.engines),
             "without": list(task.without),
         }
         for task in suite.tasks
     }
+    steps = {
+        step.name: {
+            "program": step.program,
+            "config": step.config and step.config.name,
+            "keys": without_places(dict(step.overrides)),
+            "arguments": list(step.arguments),
+        }
+        for step in suite.steps
+    }
     for name, digest in (data or {}).items():
         if digest:
-            tasks[name]["data"] = digest
+            (tasks if name in tasks else steps)[name]["data"] = digest
     return {
         "suite": suite.name,
         "version": version,
         "trials": {task.name: task.trials for task in suite.tasks},
         "engines": list(engines),
         "gpus_per_run": gpus,
-        "inits": {name: init.sha256 or RANDOM for name, init in inits.items()},
+        "inits": {name: init.sha256 or init.weights for name, init in inits.items()},
         "tasks": tasks,
+        **({"steps": steps} if steps else {}),
     }
 
 
 def check_agreement(before: Mapping[str, Any], now: Mapping[str, Any], where: str) -> None:
-    """Check that a later call requests what the first did; trials, inits and engines may become
-    more.
+    """Check that a later call requests the content of the first, or more trials, inits or engines.
 
     Raises:
-        UserError: the first thing in which it differs.
+        UserError: If they differ; names the first difference.
     """
-    # A whole task may be new, as the tuned ones are; what is in a task may not change.
+    # A task may be new, as the tuned ones are, but the content of a task may not change.
     known = {name: task for name, task in now["tasks"].items() if name in before["tasks"]}
     old, new = (
-        flatten({**call, "tasks": {name: _but_tuned(task) for name, task in tasks.items()}})
+        flatten({**call, "tasks": {name: _without_grid(task) for name, task in tasks.items()}})
         for call, tasks in ((before, before["tasks"]), (now, known))
     )
     for key in dict.fromkeys((*new, *old)):
@@ -267,25 +337,25 @@ def check_agreement(before: Mapping[str, Any], now: Mapping[str, Any], where: st
         if not grows:
             was, is_ = (t if len(t) <= 60 else f"{t[:12]}..." for t in (str(was), str(is_)))
             raise UserError(
-                f"{where} was made by another call ({key}: {was} before, {is_} now); repeat that "
-                "one, or choose another --output"
+                f"{where} was made by another command ({key}: {was} before, {is_} now); repeat "
+                "that command, or choose another --output"
             )
 
 
-def _but_tuned(task: Mapping[str, Any]) -> dict[str, Any]:
-    """A task without its grid and what was chosen from it: a wider grid makes other runs."""
+def _without_grid(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Remove a task's grid, which may change: a wider one has other runs."""
     keys = {key: value for key, value in task["keys"].items() if key != "SOLVER.TUNED"}
-    return {name: keys if name == "keys" else x for name, x in task.items() if name != "init_keys"}
+    return {**task, "keys": keys}
 
 
 def remove_stale(folder: Path) -> None:
-    """Remove what a killed process had not finished writing; only under the suite's lock."""
+    """Remove the unfinished files of a killed process; the caller holds the suite's lock."""
     for stale in folder.glob(f"{TEMPORARY_PREFIX}*"):
         stale.unlink(missing_ok=True)
 
 
 def project_version() -> str:
-    """Of the installed package; `source` for a tree that was not installed."""
+    """Return the version of the installed package, or `source` for a tree that is not installed."""
     try:
         return importlib.metadata.version("moco-transfer")
     except importlib.metadata.PackageNotFoundError:

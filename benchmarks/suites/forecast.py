@@ -1,4 +1,4 @@
-"""How long runs take, how much of a plan is done, and the one line that shows it."""
+"""Forecasts of a suite: seconds of a run, share of the work done, time left, progress line."""
 
 import heapq
 import math
@@ -14,14 +14,14 @@ from moco.common.progress import Bar, format_seconds
 
 
 class Estimate(NamedTuple):
-    """What a run is expected to take: its seconds, None if unknown, and how that is known."""
+    """Expected seconds of a run, None if unknown, and their source."""
 
     seconds: float | None
     source: str
 
 
 class Forecast(NamedTuple):
-    """Share of the work that is done, 0..1, and seconds until all is; infinity if unknown."""
+    """Share of the work that is done, 0..1, and seconds until the rest is, infinity if unknown."""
 
     done: float
     seconds_left: float
@@ -31,7 +31,7 @@ Speeds = dict[tuple[str, str, int], list[float]]  # `Run.speed_key` → seconds 
 
 
 def estimate(run: Run, measured: Speeds) -> Estimate:
-    """From runs with the same speed; else as stated; else unknown."""
+    """Estimate a run's seconds from measured runs of the same speed, or from the stated speed."""
     speeds = measured.get(run.speed_key)
     if run.iterations and speeds:
         seconds = run.iterations * math.fsum(speeds) / len(speeds)
@@ -41,32 +41,35 @@ def estimate(run: Run, measured: Speeds) -> Estimate:
     return Estimate(None, "unknown")
 
 
-def foresee(
+def make_forecast(
     runs: Sequence[Run], states: Mapping[str, State], measured: Speeds, parallel: int
 ) -> Forecast:
-    """How far a plan is.
+    """Forecast when the runs of a plan will be done.
 
-    A run of which nothing is known is taken to last as long as the mean of the others.
+    A run without an estimate is assumed to take the mean of the others.
 
     Args:
-        parallel: how many runs are computed at once.
+        runs: All runs of the plan.
+        states: Name → state.
+        measured: Speeds of finished runs.
+        parallel: Number of runs that are computed at once.
     """
-    # What runs tells its speed only where nothing is finished: its start and end are not in it.
+    # Finished runs come first, as the speed of a running one lacks its start and its end.
     speeds = speeds_of(runs, states, RUNNING) | measured
     seconds = {run.name: estimate(run, speeds).seconds for run in runs}
     known = [value for value in seconds.values() if value is not None]
-    usual = statistics.fmean(known) if known else None
+    mean = statistics.fmean(known) if known else None
     total = done = 0.0
     left: dict[str, float] = {}
     for run in runs:
         state, length = states.get(run.name, State(WAITING)), seconds[run.name]
-        weight = next(value for value in (length, usual, 1.0) if value is not None)
+        weight = next(value for value in (length, mean, 1.0) if value is not None)
         share = 1.0 if state.settled else run.fraction(state)
         total += weight
         done += share * weight
         if not state.settled:
             left[run.name] = weight * (1 - share)
-    if left and usual is None:
+    if left and mean is None:
         return Forecast(done / total, math.inf)
     running = [name for name in left if name in states and states[name].kind == RUNNING]
     seconds_left = time_left(runs, left, running, max(parallel, len(running), 1))
@@ -76,10 +79,10 @@ def foresee(
 def time_left(
     runs: Sequence[Run], left: Mapping[str, float], running: Collection[str], parallel: int
 ) -> float:
-    """Seconds until all runs in `left` (name → seconds of work) are done.
+    """Simulate the schedule, and return the seconds until all runs in `left` are done.
 
-    Plays the schedule forward: running ones keep their slot, others start in order when a slot is
-    free and the runs that they come after are done.
+    Running ones keep their slot; others start in order when a slot is free and the runs that they
+    depend on are done. `left` is name → seconds of work.
     """
     order = {run.name: place for place, run in enumerate(runs)}
     before = {
@@ -87,7 +90,7 @@ def time_left(
         for run in runs
         if run.name in left and run.name not in running and (undone := left.keys() & run.after)
     }
-    after = defaultdict(list)  # name → who comes after it
+    after = defaultdict(list)  # name → runs that depend on it
     for name, undone in before.items():
         for other in undone:
             after[other].append(name)
@@ -111,7 +114,7 @@ def time_left(
 
 
 def speeds_of(runs: Iterable[Run], states: Mapping[str, State], kind: str) -> Speeds:
-    """Of the runs whose `speed` is known."""
+    """Collect the known speeds of the runs in state `kind`."""
     speeds: Speeds = defaultdict(list)
     for run in runs:
         if (own := speed(run, states.get(run.name), kind)) is not None:
@@ -120,8 +123,10 @@ def speeds_of(runs: Iterable[Run], states: Mapping[str, State], kind: str) -> Sp
 
 
 def speed(run: Run, state: State | None, kind: str) -> float | None:
-    """Seconds per iteration of a run that is done, or running and a twentieth of it done by its
-    process, whichever `kind` says."""
+    """Return a run's seconds per iteration, or None if unknown or the run is not in state `kind`.
+
+    The speed of a running one is known when its process has done a twentieth of the iterations.
+    """
     if state is None or not run.iterations or state.kind != kind:
         return None
     if kind == DONE and state.iteration and state.seconds:
@@ -133,7 +138,7 @@ def speed(run: Run, state: State | None, kind: str) -> float | None:
 
 
 def summary(runs: Sequence[Run], states: Mapping[str, State]) -> str:
-    """`3/18 done, 1 failed; voc mine seed 0 45%, …`."""
+    """Format the states as `3/18 done, 1 failed; voc mine seed 0 45%, …`."""
     kinds = [state.kind for state in states.values()]
     text = f"{kinds.count(DONE)}/{len(runs)} done"
     for kind in (FAILED, QUEUED):
@@ -145,27 +150,28 @@ def summary(runs: Sequence[Run], states: Mapping[str, State]) -> str:
 
 
 class Display(Bar):
-    """How far a plan is, shown as `moco.common.progress` shows it."""
+    """Progress bar of a plan on a terminal, or lines in a log."""
 
     def __init__(self, name: str) -> None:
         bar_format = "{desc} {percentage:3.0f}%|{bar}| {elapsed}{postfix}"
         super().__init__(total=100, desc=name, bar_format=bar_format)
-        self._name, self._begun = name, (time.monotonic(), math.nan)
-        self._latest = self._begun[0], Forecast(0, math.inf)
+        self._name, self._start = name, (time.monotonic(), math.nan)  # when, share done then
+        self._latest = self._start[0], Forecast(0, math.inf)
 
     def show(self, forecast: Forecast, text: str) -> None:
+        """Show a forecast and the text of `summary`."""
         now = time.monotonic()
-        if math.isnan(self._begun[1]):
-            self._begun = now, forecast.done
+        if math.isnan(self._start[1]):
+            self._start = now, forecast.done
         if forecast != self._latest[1]:
             self._latest = now, forecast
-        # A run tells how far it is every now and then, and the time passes in between. Where it
-        # takes longer than foreseen, the rest takes as long for its share as what was done.
+        # The time left counts down between two reports of a run. When it is used up, it is
+        # extrapolated from the share that is done.
         seconds_left = forecast.seconds_left - (now - self._latest[0])
         if seconds_left <= 0:
-            share = forecast.done - self._begun[1]
+            share = forecast.done - self._start[1]
             seconds_left = (
-                (now - self._begun[0]) * (1 - forecast.done) / share if share else math.inf
+                (now - self._start[0]) * (1 - forecast.done) / share if share else math.inf
             )
         left = f"about {format_seconds(seconds_left)} left"
         if self.terminal is not None:

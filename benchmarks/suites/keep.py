@@ -1,7 +1,7 @@
-"""Which checkpoints of a suite's runs stay on disk: `--keep final`, `last` or `all`.
+"""Retention of the checkpoints of a suite's runs: `--keep final`, `last` or `all`.
 
-A run writes one every CHECKPOINT_PERIOD, 36 in the longest schedules. Only the newest is resumed
-from, and only the last one is what the tables are about.
+A run writes a checkpoint every CHECKPOINT_PERIOD, 36 in the longest schedules. A run resumes from
+the newest one, and the tables are made from the final one.
 """
 
 import math
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
 FINAL, LAST, ALL = "final", "last", "all"
 KEEP = (FINAL, LAST, ALL)
-KEEP_SECONDS = 60.0  # between two looks for checkpoints that need not be kept
-RESERVE = 2  # of a run that is not done: the newest, and the one before should that be damaged
-POINTER_NAME = "last_checkpoint"  # where all programs write the name of the newest one
+KEEP_SECONDS = 60.0  # interval between two searches for checkpoints to delete
+RESERVE = 2  # kept of an unfinished run: the newest, and the one before in case that is damaged
+POINTER_NAME = "last_checkpoint"  # all programs write the name of the newest one into this file
 _NAME = re.compile(r"model_(\d{7}|final)\.pth|checkpoint_(\d{4,})(?:_step(\d{8}))?\.pth\.tar")
 
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """What a run writes: bytes of one checkpoint, and how many are left when none is deleted."""
+    """Size of one checkpoint of a run, and the number of them if none is deleted."""
 
     num_bytes: int
     number: int
 
 
 def newest_name(folder: Path) -> str:
-    """The name of a run's newest checkpoint; empty before the first."""
+    """Read the name of a run's newest checkpoint; empty before the first."""
     try:
         return (folder / POINTER_NAME).read_text(encoding="utf-8").strip()
     except OSError:
@@ -40,7 +40,7 @@ def newest_name(folder: Path) -> str:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Checkpoints in a run's folder, of whichever program, the newest last."""
+    """List the checkpoints in a run's folder, whatever its program, the newest last."""
     newest = newest_name(folder)
 
     def age(path: Path) -> tuple[bool, float, float]:
@@ -53,7 +53,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def number_kept(keep: str, done: bool) -> int | None:
-    """How many checkpoints of a run stay; None: all."""
+    """Return the number of checkpoints of a run that a policy keeps; None: all."""
     return {FINAL: 1 if done else RESERVE, LAST: RESERVE, ALL: None}[keep]
 
 
@@ -61,8 +61,9 @@ def remove_checkpoints(folder: Path, keep: str, *, done: bool) -> None:
     """Delete the checkpoints that a policy does not keep; never the one to resume from.
 
     Args:
-        keep: one of `KEEP`.
-        done: whether the run has reached its end.
+        folder: Folder of the run.
+        keep: One of `KEEP`.
+        done: Whether the run has finished.
     """
     number = number_kept(keep, done)
     for path in list_checkpoints(folder)[:-number] if number else ():
@@ -75,12 +76,13 @@ def disk_line(
     keep: str,
     folder: Path,
 ) -> str:
-    """How much disk the checkpoints of these runs will take, by policy, and how much is free.
+    """Format the disk space that the checkpoints of the runs will take by policy, and what is free.
 
     Args:
-        checkpoints: (task, engine, init) → what such a run writes, where that is known.
-        keep: the policy that was chosen, named first.
-        folder: of the suite, or where it will be.
+        specs: Runs that are not done.
+        checkpoints: (task, engine, init) → checkpoints of such a run, if they are known.
+        keep: The chosen policy, which is named first.
+        folder: Folder of the suite, which need not exist yet.
     """
     found = {spec.name: checkpoints.get((spec.task, spec.engine, spec.init)) for spec in specs}
     known = [each for each in found.values() if each is not None]
@@ -90,7 +92,7 @@ def disk_line(
         total = sum(each.num_bytes * min(number or each.number, each.number) for each in known)
         parts.append(f"{total / 1e9:.1f} GB with {'' if parts else '--keep '}{policy}")
     unknown = dict.fromkeys(spec.task for spec in specs if found[spec.name] is None)
-    missing = f"; how much {', '.join(unknown)} takes is not known" if unknown else ""
+    missing = f"; the space for {', '.join(unknown)} is not known" if unknown else ""
     path = folder.absolute()
     near = next(place for place in (path, *path.parents) if place.exists())
     free = f"{shutil.disk_usage(near).free / 1e9:.1f} GB are free in {near}"

@@ -1,4 +1,4 @@
-"""What a suite takes and how far it is, as tables for the terminal."""
+"""Terminal tables of a suite: its runs and their hours (`--dry-run`), its progress (`--status`)."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from tabulate import tabulate
 from benchmarks.suites.executors.base import Executor
 from benchmarks.suites.executors.slurm import with_jobs
 from benchmarks.suites.folder import SuiteFolder
-from benchmarks.suites.forecast import Forecast, Speeds, estimate, foresee, speeds_of
+from benchmarks.suites.forecast import Forecast, Speeds, estimate, make_forecast, speeds_of
 from benchmarks.suites.runs import DONE, FAILED, QUEUED, RUNNING, STOPPED, WAITING, Run, State
 from benchmarks.suites.suite import RunSpec, row_of
 from moco.common.errors import plural, printable
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
 
 def measured_speeds(runs: Sequence[Run], hardware: Mapping[str, Any] | None) -> Speeds:
-    """Speeds of finished runs.
+    """Return the speeds of finished runs.
 
     Args:
-        hardware: only runs on this hardware (as records have it); None: on any.
+        runs: All runs; those that are not done are ignored.
+        hardware: Ignore runs on other hardware than this, in the form of records; None: on any.
     """
     states = {each.name: each.state() for each in runs}
     done = [each for each in runs if states[each.name].kind == DONE]
@@ -35,10 +36,10 @@ def measured_speeds(runs: Sequence[Run], hardware: Mapping[str, Any] | None) -> 
 
 def _ran_on(run: Run, hardware: Mapping[str, Any]) -> bool:
     record = run.record()
-    there = (record.provenance.get("hardware") if record else None) or {}
-    gpus = list(there.get("gpus") or ())
+    recorded = (record.provenance.get("hardware") if record else None) or {}
+    gpus = list(recorded.get("gpus") or ())
     same_gpus = gpus == list(hardware.get("gpus") or ())[: run.gpus]
-    return same_gpus and bool(run.gpus or there.get("cpu") == hardware.get("cpu"))
+    return same_gpus and bool(run.gpus or recorded.get("cpu") == hardware.get("cpu"))
 
 
 def listing(
@@ -48,7 +49,7 @@ def listing(
     executor: Executor,
     retry_failed: bool = False,
 ) -> str:
-    """Every run with what it takes from its beginning, and what is left of all."""
+    """Format a table of all runs with the hours of each, and the hours that are left in all."""
     unit = "GPU hours" if executor.gpus else "CPU hours"
     states = {each.name: each.state() for each in runs}
     rows, hours, unknown, number = [], 0.0, [], 0
@@ -79,17 +80,18 @@ def listing(
         )
     elif number:
         parallel = executor.parallel(max(spec.gpus for spec in specs))
-        left = format_seconds(foresee(runs, states, measured, parallel).seconds_left)
+        left = format_seconds(make_forecast(runs, states, measured, parallel).seconds_left)
         total += f", about {left} "
         total += "without the time in the queue" if executor.remote else "here"
     return f"\n{tabulate(rows, headers=head, disable_numparse=True)}\n\n{total}"
 
 
 def detectable(specs: Sequence[RunSpec], tables: Sequence["Table"]) -> str:
-    """What gap the requested runs can find, in standard deviations and, where known, in points.
+    """Format the smallest gap that the runs can detect, in standard deviations and in points.
 
     Args:
-        tables: of the runs that are done so far.
+        specs: Requested runs.
+        tables: Tables of the runs that are done so far, from which the points follow.
     """
     from benchmarks.report.significance import pooled_std, runs_needed, smallest_gap
     from benchmarks.report.style import STRONG_FROM, format_runs
@@ -102,7 +104,7 @@ def detectable(specs: Sequence[RunSpec], tables: Sequence["Table"]) -> str:
         own = [spec for spec in specs if spec.task == task]
         files = Counter(map(row_of, {spec.init for spec in own}))
         trials = len({spec.seed for spec in own})
-        # Of several pre-trainings, the mean of each is one value.
+        # Each of several pre-trainings counts as one value, its mean over the seeds.
         n = min(number if number > 1 else trials for number in files.values())
         gap = smallest_gap(max(n, 2))
         found = f"{gap:.2f} standard deviations"
@@ -123,24 +125,24 @@ def detectable(specs: Sequence[RunSpec], tables: Sequence["Table"]) -> str:
     return "\n".join(lines)
 
 
-def look_at(runs: Sequence[Run]) -> tuple[dict[str, State], Forecast]:
-    """How far runs are that others compute; reads only."""
+def inspect_runs(runs: Sequence[Run]) -> tuple[dict[str, State], Forecast]:
+    """Read the states of runs that another process computes, and forecast their end."""
     states = with_jobs(runs, {each.name: each.state() for each in runs})
     parallel = sum(state.kind == RUNNING for state in states.values())
-    return states, foresee(runs, states, speeds_of(runs, states, DONE), parallel)
+    return states, make_forecast(runs, states, speeds_of(runs, states, DONE), parallel)
 
 
 def status(folder: SuiteFolder) -> None:
-    """How far every run is; reads only."""
+    """Print the progress of every run; write nothing."""
     content, specs = folder.read()
     runs = [folder.run(spec) for spec in specs]
-    states, forecast = look_at(runs)
+    states, forecast = inspect_runs(runs)
     rows = []
     for spec, each in zip(specs, runs, strict=True):
         state, length = states[each.name], spec.iterations or "?"
         at = "" if state.kind in (WAITING, FAILED) else f"{state.iteration:.0f}/{length}"
-        begun = state.kind in (RUNNING, STOPPED, QUEUED)
-        percent = f"{100 * each.fraction(state):.0f}%" if begun and each.fraction(state) else ""
+        started = state.kind in (RUNNING, STOPPED, QUEUED)
+        percent = f"{100 * each.fraction(state):.0f}%" if started and each.fraction(state) else ""
         row = [spec.task, spec.init, spec.seed, spec.engine, state.kind, at, percent]
         rows.append([*row, printable(state.text)])
     head = ["task", "init", "seed", "engine", "state", "iteration", "share", "where, or why"]

@@ -1,27 +1,27 @@
-"""A file lock that a process hands on to the processes it starts.
+"""File locks that child processes inherit.
 
-It is held until the last of them has ended: the trainings of a runner that was killed keep their
-locks, and nobody starts a second process beside one that still works.
+A lock is held until the last process with its descriptor has ended: the trainings of a killed
+runner keep their locks, so that no second process starts while one still computes the same run.
 """
 
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from moco.common.errors import UserError
 
-with suppress(ImportError):  # Windows, where no command runs
+with suppress(ImportError):  # on Windows, where these modules are only imported
     import fcntl
 
 
 class Lock:
-    """An exclusive lock; to be taken with `take`.
+    """Exclusive lock on a file; create it with `take`.
 
     Attributes:
-        fd: give it to `subprocess.Popen(pass_fds=...)` to hand the lock on.
+        fd: File descriptor; a child inherits the lock by `subprocess.Popen(pass_fds=...)`.
     """
 
     def __init__(self, fd: int) -> None:
@@ -29,10 +29,13 @@ class Lock:
 
     @classmethod
     def take(cls, path: Path) -> "Lock | None":
-        """Lock `path` (made if missing, never removed); None while another process holds it.
+        """Lock `path`, which is created if missing and never removed.
+
+        Returns:
+            The lock, or None if another process holds it.
 
         Raises:
-            UserError: the folder cannot be written, or its file system has no locks.
+            UserError: If the folder cannot be written, or its file system has no locks.
         """
         fd = _open(path)
         if _locked(fd, path, fcntl.LOCK_EX | fcntl.LOCK_NB):
@@ -41,45 +44,30 @@ class Lock:
         return None
 
     def write(self, content: Mapping[str, Any]) -> None:
-        """What others may `read` while it is held."""
+        """Write what other processes may `read` while the lock is held."""
         data = json.dumps(dict(content)).encode()
         os.pwrite(self.fd, data, 0)
         os.ftruncate(self.fd, len(data))
 
     def release(self) -> None:
-        """Let go; it stays locked while a process that inherited it lives."""
+        """Close the descriptor; the lock stays held while a process that inherited it lives."""
         os.close(self.fd)
 
 
 def held(path: Path) -> bool:
-    """Whether somebody holds the lock; changes nothing on disk."""
+    """Return whether a process holds the lock; change nothing on disk."""
     try:
         fd = os.open(path, os.O_RDONLY)
     except OSError:
         return False
-    # Shared, so that any number may ask at once; `Lock.take` is tried again in a moment.
+    # A shared lock, so that several processes can test at once; `Lock.take` is retried soon.
     free = _locked(fd, path, fcntl.LOCK_SH | fcntl.LOCK_NB)
     os.close(fd)
     return not free
 
 
-@contextmanager
-def exclusive(path: Path) -> Iterator[None]:
-    """Wait for the lock on `path` and keep it while the context is open.
-
-    Raises:
-        UserError: as `Lock.take`.
-    """
-    fd = _open(path)
-    _locked(fd, path, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        os.close(fd)
-
-
 def read(path: Path) -> dict[str, Any]:
-    """What the holder has written; empty if there is nothing whole."""
+    """Read what the holder has written; empty if there is nothing, or only part of it."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -98,7 +86,7 @@ def _open(path: Path) -> int:
 def _locked(fd: int, path: Path, kind: int) -> bool:
     try:
         fcntl.flock(fd, kind)
-    except (BlockingIOError, PermissionError):  # EACCES is what some file systems say
+    except (BlockingIOError, PermissionError):  # some file systems answer EACCES
         return False
     except OSError as error:
         os.close(fd)

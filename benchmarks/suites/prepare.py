@@ -1,11 +1,12 @@
-"""The user's own images made small enough for the quickstart; the originals are not touched.
+"""Small copies of the user's images for the quickstart; the originals are not changed.
 
     python -m benchmarks.suites.prepare images FOLDER OUT      every image in a folder
     python -m benchmarks.suites.prepare voc-images FOLDER OUT  those of a VOC layout's training list
+    python -m benchmarks.suites.prepare voc FOLDER OUT         a VOC layout of links to fewer images
 
-Each image is read once and scaled so that its shorter side is 128 pixels, into one flat folder,
-so that pre-training does not decode megapixels over and over. Which images are taken when there
-are more than the limit is sampled with a fixed seed.
+Each image is scaled so that its shorter side is 128 pixels, and written to one flat folder, so that
+pre-training does not decode megapixels in every epoch. If there are more images than the limit,
+they are sampled with a fixed seed.
 """
 
 import argparse
@@ -26,33 +27,34 @@ from moco.data.images import find_images
 SPLIT_PAIRS = (("trainval", "test"), ("train", "test"), ("train", "val"))
 JPEG_QUALITY = 95
 SAMPLE_SEED = 0
+LIMIT = 20_000  # images
 
 
 @contextmanager
-def whole_folder(folder: PathLike) -> Iterator[Path]:
-    """A folder that appears under its name when all of its files are written.
+def atomic_folder(folder: PathLike) -> Iterator[Path]:
+    """Yield a temporary folder that gets its name when all of its files are written.
 
     Raises:
-        UserError: the folder exists already.
+        UserError: If the folder exists already.
     """
     folder = Path(folder)
     if folder.exists():
         raise UserError(f"{folder} exists already; remove it or choose another folder")
     part = folder.with_name(f"{TEMPORARY_PREFIX}{folder.name}")
     if part.exists():
-        shutil.rmtree(part)  # of an earlier, interrupted call
+        shutil.rmtree(part)  # left by an interrupted call
     part.mkdir(parents=True)
     yield part
     part.rename(folder)
 
 
 def shrink_images(sources: Sequence[Path], folder: PathLike, side_px: int) -> None:
-    """Write small copies as `folder/000001.jpg`, ... with the shorter side `side_px` pixels.
+    """Write small copies as `folder/000001.jpg`, ... with a shorter side of `side_px` pixels.
 
     Raises:
-        DataError: an image that cannot be decoded, by name.
+        DataError: If an image cannot be decoded; names it.
     """
-    with whole_folder(folder) as part, Progress(len(sources), "shrink images", "img") as progress:
+    with atomic_folder(folder) as part, Progress(len(sources), "shrink images", "img") as progress:
         for number, source in enumerate(sources, start=1):
             image = decode(source)
             scale = side_px / min(image.size)
@@ -63,7 +65,7 @@ def shrink_images(sources: Sequence[Path], folder: PathLike, side_px: int) -> No
 
 
 def sample(items: Sequence[Path] | Sequence[str], limit: int) -> list:
-    """At most `limit` items in their order, the same ones each time."""
+    """Sample at most `limit` items with a fixed seed, and keep their order."""
     if len(items) <= limit:
         return list(items)
     chosen = sorted(random.Random(SAMPLE_SEED).sample(range(len(items)), limit))
@@ -71,10 +73,10 @@ def sample(items: Sequence[Path] | Sequence[str], limit: int) -> list:
 
 
 def voc_splits(root: PathLike) -> tuple[str, str]:
-    """Names of the training and the test list of a VOC-layout folder.
+    """Find the names of the training and the test list of a VOC-layout folder.
 
     Raises:
-        DataError: the folder has no pair of lists to train and to test on.
+        DataError: If the folder has no such pair of lists.
     """
     lists = Path(root) / "ImageSets" / "Main"
     for train, test in SPLIT_PAIRS:
@@ -87,25 +89,25 @@ def voc_splits(root: PathLike) -> tuple[str, str]:
 
 
 def training_images(root: PathLike) -> list[Path]:
-    """The images of a VOC-layout folder's training list (never those of its test list).
+    """List the images of a VOC-layout folder's training list that are not in its test list.
 
     Raises:
-        DataError: no lists, or a listed image that is not there.
+        DataError: If there are no lists, or a listed image is missing.
     """
     root = Path(root)
     train, test = (_ids(root, split) for split in voc_splits(root))
     held_out = set(test)
     by_name = {path.stem: path for path in find_images(root / "JPEGImages")}
     if missing := [image_id for image_id in train if image_id not in by_name]:
-        raise DataError(f"{root}: no image of {missing[0]} in JPEGImages, but it is listed")
+        raise DataError(f"{root}: {missing[0]} is listed, but has no image in JPEGImages")
     return [by_name[image_id] for image_id in train if image_id not in held_out]
 
 
 def limit_voc(root: PathLike, folder: PathLike, max_train: int, max_test: int) -> None:
-    """A VOC-layout folder of links to `root` with lists `trainval` and `test` of its own."""
+    """Make a VOC-layout folder of links to `root`, with shorter lists `trainval` and `test`."""
     root = Path(root).resolve()
     train, test = voc_splits(root)
-    with whole_folder(folder) as part:
+    with atomic_folder(folder) as part:
         for name, split, limit in (("trainval", train, max_train), ("test", test, max_test)):
             path = part / "ImageSets" / "Main" / f"{name}.txt"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -121,22 +123,29 @@ def _ids(root: Path, split: str) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Write the copies of the requested images."""
     args = build_parser().parse_args(argv)
+    if args.kind == "voc":
+        limit_voc(args.folder, args.out, args.limit, args.test_limit)
+        return
     find = find_images if args.kind == "images" else training_images
     shrink_images(sample(find(args.folder), args.limit), args.out, args.side)
 
 
 def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of the steps with the program `shrink`."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.suites.prepare",
-        description="Small copies of custom images for a short pre-training.",
+        description="Make small copies of custom images for a short pre-training.",
     )
     add = parser.add_argument
-    add("kind", choices=("images", "voc-images"))
-    add("folder", type=Path, metavar="FOLDER", help="read, never written")
+    add("kind", choices=("images", "voc-images", "voc"))
+    add("folder", type=Path, metavar="FOLDER", help="folder of images, which is only read")
     add("out", type=Path, metavar="OUT", help="new folder of small JPEG files")
     add("--side", type=int, default=128, help="shorter side in pixels (%(default)s)")
-    add("--limit", type=int, default=20000, help="of images (%(default)s)")
+    limit = "number of images; with voc of training images (%(default)s)"
+    add("--limit", type=int, default=LIMIT, help=limit)
+    add("--test-limit", type=int, default=300, help="with voc: number of test images (%(default)s)")
     add("--debug", action="store_true", help="show the traceback of an error")
     return parser
 

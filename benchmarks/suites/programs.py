@@ -1,15 +1,26 @@
-"""The training programs that a suite runs: what they check, and the commands that start them."""
+"""Programs that a suite runs: their checks, and the commands that start them."""
 
-import multiprocessing
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from benchmarks.suites import children
 from benchmarks.suites.checks import Findings, check, command_keys
 from benchmarks.suites.executors.base import HOST, PORT, RANK
-from benchmarks.suites.suite import DETECTION, DETECTRON2, EMBEDDED, RunSpec
+from benchmarks.suites.suite import (
+    CHOOSE,
+    CONVERT,
+    DETECTION,
+    DETECTRON2,
+    DRAW,
+    EMBEDDED,
+    KNN,
+    POINT,
+    SHRINK,
+    RunSpec,
+)
+from convert.folders import find_file
 from detection.config.engines import detectron2_installed
 from moco.common import pretrained
 from moco.common.command import RANDOM
@@ -17,68 +28,87 @@ from moco.common.errors import UserError
 from moco.common.pretrained import LocalWeights
 
 _T = TypeVar("_T")
-PLOTTED_IMAGES = 4  # with predictions, for the report
-_SIGNALS = "SIGTERM,SIGINT,SIGUSR1,SIGUSR2"  # torchrun would otherwise die of the last two
+PLOTTED_IMAGES = 4  # images with plotted predictions, for the report
+# Program of a step → its module and first arguments, and the flags before the path of its product.
+_STEPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    DRAW: (("benchmarks.suites.synthetic",), ()),
+    SHRINK: (("benchmarks.suites.prepare",), ()),
+    CONVERT: (("convert.convert_to_d2",), ()),
+    KNN: (("benchmarks", "knn"), ("--overwrite", "--output")),
+    CHOOSE: (("benchmarks.suites.tuning",), ()),
+}
+_DETECTION = {DETECTION: "detection.train_net", POINT: "benchmarks.suites.point"}
+_SIGNALS = "SIGTERM,SIGINT,SIGUSR1,SIGUSR2"  # by default the last two would kill torchrun
 
 
 class Programs:
-    """This project's; tests put small ones in their place. Only their own processes import torch.
+    """This project's programs, which tests replace by small ones.
 
-    See benchmarks/suites/checks.py for what is checked.
+    Only processes of their own import torch. benchmarks/suites/checks.py documents the checks.
     """
 
     def not_downloaded(self, weights: Mapping[str, str]) -> dict[str, str]:
-        """Init → what would have to be downloaded for it; those that need nothing are left out."""
+        """Return init → description of its download, for those that need one."""
         needed = _each(pretrained.not_downloaded, weights)
         return {init: what for init, what in needed.items() if what}
 
     def locate(self, weights: Mapping[str, str]) -> dict[str, LocalWeights | None]:
-        """Init → its file, downloaded if need be; None is random.
+        """Find the file of each init, and download it if necessary; None stands for random.
 
         Raises:
-            UserError: weights that cannot be downloaded.
+            UserError: If weights cannot be downloaded, or are in a folder without any.
         """
         files = {init: text for init, text in weights.items() if text != RANDOM}
-        found = _each(pretrained.locate, files)
+        found = _each(find_file, files)
         return {init: found.get(init) for init in weights}
 
     def choose_engines(self, wanted: str) -> tuple[str, ...]:
-        """`auto`, `detectron2`, `embedded` or `each` → engines for detection.
+        """Return the detection engines for `auto`, `detectron2`, `embedded` or `each`.
 
-        Detectron2 is not imported before `check`, which takes longer than all else that a dry run
+        This does not import Detectron2, which takes longer than the rest of a dry run; `check`
         does.
 
         Raises:
-            UserError: Detectron2 is needed and not installed.
+            UserError: If Detectron2 is needed and not installed.
         """
         if wanted == EMBEDDED or (wanted == "auto" and not detectron2_installed()):
             return (EMBEDDED,)
         if not detectron2_installed():
             raise UserError(
-                f"--engine {wanted}: Detectron2 is not installed; README.md says how, or use "
-                "--engine embedded"
+                f"--engine {wanted}: Detectron2 is not installed; install it as README.md "
+                "describes, or use --engine embedded"
             )
         return (DETECTRON2, EMBEDDED) if wanted == "each" else (DETECTRON2,)
 
     def check(self, specs: Sequence[RunSpec], on_gpus: bool) -> Findings:
-        return _in_own_process(check, list(specs), on_gpus)
+        """Check the runs in a process of its own, see benchmarks/suites/checks.py."""
+        return children.call(check, list(specs), on_gpus)
 
     def command(self, spec: RunSpec, folder: Path, machines: int = 1) -> list[str]:
-        """The command that starts a run in a folder, or continues it.
+        """Return the command that starts or resumes a run.
 
-        On several machines each has to fill in what only it knows, see
+        On several machines it has placeholders that each machine fills in, see
         benchmarks/suites/executors/base.py.
+
+        Args:
+            spec: Run with the paths of its dependencies filled in.
+            folder: Folder of the run, or the path of the product of a step that has one.
+            machines: Number of machines of the run.
         """
-        keys = [*command_keys(spec), "OUTPUT_DIR", str(folder), "SEED", str(spec.seed)]
-        if spec.program == DETECTION:
+        if spec.program in _STEPS:
+            module, last = _STEPS[spec.program]
+            return [sys.executable, "-m", *module, *spec.arguments, *last, str(folder)]
+        keys = [*command_keys(spec), "OUTPUT_DIR", str(folder)]
+        keys += [] if spec.is_step else ["SEED", str(spec.seed)]
+        if spec.program in _DETECTION:
             gpus = max(spec.gpus // machines, 1)
             flags = ["--engine", spec.engine, "--resume", "--num-gpus", str(gpus)]
             if machines > 1:
                 flags += ["--num-machines", str(machines), "--machine-rank", RANK]
                 flags += ["--dist-url", f"tcp://{HOST}:{PORT}"]
-            if spec.seed == 0:  # the report shows one trial's
+            if spec.seed == 0 and not spec.in_grid:  # the report shows images of one trial
                 flags += ["--visualize", str(PLOTTED_IMAGES)]
-            program = ["-m", "detection.train_net", *flags, "--config-file", str(spec.config)]
+            program = ["-m", _DETECTION[spec.program], *flags, "--config-file", str(spec.config)]
             return [sys.executable, *program, *keys, "MODEL.WEIGHTS", spec.weights]
         launcher = []
         if spec.gpus > 1:
@@ -90,6 +120,8 @@ class Programs:
                 launcher += ["--standalone"]
             launcher += [f"--signals-to-handle={_SIGNALS}"]
         program = ["-m", "benchmarks", spec.program, "--config-file", str(spec.config)]
+        if spec.is_step:
+            return [sys.executable, *launcher, *program, "--resume", *keys]
         program += ["--resume=auto", "--checkpoint", spec.weights]
         if spec.weights != RANDOM:
             program += ["--init", spec.init]
@@ -97,20 +129,15 @@ class Programs:
 
 
 def _each(function: Callable[[str], _T], weights: Mapping[str, str]) -> dict[str, _T]:
-    """Init → `function` of its weights, all in a process of their own where one imports timm, and
-    with it torch."""
+    """Return init → `function` of its weights.
+
+    If one of them imports timm, and with it torch, all are computed in a process of their own.
+    """
     apart = any(text.startswith("timm://") for text in weights.values())
     texts = list(weights.values())
-    found = _in_own_process(_map, function, texts) if apart else _map(function, texts)
+    found = children.call(_map, function, texts) if apart else _map(function, texts)
     return dict(zip(weights, found, strict=True))
 
 
 def _map(function: Callable[[str], _T], texts: Sequence[str]) -> list[_T]:
     return [function(text) for text in texts]
-
-
-def _in_own_process(function: Callable[..., _T], *arguments: Any) -> _T:
-    """Call `function` in a fresh process, so that what it imports and reads is gone afterwards."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(function, *arguments).result()

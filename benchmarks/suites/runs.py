@@ -1,9 +1,9 @@
-"""A run: one process to bring to its end, in a folder of its own. Nothing is read from logs.
+"""Run of a suite: one process, in a folder of its own. No number is read from a log.
 
-run.json      by the run itself, last: it is done when this says so
-suite.log     what its processes printed
-.claim        locked by whoever computes it, with who that is
-failed.json   why it failed; no number comes from such a run
+run.json      the run's record, written last: the run is done when its status is `done`
+suite.log     output of its processes
+.claim        lock of the process that computes it, with that process's id and host
+failed.json   why it failed; no table has such a run
 """
 
 import json
@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,25 +27,25 @@ from moco.common.run import METRICS_NAME, RECORD_NAME, RunRecord, read_record
 
 LOG_NAME, LOCK_NAME, FAILED_NAME = "suite.log", ".claim", "failed.json"
 DONE, RUNNING, FAILED, STOPPED, WAITING = "done", "running", "failed", "interrupted", "waiting"
-QUEUED = "queued"  # a job of a cluster that has not begun
-CHECKPOINT = "checkpoint"  # in a lock: the newest checkpoint when the process began
-STARTS = "starts"  # in a lock: how often a job was begun from the same checkpoint
-MAX_FRUITLESS = 3  # interruptions in a row without a new checkpoint
-TAIL_BYTES = 1 << 18  # the AP of each of a thousand classes fits on one line
+QUEUED = "queued"  # a job of a cluster that has not started
+CHECKPOINT = "checkpoint"  # field of a lock: the newest checkpoint when the process started
+STARTS = "starts"  # field of a lock: number of jobs started from the same checkpoint
+MAX_INTERRUPTIONS = 3  # consecutive interruptions without a new checkpoint, after which a run fails
+TAIL_BYTES = 1 << 18  # more than the longest line, with the AP of each of a thousand classes
 
 
 @dataclass(frozen=True)
 class State:
-    """How far a run is.
+    """State of a run.
 
     Attributes:
-        kind: `done`, `running`, `failed`, `interrupted` (to be continued), `waiting` or `queued`.
-        iteration: the last one that it has logged.
-        text: why it failed, or who computes it.
-        seconds: since its process started, for a running one; of the whole run for a done one, 0
-            where its record has those of its last process alone.
-        began_at: the iteration that its process started at.
-        foreign: it failed because its folder holds another run, from which nothing resumes.
+        kind: `done`, `running`, `failed`, `interrupted` (to be resumed), `waiting` or `queued`.
+        iteration: The last logged iteration.
+        text: Why it failed, or which process computes it.
+        seconds: Of a running one, since its process started; of a done one, of the whole run, or 0
+            if its record has only the seconds of its last process.
+        began_at: Iteration at which its process started.
+        foreign: Whether it failed because its folder holds another run, which cannot be resumed.
     """
 
     kind: str
@@ -57,31 +57,33 @@ class State:
 
     @property
     def settled(self) -> bool:
+        """True if the run is over: done or failed."""
         return self.kind in (DONE, FAILED)
 
 
 @dataclass(frozen=True)
 class Run:
-    """A process, and its folder.
+    """One training or other process of a suite, and its folder.
 
     Attributes:
-        name: unique in a plan; `title`: for people.
-        argv: the command that starts or continues it, called when it starts: it may name a file
-            that an earlier run makes.
-        speed_key: runs with the same task, engine and number of GPUs take equally long per
-            iteration.
-        gpus: of its group; 0: on the CPU.
-        iterations: of the whole run; 0: not known yet.
-        seconds_per_iteration: as stated, or None.
-        after: names of the runs that must be done before.
-        product: the file or folder that it makes in one step, where it writes no record.
-        expected: fields of its record by name, where they are known.
+        name: Unique name in a plan.
+        title: Human-readable name.
+        folder: Folder of its files.
+        argv: Command that starts or resumes it: the interpreter, `-m`, a module, arguments.
+        speed_key: Task, engine and number of GPUs; runs of one key take equally long per iteration.
+        gpus: Number of its GPUs; 0: on the CPU.
+        iterations: Iterations of the whole run; 0 if not known yet.
+        seconds_per_iteration: Stated speed, or None.
+        after: Names of the runs that it depends on.
+        product: File or folder that it makes in one step; None if it writes a record.
+        expected: Name → value of those fields of its record that are known.
+        in_grid: Whether it is a point of a grid: it is in no table, and may diverge.
     """
 
     name: str
     title: str
     folder: Path
-    argv: Callable[[], Sequence[str]]
+    argv: Sequence[str]
     speed_key: tuple[str, str, int] = ("", "", 0)
     gpus: int = 0
     iterations: int = 0
@@ -89,17 +91,20 @@ class Run:
     after: tuple[str, ...] = ()
     product: Path | None = None
     expected: Mapping[str, Any] = field(default_factory=dict)
+    in_grid: bool = False
 
     @property
     def log(self) -> Path:
+        """Path of the log that its processes append to."""
         return self.folder / LOG_NAME
 
     @property
     def lock(self) -> Path:
+        """Path of the file that the process computing it locks."""
         return self.folder / LOCK_NAME
 
     def iteration(self) -> float:
-        """That of the last whole line of `metrics.json`, 0 while there is none."""
+        """Read the iteration of the last complete line of `metrics.json`; 0 if there is none."""
         try:
             with open(self.folder / METRICS_NAME, "rb") as file:
                 file.seek(0, os.SEEK_END)
@@ -115,26 +120,27 @@ class Run:
         return 0.0
 
     def fraction(self, state: State) -> float:
-        """Share of the iterations that is done, 0..1; 0 where their number is not known."""
+        """Return the share of the iterations that is done, 0..1; 0 if their number is unknown."""
         return min(state.iteration / self.iterations, 1.0) if self.iterations else 0.0
 
     def checkpoint(self) -> str:
-        """The name of the newest checkpoint; empty before the first.
+        """Return the name of the newest checkpoint; empty before the first.
 
-        Another name is progress. `metrics.json` is not: what it tells after the newest checkpoint
-        is done again, and what it does not tell yet may be saved.
+        A new name is progress. A new line in `metrics.json` is not: iterations after the newest
+        checkpoint are repeated, and a checkpoint may be newer than the last line.
         """
         return newest_name(self.folder)
 
     def record(self) -> RunRecord | None:
+        """Read its record, or return None if there is none."""
         path = self.folder / RECORD_NAME
         return read_record(path) if path.is_file() else None
 
     def state(self, *, locked: bool = False) -> State:
-        """How far it is; reads only.
+        """Read its state from its files; write nothing.
 
         Args:
-            locked: the caller holds its lock, so nobody else computes it.
+            locked: Whether the caller holds its lock, so that no other process computes it.
         """
         iteration = self.iteration()
         remedy = f"remove {self.folder}, and the same command computes it again"
@@ -144,7 +150,7 @@ class Run:
             record = self.record()
         except UserError as error:
             return State(FAILED, iteration, f"{error}; {remedy}", foreign=True)
-        if record is not None and record.status == "done":
+        if record is not None and (record.status == "done" or (self.in_grid and record.diverged)):
             for name, value in self.expected.items():
                 if (got := getattr(record, name)) != value:
                     text = f"{self.folder / RECORD_NAME} is not of this run: "
@@ -152,7 +158,7 @@ class Run:
                     return State(FAILED, text=text, foreign=True)
             began = locks.read(self.lock)
             resumed = began.get(CHECKPOINT) or began.get("iteration")
-            # A detection run that was resumed has only its last process's in its record.
+            # The record of a resumed detection run has the seconds of its last process alone.
             partial = record.kind == "detection" and resumed
             return State(DONE, record.iterations, seconds=0.0 if partial else record.seconds)
         if not locked and locks.held(self.lock):
@@ -172,63 +178,70 @@ class Run:
         return State(STOPPED if iteration > 0 or self.log.exists() else WAITING, iteration)
 
     def note_holder(self, lock: Lock, **more: Any) -> None:
-        """Say who computes it, for `--status`, and from where."""
-        now = datetime.now(UTC)
-        content = {
-            "host": socket.gethostname(),
-            "runner": os.getpid(),
-            "utc": now.strftime("%Y-%m-%d %H:%M UTC"),
-            "time": now.timestamp(),
-            "iteration": self.iteration(),
-            CHECKPOINT: self.checkpoint(),
-        }
-        lock.write(content | more)
+        """Write into the lock which process computes it, and from which checkpoint it starts."""
+        at = {"iteration": self.iteration(), CHECKPOINT: self.checkpoint()}
+        lock.write(holder_info() | at | more)
 
     def has_progressed(self) -> bool:
-        """Whether there is a newer checkpoint than when its process began."""
+        """Return whether there is a newer checkpoint than when its process started."""
         return self.checkpoint() != locks.read(self.lock).get(CHECKPOINT, "")
 
-    def note_start(self, argv: Sequence[str], where: str = "") -> int:
-        """A line in the log about the process that starts; where in the log its own lines begin."""
+    def note_start(self, where: str = "") -> int:
+        """Log the process that starts, and return the offset at which its own output begins."""
         with open(self.log, "a", encoding="utf-8") as file:
             now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-            file.write(f"--- {now}{where}: {' '.join(argv)}\n")
+            file.write(f"--- {now}{where}: {' '.join(self.argv)}\n")
         return self.log.stat().st_size
 
     def fail(self, error: str, exit_code: int) -> None:
-        """Note that it failed; only for who holds its lock."""
+        """Write `failed.json`; the caller holds its lock."""
         utc = datetime.now(UTC).isoformat(timespec="microseconds")
         content = {"error": error, "exit_code": exit_code, "utc": utc}
         atomic_write_json(self.folder / FAILED_NAME, content)
 
     def failure(self) -> dict[str, Any]:
-        """What `fail` noted; empty if it has not failed. `utc` tells one failure from the next."""
+        """Read `failed.json`; empty if it has not failed. `utc` tells one failure from the next."""
         return read_json(self.folder / FAILED_NAME)
 
     def forget_failure(self) -> None:
-        """Before a failed run is tried again; only for who holds its lock."""
+        """Remove the traces of a failure, before the run is repeated; the caller holds its lock."""
         (self.folder / FAILED_NAME).unlink(missing_ok=True)
         record = self.record()
         if record is not None and record.status != "done":
             (self.folder / RECORD_NAME).unlink()
 
 
-def fruitless_error(why: str = "") -> str:
-    """Of a run that was interrupted `MAX_FRUITLESS` times in vain."""
-    text = f"it was interrupted {MAX_FRUITLESS} times without a new checkpoint in between"
+def holder_info() -> dict[str, Any]:
+    """Return host, process and time of this process, as the holder of a lock."""
+    now = datetime.now(UTC)
+    return {
+        "host": socket.gethostname(),
+        "runner": os.getpid(),
+        "utc": now.strftime("%Y-%m-%d %H:%M UTC"),
+        "time": now.timestamp(),
+    }
+
+
+def interrupted_error(why: str = "") -> str:
+    """Return the error of a run that was interrupted `MAX_INTERRUPTIONS` times without progress."""
+    text = f"it was interrupted {MAX_INTERRUPTIONS} times without a new checkpoint in between"
     return f"{text}; {why}" if why else text
 
 
 def why_failed(run: Run, code: int, log_start: int) -> str:
-    """What a process's end says about its run: its last `error:` line, else its last line.
+    """Return why a run failed: the last `error:` line of its process, else the last line.
 
     Args:
-        log_start: bytes of the log that belong to an earlier process.
+        run: Run whose process has ended.
+        code: Exit code of the process; negative: the signal that killed it.
+        log_start: Offset in the log at which the output of the process begins.
     """
     if code < 0:
         return f"it was killed by signal {-code} ({signal.Signals(-code).name})"
     if code == 0:
-        return "it ended without a record" if run.product is None else "it made nothing"
+        return (
+            "it ended without a record" if run.product is None else "it ended without its product"
+        )
     with open(run.log, "rb") as file:
         file.seek(log_start)
         text = file.read().decode(errors="replace")
@@ -238,10 +251,10 @@ def why_failed(run: Run, code: int, log_start: int) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The mapping in a JSON file that is written atomically; empty if there is none.
+    """Read a mapping from a JSON file that is written atomically; empty if there is no file.
 
     Raises:
-        UserError: it is damaged.
+        UserError: If the file is damaged.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

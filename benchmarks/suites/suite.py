@@ -1,70 +1,50 @@
-"""A suite: which tasks, inits and trials make a table, expanded into runs. Pure.
-
-A run's id is a hash of what makes its numbers: the task's keys, what is in a custom folder of data,
-the bytes of the weights, the engine, the seed and the version of this project.
-"""
+"""Data classes of a suite: the steps, tasks and inits of a table. plan.py expands them to runs."""
 
 import ast
-import fnmatch
-import hashlib
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report.keys import names_where
 from moco.common.cfgnode import flatten, read_yaml
 from moco.common.command import RANDOM, SEVERAL
-from moco.common.errors import UserError
 
 DETECTION, LINEAR, FINETUNE = "detection", "linear", "finetune"
 PROGRAMS = (DETECTION, LINEAR, FINETUNE)
+PRETRAIN, KNN, CONVERT, DRAW, SHRINK = "pretrain", "knn", "convert", "draw", "shrink"
+POINT, CHOOSE = "point", "choose"  # the training of one point of a grid, the choice of the best
+STEPS = (PRETRAIN, KNN, CONVERT, DRAW, SHRINK)
+RECORDED = (*PROGRAMS, PRETRAIN, KNN)  # write a record; the others make a file or a folder
+_PRODUCT = re.compile(r"\$\{([^}]*)\}")  # placeholder of a step's product
 DETECTRON2, EMBEDDED, MOCO = "detectron2", "embedded", "moco"
 DETECTION_ENGINES = (DETECTRON2, EMBEDDED)
-# What a run sets by itself; neither a suite nor the command line may.
-SET_PER_RUN = ("OUTPUT_DIR", "SEED", "MODEL.WEIGHTS")
-# What the grid of `--tune` may vary.
-TUNABLE = ("SOLVER.BASE_LR", "SOLVER.WEIGHT_DECAY", "SOLVER.LR_DECAY", "MODEL.VIT.DROP_PATH")
-# Keys that say where data is or what computes: not what makes a number. Whatever is listed here is
-# not in a run's id, so that a suite can be continued on another machine; what is in the folders is.
-PLACES = (
-    "MODEL.DEVICE",
-    "DEVICE",
-    "NUM_THREADS",
-    "DIST_TIMEOUT_SECONDS",
-    "DATASETS.VOC_DIR",
-    "DATA.ROOT",
-    "DATA.NUM_WORKERS",
-    "DATA.WORKER_TIMEOUT_SECONDS",
-    "DATA.CACHE_MIB",
-    "DATALOADER.NUM_WORKERS",
-    "LOG.LOGGERS",
-    "DATASETS.COCO_TRAIN_ROOT",
-    "DATASETS.COCO_TEST_ROOT",
-)
-# Of these the folder is a place; files side by side are different data.
-FILES = ("DATASETS.COCO_TRAIN_JSON", "DATASETS.COCO_TEST_JSON")
 
 
 @dataclass(frozen=True)
 class SuiteTask:
-    """One task of a suite.
+    """Configuration of one task of a suite.
 
     Attributes:
-        name: of its folder and in messages; the config file's name without ending, unless given.
-        config: the task's YAML file.
+        name: Name of its folder and in messages; by default the config file's, without ending.
+        config: YAML file of the task.
         program: `detection` (detection/train_net.py), `linear` or `finetune` (of moco/).
-        overrides: `KEY VALUE` pairs on top of the file; `random_overrides` only for random
-            initialization (a network that the weights would otherwise tell); `init_overrides`: for
-            one init, by its name.
-        gpus: the size of the group that the task is meant for.
-        engines: which detection engines can run it.
-        without: patterns of inits that this task is not run for.
-        trials: seeds per row.
-        paper: the tables of the paper that it feeds.
-        seconds_per_iteration: stated by the suite, for a group of `gpus`; None: unknown.
-        seconds_here: stated on the command line, for the machine at hand; None: not.
+        overrides: `KEY VALUE` pairs on top of the file.
+        random_overrides: Further pairs for random initialization only, e.g. the architecture, which
+            otherwise follows from the weights.
+        gpus: Number of GPUs that the task is meant for.
+        engines: Detection engines that can run it.
+        without: Patterns of inits that this task is not run for.
+        trials: Number of seeds per row.
+        seeds: The seeds; empty: 0, 1, ... below `trials`.
+        paper: Tables of the paper that it reproduces.
+        seconds_per_iteration: Speed on `gpus` GPUs that the suite states; None if unknown.
+        seconds_here: Speed on this machine that the command line states; None if not given.
+        point_of: Name of the task whose grid has this point; empty for other tasks.
+        point: Pairs of the point, which are the last of `overrides`. Of a tuned task: the untuned
+            values.
+        tunes: Name of the task that this one repeats with the values chosen for each init.
     """
 
     name: str
@@ -72,38 +52,74 @@ class SuiteTask:
     program: str
     overrides: tuple[tuple[str, str], ...] = ()
     random_overrides: tuple[tuple[str, str], ...] = ()
-    init_overrides: Mapping[str, tuple[tuple[str, str], ...]] = field(
-        default_factory=dict, hash=False
-    )
     gpus: int = 1
     engines: tuple[str, ...] = DETECTION_ENGINES
     without: tuple[str, ...] = ()
     trials: int = 5
+    seeds: tuple[int, ...] = ()
     paper: tuple[str, ...] = ()
     seconds_per_iteration: float | None = None
     seconds_here: float | None = None
+    point_of: str = ""
+    point: tuple[tuple[str, str], ...] = ()
+    tunes: str = ""
 
     def keys(self, init: str) -> tuple[tuple[str, str], ...]:
-        """The overrides of a run from `init`."""
-        special = self.random_overrides if init == RANDOM else ()
-        return (*self.overrides, *special, *self.init_overrides.get(init, ()))
+        """Return the overrides of a run from `init`."""
+        return (*self.overrides, *(self.random_overrides if init == RANDOM else ()))
 
     def seconds_of(self, gpus: int) -> float | None:
-        """What is stated for a run on this many GPUs, per iteration."""
+        """Return the stated seconds per iteration of a run on `gpus` GPUs, or None."""
         if self.seconds_here is not None:
             return self.seconds_here
         return self.seconds_per_iteration if gpus == self.gpus else None
 
 
 @dataclass(frozen=True)
-class Suite:
-    """Tasks, and the defaults of what the command line may change.
+class Step:
+    """Configuration of a step, a run before all tasks: it makes data, pre-trains or converts.
 
     Attributes:
-        baseline: the row that gaps refer to; None: `random`, where there is one.
-        inits: name → weights, where the command line names none. `moco@1`, `moco@2` and so on are
-            pre-trainings of the row `moco`.
-        tune: what the file says of the grid of `--tune`; None: benchmarks/suites/tuning.yaml's.
+        name: Name in messages; `${name}` in a value of tasks and steps stands for its product.
+        program: One of `STEPS`.
+        config: YAML file of a pre-training.
+        overrides: `KEY VALUE` pairs on top of the file.
+        arguments: Arguments of the program before the path of the product.
+        makes: Path of the product below the suite's folder; empty: the folder of its run.
+        gpus: Number of GPUs that a pre-training is meant for.
+        seconds: Stated seconds of the whole step.
+        seconds_per_iteration: Stated speed of a pre-training.
+    """
+
+    name: str
+    program: str
+    config: Path | None = None
+    overrides: tuple[tuple[str, str], ...] = ()
+    arguments: tuple[str, ...] = ()
+    makes: str = ""
+    gpus: int = 1
+    seconds: float | None = None
+    seconds_per_iteration: float | None = None
+
+    @property
+    def after(self) -> tuple[str, ...]:
+        """Names of the steps whose products it reads."""
+        return steps_in((*self.arguments, *(value for _, value in self.overrides)))
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Content of a suite's file, with defaults that the command line may change.
+
+    Attributes:
+        name: Name of its folder and in messages.
+        title: Title of its page.
+        tasks: Tasks in the order of the tables.
+        baseline: Row that gaps refer to; None: `random`, if there is such a row.
+        inits: Name → weights, unless the command line names inits. `moco@1`, `moco@2` and so on
+            are pre-trainings of the row `moco`.
+        tune: Grid of `--tune`; None: the one of benchmarks/suites/tuning.yaml.
+        steps: Steps, each after those that it depends on.
     """
 
     name: str
@@ -112,11 +128,18 @@ class Suite:
     baseline: str | None
     inits: dict[str, str]
     tune: Mapping[str, Any] | None = None
+    steps: tuple[Step, ...] = ()
 
 
 @dataclass(frozen=True)
 class Init:
-    """`random`, or a file, the hash of its bytes, and where they were downloaded from."""
+    """Initial weights of a row.
+
+    Attributes:
+        weights: `random`, the path of a file, or `${step}`.
+        sha256: Hash of the file; None for the others.
+        origin: Address that the file was downloaded from.
+    """
 
     weights: str
     sha256: str | None
@@ -125,23 +148,35 @@ class Init:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run: one trial of one task from one init on one engine.
+    """Specification of one run: one trial of one task from one init on one engine, or a step.
 
     Attributes:
         id: 10 hex digits, see `run_id`.
-        name: `<task>/<init>/seed<k>-<id>`, its folder below `runs/`.
+        name: `<task>/<init>/seed<k>-<id>`, its folder below `runs/`; of a step `<step>/<id>`.
+        task: Name of the task or the step.
+        program: One of `PROGRAMS`, `STEPS`, `POINT` and `CHOOSE`.
+        config: YAML file; None if the program has none.
         overrides: `KEY VALUE` pairs on top of `config`.
-        weights: `random` or the file's path; weights_sha256: None for random.
-        gpus: of its group; 0: on the CPU.
-        iterations: of the whole run; 0: not known yet.
-        seconds_per_iteration: as stated, or None.
+        init: Name of the init; empty for a step.
+        weights: `random`, the path of a file, or `${step}`.
+        weights_sha256: Hash of the file; None for the others.
+        seed: Seed of the run, which is the number of the trial.
+        engine: Detection engine, or `moco`.
+        gpus: Number of its GPUs; 0: on the CPU.
+        iterations: Iterations of the whole run; 0 if not known yet.
+        seconds_per_iteration: Stated speed, or None.
+        after: Names of the runs that it depends on.
+        arguments: Arguments of a step's program.
+        makes: Path of a step's product below the suite's folder.
+        reads: `${run}`, whose product is read instead of `config`.
+        in_grid: Whether it is a point of a grid, or the choice of one.
     """
 
     id: str
     name: str
     task: str
     program: str
-    config: Path
+    config: Path | None
     overrides: tuple[tuple[str, str], ...]
     init: str
     weights: str
@@ -151,163 +186,88 @@ class RunSpec:
     gpus: int
     iterations: int = 0
     seconds_per_iteration: float | None = None
+    after: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    makes: str = ""
+    reads: str = ""
+    in_grid: bool = False
+
+    @property
+    def is_step(self) -> bool:
+        """True for a step, which comes before all tasks."""
+        return self.program in STEPS
 
     @property
     def title(self) -> str:
-        """For people: `faster_rcnn_R_50_C4_24k mine seed 0 (detectron2)`."""
-        engine = f" ({self.engine})" if self.program == DETECTION else ""
+        """Human-readable name, e.g. `faster_rcnn_R_50_C4_24k mine seed 0 (detectron2)`."""
+        if self.is_step:
+            return self.task
+        if self.program == CHOOSE:
+            return f"{self.task} {self.init}"
+        engine = f" ({self.engine})" if self.engine != MOCO else ""
         return f"{self.task} {self.init} seed {self.seed}{engine}"
 
 
-def engines_of(task: SuiteTask, engines: Sequence[str]) -> tuple[str, ...]:
-    """The engines that a task runs on when `engines` are requested.
-
-    Raises:
-        UserError: none of them.
-    """
-    if task.program != DETECTION:
-        return (MOCO,)
-    chosen = tuple(engine for engine in engines if engine in task.engines)
-    if not chosen:
-        raise UserError(
-            f"{task.name} runs on {' and '.join(task.engines)} only; got --engine "
-            f"{', '.join(engines)} (auto is detectron2 where it can be imported); --skip "
-            f"{task.name} leaves it out"
-        )
-    return chosen
-
-
-def expand(
-    suite: Suite,
-    inits: Mapping[str, Init],
-    engines: Sequence[str],
-    *,
-    version: str,
-    gpus: int | None = None,
-    available: int = 0,
-    data: Mapping[str, str] | None = None,
-) -> tuple[RunSpec, ...]:
-    """Tasks x inits x trials x engines, in an order with a first trial of all first.
-
-    Args:
-        engines: for detection; a task takes those that it can run on.
-        gpus: of one run; None: as many as its task is meant for, if there are that many.
-        available: number of GPUs; 0: everything runs on the CPU.
-        data: task → digest of its own folders of data, from benchmarks/suites/data_digest.py.
-
-    Raises:
-        UserError: no run at all, an engine that a task cannot run on, more GPUs than there are.
-    """
-    if gpus is not None and not 1 <= gpus <= max(available, 1):
-        expected = f"1 to {available} (what is visible)" if available else "none, as on CPU cores"
-        raise UserError(f"--gpus-per-run: got {gpus}, expected {expected}")
-    wanted = [
-        (seed, task, name, engine)
-        for seed in range(max(task.trials for task in suite.tasks))
-        for task in suite.tasks
-        for name in inits
-        if seed < task.trials
-        and not any(fnmatch.fnmatchcase(row_of(name), pattern) for pattern in task.without)
-        for engine in engines_of(task, engines)
-    ]
-    if not wanted:
-        raise UserError(
-            f"suite {suite.name}: nothing to run for {', '.join(inits) or 'no init'}; "
-            "give --init NAME=FILE or --init random"
-        )
-    runs, keys_of = [], cache(task_keys)  # a file is read once, not for each of its runs
-    for seed, task, name, engine in wanted:
-        sha256, digest = inits[name].sha256, (data or {}).get(task.name, "")
-        digits = run_id(task, name, sha256, engine, seed, version, digest, keys_of)
-        size = min(gpus or task.gpus, available)
-        runs.append(
-            RunSpec(
-                id=digits,
-                name=f"{task.name}/{name}/seed{seed}-{digits}",
-                task=task.name,
-                program=task.program,
-                config=task.config,
-                overrides=task.keys(name),
-                init=name,
-                weights=inits[name].weights,
-                weights_sha256=sha256,
-                seed=seed,
-                engine=engine,
-                gpus=size,
-                seconds_per_iteration=task.seconds_of(size),
-            )
-        )
-    return tuple(runs)
-
-
 def row_of(init: str) -> str:
-    """The row of the tables that an init is in."""
+    """Return the row of the tables that an init belongs to."""
     return init.partition(SEVERAL)[0]
 
 
-def run_id(
-    task: SuiteTask,
-    init: str,
-    sha256: str | None,
-    engine: str,
-    seed: int,
-    version: str,
-    data: str = "",
-    keys_of: Callable[[SuiteTask, str], dict[str, Any]] | None = None,
-) -> str:
-    """The first 10 hex digits of the hash of everything that makes a run's numbers.
+def steps_in(values: Iterable[str]) -> tuple[str, ...]:
+    """Return the names in the placeholders `${name}` of values, each once."""
+    return tuple(dict.fromkeys(name for value in values for name in _PRODUCT.findall(value)))
 
-    Args:
-        keys_of: `task_keys`, or what remembers them.
-    """
-    content = {
-        "task": task.name,  # two tasks may differ in a folder of data alone
-        "program": task.program,
-        "config": (keys_of or task_keys)(task, init),
-        "weights": sha256 or RANDOM,
-        "engine": engine,
-        "seed": seed,
-        "version": version,
-        **({"data": data} if data else {}),
-    }
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:10]
+
+def with_products(value: str, products: Mapping[str, str]) -> str:
+    """Replace the placeholders `${name}` of a value by the paths of the products."""
+    return _PRODUCT.sub(lambda match: products[match[1]], value)
 
 
 def task_keys(task: SuiteTask, init: str) -> dict[str, Any]:
-    """The keys of a task's file (and its bases) and overrides, flat, without places."""
+    """Return a task's keys as `all_keys` does, as plain JSON values and without paths."""
     keys = all_keys(task, init).items()
-    return without_places({key: _plain(value) for key, value in keys if key not in SET_PER_RUN})
+    return without_places({key: plain(value) for key, value in keys})
 
 
 def all_keys(task: SuiteTask, init: str = "") -> dict[str, Any]:
-    """The keys of a task's file (and its bases) and overrides, flat."""
+    """Return the keys of a task's file (and its bases) and overrides as a flat dict."""
     keys = flatten(read_yaml(task.config))
     return keys | {key: parsed(value) for key, value in task.keys(init)}
 
 
+def step_keys(step: Step) -> dict[str, Any]:
+    """Return the keys of a step's file (and its bases) and overrides as a flat dict."""
+    keys = flatten(read_yaml(step.config)) if step.config else {}
+    return keys | {key: parsed(value) for key, value in step.overrides}
+
+
 def without_places(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys without `PLACES`, and of `FILES` the name: both may differ between machines."""
+    """Return the keys that enter a run's id. Paths, which differ between machines, are left out.
+
+    Of some files the name is kept.
+    """
+    left_out, files = names_where(run_id=False), names_where(run_id="name")
     return {
-        key: Path(str(value)).name if key in FILES else value
+        key: Path(str(value)).name if key in files else value
         for key, value in keys.items()
-        if key not in PLACES
+        if key not in left_out
     }
 
 
 def parsed(text: str) -> Any:
-    """The value that `KEY VALUE` means: a literal, or the text itself."""
+    """Parse the VALUE of `KEY VALUE`: a Python literal, or else the text itself."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
 
 
-def _plain(value: Any) -> Any:
-    """As JSON has it: tuples as lists, 1.0 like 1."""
+def plain(value: Any) -> Any:
+    """Convert a value to plain JSON types: tuples to lists, 1.0 to 1."""
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value if isinstance(value, str | int | float | bool) or value is None else str(value)

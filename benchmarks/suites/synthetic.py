@@ -1,16 +1,16 @@
-"""The images that the quickstart makes for itself: textured shapes, in two kinds of files.
+"""Generator of the quickstart's images, which show textured shapes.
 
 * **images** without labels, one object each, for pre-training: `images/000001.jpg`. A few
-  more in one folder per class are for the kNN monitor only: `knn/{train,val}/<class>/*.jpg`.
+  labeled ones, in one folder per class, are for the kNN monitor: `knn/{train,val}/<class>/*.jpg`.
 * **scenes** of one to five objects in PASCAL VOC's layout, for fine-tuning and evaluation:
   `scenes/{Annotations,ImageSets/Main,JPEGImages}`, splits `trainval` and `test`.
 
     python -m benchmarks.suites.synthetic DIR --images 8192 --trainval 200 --test 200 --seed 0
 
-Class i is shape i filled with texture (3i + 1) mod 8, so a class is told apart by its outline and
-by its texture. Size, place, rotation, aspect and colors are sampled for every object; colors
-say nothing about the class. Every file depends on the seed and its own number only, so any subset
-can be made again in any order.
+Class i is shape i filled with texture (3i + 1) mod 8, so a class can be recognized by its outline
+or its texture. Size, position, rotation, aspect ratio and colors are sampled for every object;
+colors are independent of the class. A file depends only on the seed and its own number, so that any
+subset can be generated in any order.
 
 Legend: H, W height and width in pixels; P number of corners of an outline.
 """
@@ -27,7 +27,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from benchmarks.suites.prepare import whole_folder
+from benchmarks.suites.prepare import atomic_folder
 from moco.common.errors import run_cli
 from moco.common.files import PathLike
 from moco.common.progress import Progress
@@ -43,7 +43,7 @@ MAX_OVERLAP_IOU = 0.1
 NOISE_SIGMA = 6.0  # of 255
 JPEG_QUALITY = 95
 SUPERSAMPLING = 3
-# Independent random streams: an image never shares its numbers with a scene of the same number.
+# Separate random streams, so that an image and a scene of the same number are independent.
 IMAGES, KNN_TRAIN, KNN_VAL, SCENES_TRAIN, SCENES_TEST = range(5)
 
 
@@ -111,12 +111,12 @@ SHAPES: dict[str, Array] = {
 
 
 def _wave(x: Array) -> Array:
-    """A soft-edged square wave of period 1, between 0 and 1."""
+    """Compute a soft-edged square wave of period 1, between 0 and 1."""
     return np.clip(0.5 + 2.2 * np.sin(2 * math.pi * x), 0.0, 1.0)
 
 
 def _cell(x: Array) -> Array:
-    """Distance from the middle of the cell of size 1 that x is in, 0 to 0.5."""
+    """Return the distance of x from the center of its cell of size 1, 0 to 0.5."""
     return np.abs(x - np.floor(x) - 0.5)
 
 
@@ -153,8 +153,16 @@ CLASSES: tuple[str, ...] = tuple(f"{texture}-{shape}" for shape, texture in PAIR
 
 @dataclass(frozen=True)
 class Box:
-    """One object of a scene: class index, the pixels x0 <= x < x1, y0 <= y < y1 that it covers, and
-    whether the image's edge cuts it."""
+    """Bounding box of one object of a scene.
+
+    Attributes:
+        label: Class index.
+        x0: First column that it covers.
+        y0: First row.
+        x1: Column after the last one.
+        y1: Row after the last one.
+        truncated: Whether the image's edge cuts the object.
+    """
 
     label: int
     x0: int
@@ -164,6 +172,7 @@ class Box:
     truncated: bool
 
     def iou(self, other: "Box") -> float:
+        """Compute the intersection over union with another box."""
         w = min(self.x1, other.x1) - max(self.x0, other.x0)
         h = min(self.y1, other.y1) - max(self.y0, other.y0)
         shared = max(w, 0) * max(h, 0)
@@ -172,7 +181,7 @@ class Box:
 
 
 def smooth_noise(shape: tuple[int, ...], coarse: int, rng: Generator) -> Array:
-    """Gaussian noise of `coarse` x `coarse` values enlarged smoothly to `shape` (H, W)."""
+    """Sample `coarse` x `coarse` Gaussian values, and enlarge them smoothly to `shape` (H, W)."""
     low = rng.standard_normal((coarse, coarse), dtype=np.float32)
     image = Image.fromarray(low).resize((shape[1], shape[0]), Image.Resampling.BICUBIC)
     return np.asarray(image, dtype=np.float32)
@@ -182,8 +191,11 @@ def draw_object(canvas: Array, label: int, center: Array, size_px: float, rng: G
     """Draw one object of class `label` onto `canvas` (H, W, 3), 0..255, in place.
 
     Args:
-        center: (2,) x and y in pixels.
-        size_px: side of the square that the unrotated outline fills.
+        canvas: Pixels that are changed.
+        label: Class index.
+        center: Position (2,), x and y in pixels.
+        size_px: Side of the square that the unrotated outline fills.
+        rng: Random numbers.
 
     Returns:
         The tight box of the pixels of which the object covers at least half.
@@ -198,7 +210,7 @@ def draw_object(canvas: Array, label: int, center: Array, size_px: float, rng: G
     scale = np.array([aspect, 1 / aspect], dtype=np.float32) * (size_px / 2)
     corners = (SHAPES[shape] * scale) @ turn.T + center
 
-    # Only the part of the canvas that the object can touch is looked at.
+    # Computing only the region that the object can touch saves most of the time.
     left, top = np.clip(np.floor(corners.min(axis=0)), 0, None).astype(int)
     right, bottom = np.minimum(np.ceil(corners.max(axis=0)), (width, height)).astype(int)
     mask = Image.new("L", ((right - left) * SUPERSAMPLING, (bottom - top) * SUPERSAMPLING))
@@ -217,7 +229,7 @@ def draw_object(canvas: Array, label: int, center: Array, size_px: float, rng: G
     phase = rng.uniform(0, 1, 2).astype(np.float32) * (texture != "rings")
     x, y = np.moveaxis(local * frequency + phase, -1, 0)
     share = TEXTURES[texture](x, y, rng)
-    # Two colors of clearly different lightness.
+    # The lightness of the two colors differs, so that the texture is always visible.
     dark, light = rng.uniform(20, 100), rng.uniform(155, 245)
     one, two = _color(dark, rng), _color(light, rng)
     if rng.random() >= 0.5:
@@ -229,7 +241,7 @@ def draw_object(canvas: Array, label: int, center: Array, size_px: float, rng: G
 
 
 def make_image(seed: int, stream: int, index: int, label: int) -> NDArray[np.uint8]:
-    """One object of class `label` somewhere on a smooth background, (H, W, 3) RGB."""
+    """Draw one object of class `label` on a smooth background, (H, W, 3) RGB."""
     rng = np.random.default_rng((seed, stream, index))
     canvas = _background(IMAGE_PX, rng)
     size = rng.uniform(*OBJECT_IN_IMAGE_PX)
@@ -240,7 +252,7 @@ def make_image(seed: int, stream: int, index: int, label: int) -> NDArray[np.uin
 
 
 def make_scene(seed: int, stream: int, index: int) -> tuple[NDArray[np.uint8], list[Box]]:
-    """A scene (H, W, 3) RGB and the boxes of its objects, placed so that none hides another."""
+    """Draw a scene (H, W, 3) RGB whose objects hardly overlap, and return it with their boxes."""
     rng = np.random.default_rng((seed, stream, index))
     canvas = _background(SCENE_PX, rng)
     wanted = int(rng.integers(OBJECTS_PER_SCENE[0], OBJECTS_PER_SCENE[1] + 1))
@@ -258,8 +270,8 @@ def make_scene(seed: int, stream: int, index: int) -> tuple[NDArray[np.uint8], l
 
 
 def write_images(folder: PathLike, count: int, seed: int) -> None:
-    """Write `count` images, the classes in turn, into one flat folder without any label."""
-    with whole_folder(folder) as part, Progress(count, "draw images", "img") as progress:
+    """Write `count` images, the classes in turn, into one flat folder without labels."""
+    with atomic_folder(folder) as part, Progress(count, "draw images", "img") as progress:
         for index in range(count):
             image = make_image(seed, IMAGES, index, index % len(CLASSES))
             _write_jpeg(part / f"{index + 1:06d}.jpg", image)
@@ -268,7 +280,7 @@ def write_images(folder: PathLike, count: int, seed: int) -> None:
 
 def write_knn(folder: PathLike, train: int, val: int, seed: int) -> None:
     """Write images in one folder per class for the kNN monitor: `{train,val}/<class>/*.jpg`."""
-    with whole_folder(folder) as part:
+    with atomic_folder(folder) as part:
         for name, stream, count in (("train", KNN_TRAIN, train), ("val", KNN_VAL, val)):
             for index in range(count):
                 label = index % len(CLASSES)
@@ -280,7 +292,7 @@ def write_scenes(folder: PathLike, trainval: int, test: int, seed: int) -> None:
     """Write labeled scenes in VOC's layout; the splits are `trainval` and `test`."""
     number = 0
     splits = (("trainval", SCENES_TRAIN, trainval), ("test", SCENES_TEST, test))
-    with whole_folder(folder) as part, Progress(trainval + test, "draw scenes", "img") as progress:
+    with atomic_folder(folder) as part, Progress(trainval + test, "draw scenes", "img") as progress:
         lists = part / "ImageSets" / "Main"
         for made in (lists, part / "Annotations"):
             made.mkdir(parents=True)
@@ -300,7 +312,7 @@ def write_scenes(folder: PathLike, trainval: int, test: int, seed: int) -> None:
 
 
 def _color(lightness: float, rng: Generator) -> Array:
-    """A muted color (3,) around a gray level."""
+    """Sample a muted color (3,) around a gray level."""
     tint = rng.standard_normal(3)
     tint -= tint.mean()
     tint *= rng.uniform(10, 45) / max(float(np.abs(tint).max()), 1e-6)
@@ -308,7 +320,7 @@ def _color(lightness: float, rng: Generator) -> Array:
 
 
 def _background(side: int, rng: Generator) -> Array:
-    """Two muted colors mixed by smooth noise, (side, side, 3), 0..255."""
+    """Mix two muted colors by smooth noise, (side, side, 3), 0..255."""
     level = rng.uniform(70, 190)
     one = _color(level - rng.uniform(10, 40), rng)
     two = _color(level + rng.uniform(10, 40), rng)
@@ -327,7 +339,7 @@ def _write_jpeg(path: Path, image: NDArray[np.uint8]) -> None:
 
 
 def _annotation(filename: str, boxes: Sequence[Box]) -> str:
-    """PASCAL VOC XML: 1-based corners, both inclusive."""
+    """Format boxes as PASCAL VOC XML, with 1-based inclusive corners."""
     objects = "".join(
         f"""
   <object>
@@ -358,31 +370,35 @@ def _annotation(filename: str, boxes: Sequence[Box]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Write the requested kind of images."""
     args = build_parser().parse_args(argv)
-    if args.images:
-        write_knn(args.folder / "knn", args.knn_train, args.knn_val, args.seed)
-        write_images(args.folder / "images", args.images, args.seed)
-    if args.trainval and args.test:
-        write_scenes(args.folder / "scenes", args.trainval, args.test, args.seed)
+    if args.kind == "images":
+        write_images(args.folder, args.images, args.seed)
+    elif args.kind == "knn":
+        write_knn(args.folder, args.knn_train, args.knn_val, args.seed)
+    else:
+        write_scenes(args.folder, args.trainval, args.test, args.seed)
 
 
 def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of the steps with the program `draw`."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.suites.synthetic",
-        description="Draw textured shapes: images for pre-training (DIR/images, with labeled "
-        "ones for the kNN monitor in DIR/knn) and labeled scenes in VOC layout (DIR/scenes).",
+        description="Draw textured shapes: images for pre-training, labeled ones for the kNN "
+        "monitor, or labeled scenes in VOC layout.",
     )
-    parser.add_argument("folder", type=Path, metavar="DIR")
+    parser.add_argument("kind", choices=("images", "knn", "scenes"))
     for name, number, what in (
-        ("images", 8192, "unlabeled images; 0: none"),
+        ("images", 8192, "unlabeled images"),
         ("knn-train", 1024, "labeled images whose neighbors vote"),
         ("knn-val", 512, "labeled images to classify"),
-        ("trainval", 200, "labeled scenes for fine-tuning; 0: no scenes"),
-        ("test", 200, "labeled scenes for evaluation; 0: no scenes"),
-        ("seed", 0, "of all random numbers"),
+        ("trainval", 200, "labeled scenes for fine-tuning"),
+        ("test", 200, "labeled scenes for evaluation"),
+        ("seed", 0, "seed of all random numbers"),
     ):
         parser.add_argument(f"--{name}", type=int, default=number, help=f"{what} (%(default)s)")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_argument("folder", type=Path, metavar="OUT", help="new folder")
     return parser
 
 

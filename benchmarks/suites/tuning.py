@@ -1,21 +1,31 @@
-"""Equal-budget tuning: the same grid for every init, measured on held-out training images. Pure.
+r"""Equal-budget tuning: the same grid for every init, evaluated on held-out training images.
 
-A grid is a suite of its own: every task is shortened, trained on all but a tenth of its training
-images and tested on the rest (DATASETS.PART tune), once for each point. The best point of each
-init, by the first of the metrics that tables show, then trains on all images as one more task. The
-test split is in no run of the grid.
+For each point of the grid, a shortened schedule is trained on all but a tenth of the training
+images, and tested on the rest (DATASETS.PART tune). One more task then trains each init on all
+images with its best point, by the first of the metrics that tables show. No run of the grid reads
+the test split. The choice is a run of the suite, which writes the file that the tuned task reads:
+
+    python -m benchmarks.suites.tuning --config TASK.yaml --init NAME --grid TEXT \
+        --untuned KEY=VALUE,... --run KEY=VALUE,... FOLDER ... OUT.yaml
 """
 
+import argparse
 import itertools
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from benchmarks.suites.suite import DETECTION, Suite, SuiteTask, all_keys, parsed
-from detection.config.keys import HONORED, TRANSFER, at_edge
+from detection.config.keys import KEYS, at_edge, tuned_axes
+from detection.evaluation.metrics import headline_names
 from moco.common.cfgnode import flatten, read_yaml
-from moco.common.errors import UserError, plural
+from moco.common.errors import UserError, plural, run_cli
+from moco.common.files import atomic_write_text
+from moco.common.run import RECORD_NAME, read_record
 
 DEFAULTS = Path(__file__).with_name("tuning.yaml")
 Point = tuple[tuple[str, str], ...]  # KEY VALUE pairs
@@ -23,12 +33,12 @@ Point = tuple[tuple[str, str], ...]  # KEY VALUE pairs
 
 @dataclass(frozen=True)
 class Grid:
-    """The points of one task.
+    """Grid of one task.
 
     Attributes:
-        axes: key → values, as texts, in the order of the table.
-        untuned: the task's own values.
-        share: of the task's iterations.
+        axes: Key → values, as strings.
+        untuned: The task's own values.
+        share: Length of a training, as a share of the task's iterations.
     """
 
     axes: Mapping[str, tuple[str, ...]]
@@ -37,25 +47,27 @@ class Grid:
 
     @property
     def points(self) -> tuple[Point, ...]:
+        """All combinations of the values."""
         pairs = [[(key, value) for value in axis] for key, axis in self.axes.items()]
         return tuple(itertools.product(*pairs))
 
     def __str__(self) -> str:
-        """Return the text of SOLVER.TUNED, from which `tuned_axes` reads the values."""
+        """Return the value of SOLVER.TUNED, which `tuned_axes` parses."""
         axes = (f"{key}={','.join(axis)}" for key, axis in self.axes.items())
         return f"{' '.join(axes)} at {self.share:g} of the schedule"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What the grid says of one init.
+    """Choice of a point for one init.
 
     Attributes:
-        point: the best; value: its metric on the held-out images, 0..100.
-        untuned: that of the task's own values; None: they are not in the grid, or diverged.
-        edges: keys whose best value is the lowest or the highest that was tried.
-        diverged: number of points whose training did.
-        equal: number of points with the best value.
+        point: The best point.
+        value: Its metric on the held-out images, 0..100.
+        untuned: The metric of the task's own values; None if not in the grid, or diverged.
+        edges: Keys whose best value is the lowest or the highest of the grid.
+        diverged: Number of points whose training diverged.
+        equal: Number of points with the best metric.
     """
 
     point: Point
@@ -67,8 +79,8 @@ class Choice:
 
 
 def grid_of(task: SuiteTask, own: Mapping[str, Any] | None = None) -> Grid:
-    """The grid of a task; `own`: the suite's `tune`."""
-    keys = {**HONORED, **TRANSFER, **all_keys(task)}
+    """Return the grid of a task, from the suite's `tune` (`own`) or from tuning.yaml."""
+    keys = {**KEYS.defaults, **all_keys(task)}
     table = read_yaml(DEFAULTS)
     share = float((own or {}).get("share", table["share"]))
     if own and "values" in own:
@@ -80,15 +92,26 @@ def grid_of(task: SuiteTask, own: Mapping[str, Any] | None = None) -> Grid:
     return Grid(texts, tuple((key, f"{float(keys[key]):.6g}") for key in axes), share)
 
 
-def grid_suite(suite: Suite) -> tuple[Suite, dict[str, tuple[str, Point]]]:
-    """The suite of all grids, and its tasks' names → the task and the point that each is of."""
+def with_grids(suite: Suite) -> Suite:
+    """Insert after each detection task the points of its grid, and the tuned task.
+
+    Raises:
+        UserError: If the suite has no detection task.
+    """
     from detection.datasets.parts import TUNE  # imports numpy
 
-    tasks, points = [], {}
-    for task in tunable(suite):
-        grid, keys = grid_of(task, suite.tune), {**HONORED, **all_keys(task)}
+    if all(task.program != DETECTION for task in suite.tasks):
+        raise UserError(
+            f"--tune: suite {suite.name} has no detection task, and others have no grid"
+        )
+    tasks: list[SuiteTask] = []
+    for task in suite.tasks:
+        tasks.append(task)
+        if task.program != DETECTION:
+            continue
+        grid, keys = grid_of(task, suite.tune), {**KEYS.defaults, **all_keys(task)}
         length = max(int(keys["SOLVER.MAX_ITER"] * grid.share), 1)
-        # Tuples are texts in YAML.
+        # YAML reads a tuple as a string.
         steps = tuple(max(int(step * grid.share), 1) for step in parsed(str(keys["SOLVER.STEPS"])))
         short = (
             ("DATASETS.PART", TUNE),
@@ -96,90 +119,124 @@ def grid_suite(suite: Suite) -> tuple[Suite, dict[str, tuple[str, Point]]]:
             ("SOLVER.STEPS", str(steps)),
         )
         for point in grid.points:
-            # After its values: a wider grid has the runs of the narrower one.
+            # Named by its values alone, so that a wider grid reuses the runs of a narrower one.
             name = ".".join((task.name, *(value for _, value in point)))
-            points[name] = (task.name, point)
             overrides = (*task.overrides, *short, *point)
-            tasks.append(replace(task, name=name, overrides=overrides, trials=1))
-    return replace(suite, name=f"{suite.name}-tuning", tasks=tuple(tasks)), points
-
-
-def tunable(suite: Suite) -> list[SuiteTask]:
-    """The tasks that have a grid, detection's; UserError: there is none."""
-    found = [task for task in suite.tasks if task.program == DETECTION]
-    if not found:
-        raise UserError(f"suite {suite.name}: has no task of detection, which is what is tuned")
-    return found
-
-
-def choose(
-    suite: Suite, points: Mapping[str, tuple[str, Point]], found: Mapping[tuple[str, str], float]
-) -> dict[str, dict[str, Choice]]:
-    """Task → init → choice; of two equal points the first.
-
-    Args:
-        found: (name of a task of the grid, init) → metric; NaN where the training diverged.
-
-    Raises:
-        UserError: every point of an init diverged.
-    """
-    choices: dict[str, dict[str, Choice]] = {}
-    for task in tunable(suite):
-        grid = grid_of(task, suite.tune)
-        names = {name: point for name, (of, point) in points.items() if of == task.name}
-        for init in dict.fromkeys(init for name, init in found if name in names):
-            values = {point: found[name, init] for name, point in names.items()}
-            finite = {point: value for point, value in values.items() if value == value}
-            if not finite:
-                raise UserError(
-                    f"{task.name} from {init}: all {len(values)} points of the grid diverged; "
-                    "give the suite's file a `tune` with lower learning rates"
-                )
-            best = max(finite, key=lambda point: finite[point])
-            edges = tuple(key for key, value in best if at_edge(value, grid.axes[key]))
-            equal, diverged = list(finite.values()).count(finite[best]), len(values) - len(finite)
-            choices.setdefault(task.name, {})[init] = Choice(
-                best, finite[best], finite.get(grid.untuned), edges, diverged, equal
-            )
-    return choices
-
-
-def with_tuned(suite: Suite, choices: Mapping[str, Mapping[str, Choice]]) -> Suite:
-    """The suite with every tuned task beside the task itself, which is the untuned row."""
-    tasks: list[SuiteTask] = []
-    for task in suite.tasks:
-        tasks.append(task)
-        if task.program == DETECTION:
-            tasks.append(
-                replace(
-                    task,
-                    name=f"{task.name}_tuned",
-                    overrides=(*task.overrides, ("SOLVER.TUNED", str(grid_of(task, suite.tune)))),
-                    init_overrides={i: c.point for i, c in choices.get(task.name, {}).items()},
-                    paper=(),
-                )
-            )
+            own: dict[str, Any] = {"point_of": task.name, "point": point, "trials": 1, "paper": ()}
+            tasks.append(replace(task, name=name, overrides=overrides, **own))
+        free = tuple((key, value) for key, value in task.overrides if key not in grid.axes)
+        overrides = (*free, ("SOLVER.TUNED", str(grid)))
+        name = f"{task.name}_tuned"
+        own = {"tunes": task.name, "point": grid.untuned, "paper": ()}
+        tasks.append(replace(task, name=name, overrides=overrides, **own))
     return replace(suite, tasks=tuple(tasks))
 
 
-def describe(choices: Mapping[str, Mapping[str, Choice]]) -> str:
-    """What was chosen, a line for each init; also which values were at an edge."""
-    lines = []
-    for task, chosen in choices.items():
-        lines.append(f"tuned {task}, on held-out training images:")
-        for init, choice in chosen.items():
-            values = ", ".join(f"{key} {value}" for key, value in choice.point)
-            untuned = "not tried" if choice.untuned is None else f"{choice.untuned:.1f}"
-            lines.append(f"  {init}: {values}: {choice.value:.1f} (untuned: {untuned})")
-            if choice.diverged:
-                lines.append(f"    {plural(choice.diverged, 'point')} diverged")
-            if choice.value == 0:
-                lines.append("    no point is above 0.0, the first was taken")
-            elif choice.equal > 1:
-                lines.append(f"    {choice.equal} points are equal, the first was taken")
-            lines += [
-                f"    {key} is at the edge of its grid: a better value may lie beyond; widen it "
-                "with `tune` in the suite's file"
-                for key in choice.edges
-            ]
-    return "\n".join(lines)
+def choose(
+    axes: Mapping[str, Sequence[str]], found: Mapping[Point, float], untuned: Point
+) -> Choice:
+    """Choose the point with the best metric; of equal ones the first.
+
+    Args:
+        axes: Key → values of the grid.
+        found: Point → metric; NaN if the training diverged.
+        untuned: The task's own values.
+
+    Raises:
+        UserError: If every point diverged.
+    """
+    finite = {point: value for point, value in found.items() if not math.isnan(value)}
+    if not finite:
+        raise UserError(
+            f"all {len(found)} points of the grid diverged; give the suite's file a `tune` with "
+            "lower learning rates"
+        )
+    best = max(finite, key=lambda point: finite[point])
+    edges = tuple(key for key, value in best if at_edge(value, axes[key]))
+    equal, diverged = list(finite.values()).count(finite[best]), len(found) - len(finite)
+    return Choice(best, finite[best], finite.get(untuned), edges, diverged, equal)
+
+
+def describe(init: str, choice: Choice) -> list[str]:
+    """Format the choice, with warnings about divergence, ties and values at an edge."""
+    values = ", ".join(f"{key} {value}" for key, value in choice.point)
+    untuned = "not tried" if choice.untuned is None else f"{choice.untuned:.1f}"
+    lines = [f"{init}: {values}: {choice.value:.1f} (untuned: {untuned})"]
+    if choice.diverged:
+        lines.append(f"  {plural(choice.diverged, 'point')} diverged")
+    if choice.value == 0:
+        lines.append("  no point is above 0.0, the first was taken")
+    elif choice.equal > 1:
+        lines.append(f"  {choice.equal} points are equal, the first was taken")
+    lines += [
+        f"  {key} is at the edge of its grid: a better value may lie beyond; widen it with `tune` "
+        "in the suite's file"
+        for key in choice.edges
+    ]
+    return lines
+
+
+def read_description(path: Path) -> list[str]:
+    """Read the lines of `describe` from the file that `main` writes; none if it does not exist."""
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    comments = itertools.takewhile(lambda line: line.startswith("# "), lines)
+    return [line.removeprefix("# ") for line in comments]
+
+
+def _measured(folder: Path) -> float:
+    """Read the headline metric of a point's run; NaN if it diverged.
+
+    Raises:
+        UserError: If the run is not done.
+    """
+    path = folder / RECORD_NAME
+    record = read_record(path) if path.is_file() else None
+    if record is None or not (record.diverged or record.status == "done"):
+        raise UserError(f"{folder}: this point of the grid has no result, so nothing is chosen")
+    value = record.metrics[headline_names(record.metrics)[0]] if not record.diverged else None
+    return math.nan if value is None else value
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Choose the best point, print the choice, and write the tuned task's file."""
+    args = build_parser().parse_args(argv)
+    found = {_point(text): _measured(Path(folder)) for text, folder in args.run}
+    choice = choose(tuned_axes({"SOLVER.TUNED": args.grid}), found, _point(args.untuned))
+    lines = describe(args.init, choice)
+    print(*lines, sep="\n")
+    content: dict[str, Any] = {"_BASE_": str(args.config.resolve())}
+    for key, value in choice.point:
+        *sections, name = key.split(".")
+        node = content
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[name] = parsed(value)
+    atomic_write_text(args.out, "".join(f"# {line}\n" for line in lines) + yaml.safe_dump(content))
+
+
+def _point(text: str) -> Point:
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    return tuple((key, value) for key, _, value in pairs)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of the choice."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.suites.tuning",
+        description="Choose the best point of a grid, and write the task with its values.",
+    )
+    add = parser.add_argument
+    add("out", type=Path, metavar="OUT.yaml")
+    add("--config", type=Path, required=True, metavar="TASK.yaml")
+    add("--init", required=True, metavar="NAME", help="init that the printed choice names")
+    add("--grid", required=True, help="value of SOLVER.TUNED")
+    add("--untuned", required=True, metavar="KEY=VALUE,...", help="the task's own values")
+    add("--run", nargs=2, action="append", required=True, metavar=("KEY=VALUE,...", "FOLDER"))
+    add("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+if __name__ == "__main__":
+    run_cli(main)

@@ -1,4 +1,4 @@
-"""Error types by hand, against tidecv, and in a report."""
+"""Error types: computed by hand, compared with tidecv, and shown in a report."""
 
 import json
 from dataclasses import replace
@@ -23,10 +23,11 @@ pytest.importorskip("hotcoco")
 
 
 def voc_run(tmp_path, monkeypatch) -> FinishedRun:
-    """Two cats, a dog, and a difficult cat; one error of each type.
+    """Write a run on two cats, a dog, and a difficult cat, with one error of each type.
 
-    The first cat is right (IoU 1) and has a duplicate; the second one is called a dog; the dog is
-    missed but for a box with IoU 1/3 and, called a cat, one with IoU 0.25; one is of nothing.
+    The first cat is detected (IoU 1) and has a duplicate; the second one is classified as a dog;
+    the dog has only a box with IoU 1/3 and, classified as a cat, one with IoU 0.25; one box is on
+    the background.
     """
     boxes = [[1, 1, 100, 100], [201, 1, 300, 100], [1, 201, 100, 300], [201, 201, 300, 300]]
     classes, difficult = np.array([0, 0, 1, 0]), np.array([False, False, False, True])
@@ -40,9 +41,9 @@ def voc_run(tmp_path, monkeypatch) -> FinishedRun:
         (1, [50, 200, 150, 300], 0.6),  # localization
         (0, [60, 200, 160, 300], 0.5),  # both
         (0, [400, 400, 500, 500], 0.4),  # background
-        (0, [200, 200, 300, 300], 0.3),  # of the difficult one: no error
+        (0, [200, 200, 300, 300], 0.3),  # on the difficult one: no error
     ]
-    config, ap50 = CONFIG, 100 * (6 / 11 + 0) / 2  # 11 recalls; of the cats half are found
+    config, ap50 = CONFIG, 100 * (6 / 11 + 0) / 2  # 11 recall points; half of the cats are found
     folder = write_run(tmp_path / "run", config=config, metrics={"bbox/AP50": ap50})
     found = [{"image_id": "7", "category_id": c, "bbox": b, "score": s} for c, b, s in rows]
     write_voc(folder / "inference", "voc_2007_test", ("cat", "dog"), found)
@@ -51,13 +52,13 @@ def voc_run(tmp_path, monkeypatch) -> FinishedRun:
 
 
 def test_error_types_by_hand(tmp_path, monkeypatch):
-    """Of 101 recalls, half a class has precision 1 up to recall 0.5, which is 51 of them."""
+    """A class half of which is found has precision 1 at 51 of the 101 recall points."""
     found = error_types(voc_run(tmp_path, monkeypatch))
     assert found["counts"] == {"Cls": 1, "Loc": 1, "Both": 1, "Dupe": 1, "Bkg": 1, "Miss": 0}
     assert found["ap50"] == pytest.approx(100 * 51 / 101 / 2, abs=1e-5)
-    # Well localized, the dog is found, behind the cat that is called a dog: precision 1/2.
+    # If localized, the dog is found after the cat that is classified as a dog: precision 1/2.
     assert found["delta"]["Loc"] == pytest.approx(100 * 0.5 / 2, abs=1e-5)
-    # Called a cat, the second cat is found, behind one right and one wrong box: precision 2/3.
+    # If classified, the second cat is found after a right and a wrong box: precision 2/3.
     assert found["delta"]["Cls"] == pytest.approx(100 * 50 / 101 * (2 / 3) / 2, abs=1e-5)
     assert found["delta"]["Dupe"] == found["delta"]["Bkg"] == found["delta"]["Both"] == 0
 
@@ -144,13 +145,13 @@ def test_command_writes_what_the_report_shows(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("later", [{"metrics": {"bbox/AP50": 20.0}}, {"provenance": {"utc": "1"}}])
 def test_what_was_made_of_an_earlier_run_is_not_read(tmp_path, monkeypatch, later):
-    """Trained again in the same folder: error types are the earlier detector's."""
+    """A detector trained again in the same folder makes other errors."""
     run = voc_run(tmp_path, monkeypatch)
     main([str(tmp_path)])
     write_record(run.folder, replace(run.record, **later))
     for name, text in rendered(report(tmp_path)).items():
         assert "(TIDE)" not in text, name
         said = text.replace("\\", "")
-        assert f"{ERRORS_NAME} of random, seed 0, does not name this run and is not read" in said, (
+        assert f"{ERRORS_NAME} of random, seed 0, belongs to another run and is ignored" in said, (
             name
         )

@@ -1,4 +1,4 @@
-"""Robustness by hand, and of a run without its model."""
+"""Robustness: computed by hand, and after the model has changed."""
 
 import json
 import shutil
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.report.analysis import robustness
 from benchmarks.report.records import collect
-from benchmarks.report.why import robustness
 from benchmarks.robustness import main
 from detection.data.corruptions import NAMES
 from detection.evaluation.metrics import ROBUSTNESS_NAME
@@ -18,7 +18,7 @@ from tests.benchmarks.report.fake_runs import write_run
 
 
 def content(without=(), severity=3):
-    """P 40; the noises have 10, the others 20."""
+    """Return P 40 on clean images, 10 under noise, 20 under other corruptions."""
     corrupted = {n: {"bbox/AP": 10.0 if "noise" in n else 20.0} for n in NAMES if n not in without}
     return {"severity": severity, "clean": {"bbox/AP": 40.0}, "corrupted": corrupted, "failing": {}}
 
@@ -39,7 +39,7 @@ def test_robustness_by_hand(tmp_path):
 
 
 def test_evaluations_of_an_earlier_model_are_made_again(tmp_path, monkeypatch):
-    """An --overwrite that failed, or a model that was put there, leaves those of another one."""
+    """An --overwrite that failed, or a copied model, leaves evaluations of another one."""
     if find_spec("imagecorruptions") is None:
         pytest.skip("imagecorruptions is not installed")
     write_run(tmp_path / "run", metrics={"bbox/AP": 40.0})

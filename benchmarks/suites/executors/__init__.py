@@ -1,3 +1,3 @@
-"""Where runs are computed: this machine's GPUs or cores, or a Slurm cluster."""
+"""Executors, which compute runs on this machine's GPUs or cores, or on a Slurm cluster."""
 
 from benchmarks.suites.executors import local, slurm  # noqa: F401 - registers them

@@ -1,7 +1,7 @@
-"""What an executor is, and the registry that `--executor` looks it up in.
+"""Base class of executors, and the registry of `--executor`.
 
-An executor hands out slots (`Executor.reserve`) and starts a run's process in them. What is
-registered is a function named as the value of `--executor` that makes one from `Options`.
+An executor reserves devices (`Executor.reserve`) and starts a run's process on them. The registry
+holds functions named as the values of `--executor`, which build an executor from `Options`.
 """
 
 from abc import ABC, abstractmethod
@@ -17,31 +17,32 @@ from benchmarks.suites.runs import Run
 from moco.common.errors import UserError
 
 EXECUTORS = Registry("EXECUTORS")
-# Torch and its libraries read these; more threads on one small run only get in each other's way.
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-# In the arguments of a run on several machines: what only the machine itself knows.
+# Placeholders in the arguments of a run on several machines, which each machine fills in.
 RANK, HOST, PORT = "<rank>", "<host>", "<port>"
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says to an executor.
+    """Options of an executor from the command line.
 
     Attributes:
-        folder: of the suite; whatever has to be shared between runners is below it.
-        workers: runs at a time on the CPU, jobs in the queue of a cluster; 0: the default.
-        slurm: the `KEY=VALUE` of `--slurm`.
-        keep: which checkpoints stay, where jobs have to see to that, see benchmarks/suites/keep.py.
+        folder: Folder of the suite.
+        workers: Parallel runs on the CPU, or jobs in the queue of a cluster; 0: the default.
+        slurm: `KEY=VALUE` items of `--slurm`.
+        keep: Policy of the checkpoints, for jobs that delete their own, see
+            benchmarks/suites/keep.py.
+        stop_seconds: Time that runs have to save.
 
     Raises:
-        UserError: fewer than no workers.
+        UserError: If the number of workers is negative.
     """
 
     folder: Path
     workers: int = 0
     slurm: Sequence[str] = ()
     keep: str = ALL
+    stop_seconds: float = 120.0
 
     def __post_init__(self) -> None:
         if self.workers < 0:
@@ -49,11 +50,11 @@ class Options:
 
 
 class Process(ABC):
-    """A process that was started, or a job of a cluster, which notes its run's failure itself.
+    """Process of a run, or a job of a cluster, which records its run's failure itself.
 
     Attributes:
-        why: what is known about its end beside its log.
-        cancelled: somebody took it out of the queue while this runner watched it.
+        why: Description of its end, in addition to the log; empty if there is none.
+        cancelled: Whether its job was removed from the queue while this runner watched it.
     """
 
     why = ""
@@ -61,45 +62,27 @@ class Process(ABC):
 
     @abstractmethod
     def poll(self) -> int | None:
-        """Its exit code (negative: the signal that killed it), or None while it runs."""
+        """Return its exit code (negative: the signal that killed it), or None while it runs."""
 
-    def terminate(self) -> None:  # noqa: B027 - jobs belong to their queue
-        """Ask it to save and end."""
+    def terminate(self) -> None:  # noqa: B027 - a runner leaves jobs in their queue
+        """Send SIGTERM, so that it saves and ends."""
 
     def kill(self) -> None:  # noqa: B027
-        """End it, and what it has started, at once."""
+        """Kill it and the processes that it has started."""
 
     def is_queued(self) -> bool:
+        """Return whether it is a job that has not started."""
         return False
-
-    def in_charge(self) -> bool:
-        """Whether its end is still to be judged; another runner may have done it."""
-        return True
-
-    def forget(self) -> None:  # noqa: B027
-        """Its end was judged."""
-
-
-@dataclass(frozen=True)
-class Slots:
-    """Devices that are reserved for one run, with their locks; a cluster finds its own."""
-
-    devices: tuple[str, ...] = ()
-    locks: tuple[Lock, ...] = ()
-
-    def release(self) -> None:
-        """Free them for others; they stay taken while a process started in them lives."""
-        for lock in self.locks:
-            lock.release()
 
 
 class Executor(ABC):
-    """Where runs are computed.
+    """Base class of executors.
 
     Attributes:
-        gpus: number of GPUs in all, 0 for a CPU executor.
-        remote: its processes are jobs on other machines: they wait in a queue, take the locks of
-            their runs themselves when they begin, and continue when the runner is stopped.
+        gpus: Total number of GPUs; 0 for a CPU executor.
+        remote: Whether its processes are jobs on other machines. Jobs wait in a queue for the runs
+            that they depend on, take the lock of their run when they start, and continue when the
+            runner is stopped.
     """
 
     gpus: int = 0
@@ -107,35 +90,61 @@ class Executor(ABC):
 
     @abstractmethod
     def parallel(self, gpus: int) -> int:
-        """How many runs of this many GPUs are computed at once; estimates depend on it."""
+        """Return how many runs of `gpus` GPUs are computed at once, for estimates."""
 
     @abstractmethod
-    def reserve(self, gpus: int) -> Slots | None:
-        """Slots for a run of this many GPUs (0: one CPU process), or None: not now."""
+    def reserve(self, gpus: int) -> Sequence[str] | None:
+        """Reserve devices for a run of `gpus` GPUs (0: one CPU process), or return None."""
+
+    def release(self, devices: Sequence[str]) -> None:  # noqa: B027 - a cluster assigns devices
+        """Free devices for other runs."""
 
     @abstractmethod
-    def start(self, run: Run, argv: Sequence[str], lock: Lock, slots: Slots) -> Process:
-        """Start a process that keeps the run's lock as long as it lives."""
+    def start(self, run: Run, lock: Lock, devices: Sequence[str]) -> Process:
+        """Start a process that holds the run's lock as long as it lives."""
 
     @abstractmethod
     def where(self) -> str:
-        """For people: `on 8 GPUs`."""
+        """Describe the place for a message, e.g. `on 8 GPUs`."""
 
     def machines(self, gpus: int) -> int:
-        """On how many machines a run of this many GPUs is computed."""
+        """Return the number of machines of a run of `gpus` GPUs."""
         return 1
 
     def problems(self, sizes: Collection[int]) -> list[str]:
-        """Why runs of these numbers of GPUs would not be started, one line each."""
+        """Return why runs of these numbers of GPUs could not start, one line each."""
         return []
 
-    def submit(self) -> None:  # noqa: B027 - processes of this machine have started
-        """Send off together what was started since the last call."""
+    def submit(self) -> None:  # noqa: B027 - `start` has started processes of this machine
+        """Submit together the jobs that were started since the last call."""
 
     def adopt(self, run: Run) -> Process | None:
-        """The job that another runner has submitted for a run, and whose end is not judged."""
+        """Return the job that an earlier runner has submitted for a run, if there is one."""
         return None
 
     def shutdown_message(self) -> str:
-        """What becomes of processes that are left behind, and how to continue."""
+        """Return how to continue, and what happens to jobs in the queue, for a message."""
         return "the same command continues from here"
+
+
+class PlanExecutor(Executor):
+    """Placeholder for the scheduler of a written plan, with any number of GPUs."""
+
+    gpus = 1 << 20
+    remote = True
+
+    def parallel(self, gpus: int) -> int:
+        """Return 1, as the scheduler is unknown."""
+        return 1
+
+    def reserve(self, gpus: int) -> None:
+        """Return None: a plan is only written."""
+        return None
+
+    def start(self, run: Run, lock: Lock, devices: Sequence[str]) -> Process:
+        """Raise NotImplementedError."""
+        raise NotImplementedError("a plan is computed by something else")
+
+    def where(self) -> str:
+        """Return the words of the message that a plan is written."""
+        return "for a plan"

@@ -1,117 +1,108 @@
-"""Processes on the GPUs or cores of this machine: `--executor local`, `cpu` and `auto`.
-
-A device is locked by a file below the suite's folder, and the locks are inherited by the processes:
-two runners on one machine share its devices, and a process whose runner was killed keeps its own.
-"""
+"""Executors for the GPUs or cores of this machine: `--executor local`, `cpu` and `auto`."""
 
 import contextlib
 import os
+import re
 import signal
-import socket
 import subprocess
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from multiprocessing.context import ForkServerProcess
 
-from benchmarks.suites.executors.base import (
-    EXECUTORS,
-    ONE_THREAD,
-    VISIBLE,
-    Executor,
-    Options,
-    Process,
-    Slots,
-)
+from benchmarks.suites import children
+from benchmarks.suites.executors.base import EXECUTORS, VISIBLE, Executor, Options, Process
 from benchmarks.suites.locks import Lock
 from benchmarks.suites.runs import Run
 from moco.common.children import own_modules
 from moco.common.distributed import usable_cores
-from moco.common.errors import UserError
+from moco.common.errors import UserError, plural
 
 
 class LocalProcess(Process):
-    """A process in a session of its own.
+    """Process in a session of its own.
 
-    Ctrl-C in the terminal therefore reaches the runner alone, which then asks its processes to
-    save; and all that a process has started can be ended with it.
+    Ctrl-C in the terminal therefore reaches only the runner, which then terminates its processes;
+    and a process can be killed together with those that it has started.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: ForkServerProcess) -> None:
         self._process = process
 
     def poll(self) -> int | None:
-        return self._process.poll()
+        """Return its exit code, or None while it runs."""
+        return self._process.exitcode
 
     def terminate(self) -> None:
+        """Send SIGTERM to it alone."""
         self._process.terminate()
 
     def kill(self) -> None:
+        """Kill its session, and wait for its end."""
+        assert self._process.pid
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        self._process.kill()
+        self._process.join()
 
 
 class LocalExecutor(Executor):
-    """Processes on named devices.
+    """Executor of processes on named devices.
 
     Args:
-        folder: of the suite.
-        gpus: names of the devices, as CUDA_VISIBLE_DEVICES takes them; none: on the CPU.
-        cores: number of slots on the CPU, of one thread each.
+        gpus: Names of the devices for CUDA_VISIBLE_DEVICES; none: on the CPU.
+        cores: Number of slots on the CPU, of one thread each.
+        stop_seconds: Time that a run has to save when its runner has ended.
     """
 
-    def __init__(self, folder: Path, gpus: Sequence[str] = (), cores: int = 0) -> None:
-        self._locks = folder / ".slots" / socket.gethostname()
+    def __init__(self, gpus: Sequence[str] = (), cores: int = 0, stop_seconds: float = 120) -> None:
         self._devices = tuple(gpus) or tuple(map(str, range(cores)))
+        self._taken: set[str] = set()
+        self._stop_seconds = stop_seconds
         self.gpus = len(gpus)
 
     def where(self) -> str:
+        """Name the number of GPUs, or of slots on the CPU."""
         if self.gpus:
-            return f"on {self.gpus} GPU{'s' if self.gpus > 1 else ''}"
+            return f"on {plural(self.gpus, 'GPU')}"
         return f"on the CPU, {len(self._devices)} at a time"
 
     def parallel(self, gpus: int) -> int:
+        """Divide the devices among runs of `gpus` GPUs."""
         return len(self._devices) // max(gpus, 1)
 
-    def reserve(self, gpus: int) -> Slots | None:
-        """The first free devices; none is kept while there are too few."""
-        slots = Slots()
-        for device in self._devices:
-            lock = Lock.take(self._locks / f"{'gpu' if self.gpus else 'cpu'}-{device}.lock")
-            if lock is not None:
-                slots = Slots((*slots.devices, device), (*slots.locks, lock))
-            if len(slots.locks) == max(gpus, 1):
-                return slots
-        slots.release()
-        return None
+    def reserve(self, gpus: int) -> Sequence[str] | None:
+        """Reserve the first free devices, or none if there are too few."""
+        free = [device for device in self._devices if device not in self._taken][: max(gpus, 1)]
+        if len(free) < max(gpus, 1):
+            return None
+        self._taken.update(free)
+        return free
 
-    def start(self, run: Run, argv: Sequence[str], lock: Lock, slots: Slots) -> LocalProcess:
-        own = {**own_modules(), "MOCO_PROGRESS": "off", VISIBLE: ",".join(slots.devices)}
-        own |= {} if self.gpus else {VISIBLE: "", **ONE_THREAD}
-        with open(run.log, "ab") as log:
-            process = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, **own},
-                pass_fds=[each.fd for each in (lock, *slots.locks)],
-                start_new_session=True,
-            )
-        return LocalProcess(process)
+    def release(self, devices: Sequence[str]) -> None:
+        """Mark devices as free."""
+        self._taken.difference_update(devices)
+
+    def start(self, run: Run, lock: Lock, devices: Sequence[str]) -> LocalProcess:
+        """Fork a child that sees only its devices, with one thread on the CPU."""
+        own = {**own_modules(), "MOCO_PROGRESS": "off", VISIBLE: ",".join(devices)}
+        own |= {} if self.gpus else {VISIBLE: "", **children.ONE_THREAD}
+        environment = {**os.environ, **own}
+        return LocalProcess(
+            children.start(run.argv, run.log, environment, lock.fd, self._stop_seconds)
+        )
 
 
 @EXECUTORS.register()
 def cpu(options: Options) -> LocalExecutor:
-    """One run per core, each with one thread, or as many as `--workers` says."""
-    return LocalExecutor(options.folder, cores=options.workers or usable_cores())
+    """Build an executor of one run per core, or of `--workers` runs, with one thread each."""
+    return LocalExecutor(cores=options.workers or usable_cores(), stop_seconds=options.stop_seconds)
 
 
 @EXECUTORS.register()
 def local(options: Options) -> LocalExecutor:
-    """All visible GPUs, as many runs side by side as fit.
+    """Build an executor for all visible GPUs.
 
     Raises:
-        UserError: there is none, or a number of workers.
+        UserError: If no GPU is visible, or --workers is given.
     """
     gpus = visible_gpus()
     if not gpus:
@@ -121,28 +112,64 @@ def local(options: Options) -> LocalExecutor:
         )
     if options.workers:
         raise UserError(
-            f"--workers: got {options.workers}, but is for the CPU; on GPUs, --gpus-per-run tells "
-            "how many run at a time"
+            f"--workers: got {options.workers}, but is for the CPU; on GPUs, --gpus-per-run "
+            "determines how many runs are computed at a time"
         )
-    return LocalExecutor(options.folder, gpus)
+    return LocalExecutor(gpus, stop_seconds=options.stop_seconds)
 
 
 @EXECUTORS.register()
 def auto(options: Options) -> LocalExecutor:
-    """`local` where a GPU is visible, else `cpu`."""
+    """Build the executor `local` if a GPU is visible, else `cpu`."""
     return local(options) if visible_gpus() else cpu(options)
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """The GPUs that a process started here would see, without importing torch."""
-    chosen = os.environ.get(VISIBLE)
-    if chosen is not None:
-        names = [name.strip() for name in chosen.split(",") if name.strip()]
-        # As CUDA reads it: what follows a -1 is not visible.
-        return tuple(names[: names.index("-1")] if "-1" in names else names)
-    command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+    """Return the GPUs that a child process would see, without importing torch.
+
+    They have their UUIDs, so that each device is reserved once, whatever names it was given.
+    """
+    chosen, uuids = os.environ.get(VISIBLE), _uuids()
+    if chosen is None:
+        return tuple(dict.fromkeys(uuids.values()))
+    names = [name.strip() for name in chosen.split(",") if name.strip()]
+    # CUDA ignores the devices after a -1.
+    names = names[: names.index("-1")] if "-1" in names else names
+    return tuple(dict.fromkeys(_uuid(name, uuids) for name in names))
+
+
+def _uuid(name: str, uuids: Mapping[str, str]) -> str:
+    """Return the UUID of a device named by its index, UUID, or the start of a UUID."""
+    if name in uuids or name.isdigit():
+        return uuids.get(name, name)
+    return next((uuid for full, uuid in uuids.items() if full.startswith(name)), name)
+
+
+def _uuids() -> dict[str, str]:
+    """Return the UUID of every GPU and MIG device by the names that CUDA takes for it.
+
+    A GPU that is divided by MIG stands for its first device, as in CUDA.
+    """
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
-        return ()
-    return tuple(done.stdout.split()) if done.returncode == 0 else ()
+        return {}
+    gpus, parts = [], []
+    for line in done.stdout.splitlines() if done.returncode == 0 else ():
+        if found := _GPU.match(line):
+            gpus.append(found.groups())
+            parts.append([found["uuid"]])
+        elif gpus and (found := _MIG.match(line)):
+            parts[-1].append(found["uuid"])
+    # CUDA counts the fastest GPUs first, which is the order of the list if all are equal.
+    equal = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({g[1] for g in gpus}) == 1
+    uuids: dict[str, str] = {}
+    for (index, _, gpu), (_, *own) in zip(gpus, parts, strict=True):
+        uuids |= {gpu: own[0] if own else gpu, **{uuid: uuid for uuid in own}}
+        if equal:
+            uuids[index] = uuids[gpu]
+    return uuids
+
+
+_GPU = re.compile(r"GPU (\d+): (.*) \(UUID: (?P<uuid>GPU-[^)]+)\)")
+_MIG = re.compile(r"\s+MIG .*\(UUID: (?P<uuid>MIG-[^)]+)\)")

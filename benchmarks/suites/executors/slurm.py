@@ -1,14 +1,15 @@
-"""`--executor slurm`: runs as jobs of a Slurm cluster, submitted as arrays.
+"""Executor `slurm`: runs as jobs of a Slurm cluster, submitted as arrays.
 
-The queue keeps the jobs, not the runner: one that is stopped or killed leaves them there, and the
-next one watches them. What a job does is in benchmarks/suites/executors/slurm_job.py: it takes its
-run's lock itself when it begins, on whatever machine that is, and looks at the run's record first,
-so whatever was submitted twice is computed once. (The file system must have locks that all machines
-see, as NFS and Lustre do unless they were mounted without.) Shared between runner and job:
+The jobs live in the queue, not in the runner: a runner that is stopped or killed leaves them there,
+and the next one watches them. benchmarks/suites/executors/slurm_job.py is the program of a job. It
+takes the lock of its run when it starts, on whatever machine, and reads the run's record first, so
+that a run which was submitted twice is computed once. (The file system needs locks that all
+machines see, which NFS and Lustre have unless they are mounted without.) Files that runner and job
+share:
 
-    <run>/job.json            which job is in charge of the run; removed when its end was judged
-    jobs/<token>.{sh,json}    the script of an array, and the runs of its jobs
-    jobs/<array>_<index>.log  what a job prints beside its run's log
+    <run>/job.json            job that is in charge of the run; removed when its end was handled
+    jobs/<token>.{sh,json}    script of an array, and the runs of its jobs
+    jobs/<array>_<index>.log  output of a job that is not in its run's log
 """
 
 import json
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.suites import locks
-from benchmarks.suites.executors.base import EXECUTORS, Executor, Options, Process, Slots
+from benchmarks.suites.executors.base import EXECUTORS, Executor, Options, Process
 from benchmarks.suites.executors.slurm_script import JobOptions, make_script, parse_options
 from benchmarks.suites.locks import Lock
 from benchmarks.suites.runs import DONE, FAILED, QUEUED, RUNNING, Run, State, read_json
@@ -36,18 +37,18 @@ from moco.common.files import atomic_write_json, atomic_write_text
 
 NOTE_NAME = "job.json"
 MAX_NODES = 1024  # of one run
-MAX_ARRAY = 500  # runs submitted together; Slurm's own limit is 1001 unless it was changed
-LOOK_SECONDS = 5.0  # between two looks at a run's files
-QUEUE_SECONDS = 30.0  # between two calls of squeue
-GONE_SECONDS = 20.0  # a shared file system may show a result so much later than the queue
+MAX_ARRAY = 500  # runs submitted together; Slurm's default MaxArraySize is 1001
+LOOK_SECONDS = 5.0  # interval of reading a run's files
+QUEUE_SECONDS = 30.0  # interval of calling squeue
+GONE_SECONDS = 20.0  # delay with which a shared file system may show a result
 
 
 @EXECUTORS.register()
 def slurm(options: Options) -> "SlurmExecutor":
-    """Nothing is submitted or written yet.
+    """Build a Slurm executor; submit and write nothing.
 
     Raises:
-        UserError: Slurm is missing, or an option that cannot be.
+        UserError: If sbatch is not installed, or an option is invalid.
     """
     own = parse_options(options.slurm)
     if shutil.which("sbatch") is None:
@@ -59,10 +60,11 @@ def slurm(options: Options) -> "SlurmExecutor":
 
 
 class SlurmJob(Process):
-    """A job, submitted or about to be.
+    """Job of one run, before or after its submission.
 
     Attributes:
-        id: as Slurm writes it, `12_3`; empty until it is submitted.
+        id: Slurm's id of the job, e.g. `12_3`; empty until it is submitted.
+        run: Run that it computes.
     """
 
     def __init__(self, executor: "SlurmExecutor", run: Run, id_: str = "") -> None:
@@ -75,20 +77,20 @@ class SlurmJob(Process):
         self._was_queued = not id_
 
     def accept(self, id_: str) -> None:
-        """It was submitted."""
+        """Record the id of the submitted job."""
         self.id, self._since = id_, time.monotonic()
         note_job(self.run.folder, id_)
 
     def poll(self) -> int | None:
-        """0 when its run is settled; one that has left the queue before that was interrupted."""
+        """Return 0 when its run is settled, -SIGTERM if the job left the queue before that."""
         now = time.monotonic()
         if self._code is not None or not self.id or now < self._next_look:
             return self._code
         self._next_look = now + LOOK_SECONDS
-        asked_at, queue = self._executor.queue()
+        queried_at, queue = self._executor.queue()
         if self.run.state().settled and not locks.held(self.run.lock):
             self._code = 0
-        elif queue is None or asked_at <= self._since or self.id in queue:
+        elif queue is None or queried_at <= self._since or self.id in queue:
             self._gone_since = None
             self._was_queued |= queue is not None and self.id in queue
         elif self._gone_since is None:
@@ -100,28 +102,25 @@ class SlurmJob(Process):
             self.cancelled = self._was_queued and state.startswith("CANCELLED")
         if self._code is not None:
             self._executor.jobs.remove(self)
+            (self.run.folder / NOTE_NAME).unlink(missing_ok=True)
         return self._code
 
     def is_queued(self) -> bool:
+        """Return whether squeue lists it in a state other than running."""
         _, queue = self._executor.queue()
         if queue is None:
-            return False  # not known; the run's lock says it
+            return False  # unknown, but a run whose lock is free counts as queued anyway
         return queue.get(self.id, "PENDING") not in ("RUNNING", "COMPLETING")
-
-    def in_charge(self) -> bool:
-        return read_json(self.run.folder / NOTE_NAME).get("job") == self.id
-
-    def forget(self) -> None:
-        (self.run.folder / NOTE_NAME).unlink(missing_ok=True)
 
 
 class SlurmExecutor(Executor):
-    """Runs as jobs, one job each; what starts in one turn is submitted as an array.
+    """Executor of one Slurm job per run; runs that start together are submitted as an array.
 
     Args:
-        folder: of the suite, on a file system that all machines see.
-        workers: jobs in the queue at a time; 0: any number.
-        keep: which checkpoints the jobs leave.
+        folder: Folder of the suite, on a file system that all machines see.
+        options: Options of `--slurm`.
+        workers: Jobs in the queue at a time; 0: any number.
+        keep: Policy of the checkpoints.
     """
 
     remote = True
@@ -131,22 +130,24 @@ class SlurmExecutor(Executor):
         self.name, self.jobs_folder = f"moco-{folder.absolute().name}", folder.absolute() / "jobs"
         self.jobs: list[SlurmJob] = []
         self._options, self._workers, self._keep = options, workers, keep
-        self._pending: list[tuple[SlurmJob, Sequence[str]]] = []
+        self._pending: list[SlurmJob] = []
         self._queue: tuple[float, dict[str, str] | None] = (-math.inf, None)
 
     def parallel(self, gpus: int) -> int:
+        """Return the number of jobs at a time, whatever their GPUs."""
         return self._workers or self._options.array_parallelism
 
     def where(self) -> str:
+        """Name the time limit and the kind of nodes."""
         number, time_ = self._options.gpus_per_node, self._options.sbatch["time"]
-        nodes = f"nodes of {number} GPU{'s' if number > 1 else ''}" if number else "CPU nodes"
+        nodes = f"nodes of {plural(number, 'GPU')}" if number else "CPU nodes"
         return f"as Slurm jobs (time {time_}) on {nodes}"
 
     def machines(self, gpus: int) -> int:
-        """Nodes of a run.
+        """Return the number of nodes of a run.
 
         Raises:
-            UserError: its GPUs cannot be the same number on each.
+            UserError: If the GPUs cannot be divided evenly among the nodes.
         """
         number = math.ceil(gpus / self._options.gpus_per_node) if gpus else 1
         if gpus % number:
@@ -156,62 +157,80 @@ class SlurmExecutor(Executor):
             )
         return number
 
-    def reserve(self, gpus: int) -> Slots | None:
+    def reserve(self, gpus: int) -> Sequence[str] | None:
+        """Return no devices, as Slurm assigns them, or None if the queue is full."""
         full = self._workers and len(self.jobs) >= self._workers
-        return None if full or len(self._pending) >= MAX_ARRAY else Slots()
+        return None if full or len(self._pending) >= MAX_ARRAY else ()
 
-    def start(self, run: Run, argv: Sequence[str], lock: Lock, slots: Slots) -> SlurmJob:
-        """Put a run on the list for `submit`."""
+    def start(self, run: Run, lock: Lock, devices: Sequence[str]) -> SlurmJob:
+        """Add a run to the jobs of the next `submit`."""
         job = SlurmJob(self, run)
-        self._pending.append((job, argv))
+        self._pending.append(job)
         self.jobs.append(job)
         return job
 
     def submit(self) -> None:
-        """Submit the runs on the list, those of one size as one array.
+        """Submit the pending jobs, one array per number of GPUs and set of dependencies.
 
         Raises:
-            UserError: Slurm refuses them.
+            UserError: If sbatch refuses them.
         """
-        pending, self._pending = self._pending, []
-        for gpus in dict.fromkeys(job.run.gpus for job, _ in pending):
-            group = [(job, argv) for job, argv in pending if job.run.gpus == gpus]
-            entries = self.jobs_folder / f"{uuid.uuid4().hex[:12]}.json"
-            self.jobs_folder.mkdir(parents=True, exist_ok=True)
-            fields = ("name", "title", "gpus", "expected")
-            runs = [
-                {field: getattr(job.run, field) for field in fields}
-                | {"folder": str(job.run.folder.absolute()), "argv": argv, "keep": self._keep}
-                for job, argv in group
-            ]
-            atomic_write_text(entries, json.dumps(runs))
-            script = self._script(entries, len(group), gpus)
-            atomic_write_text(entries.with_suffix(".sh"), script)
-            done = sbatch(["--parsable"], script)
-            if done.returncode:
-                number = plural(len(group), "job")
-                raise UserError(f"sbatch refused {number}: {_refusal(done, gpus)}")
-            array = done.stdout.strip().partition(";")[0]
-            for index, (job, _) in enumerate(group):
-                job.accept(f"{array}_{index}")
+        while self._pending:
+            ids = {job.run.name: job.id for job in self.jobs}
+            groups: dict[tuple[int, tuple[str, ...]], list[SlurmJob]] = {}
+            for job in self._pending:
+                before = tuple(ids[name] for name in job.run.after if name in ids)
+                if all(before):  # others wait for a round in which their dependencies have an id
+                    groups.setdefault((job.run.gpus, before), []).append(job)
+            for (gpus, before), group in groups.items():
+                self._submit(gpus, before, group)
 
-    def _script(self, entries: Path, number: int, gpus: int) -> str:
+    def _submit(self, gpus: int, after: Sequence[str], group: Sequence[SlurmJob]) -> None:
+        entries = self.jobs_folder / f"{uuid.uuid4().hex[:12]}.json"
+        self.jobs_folder.mkdir(parents=True, exist_ok=True)
+        fields = ("name", "title", "gpus", "expected", "in_grid")
+        runs = [
+            {field: getattr(job.run, field) for field in fields}
+            | {
+                "folder": str(job.run.folder.absolute()),
+                "argv": job.run.argv,
+                "product": job.run.product and str(job.run.product.absolute()),
+                "keep": self._keep,
+            }
+            for job in group
+        ]
+        atomic_write_text(entries, json.dumps(runs))
+        script = self._script(entries, len(group), gpus, after)
+        atomic_write_text(entries.with_suffix(".sh"), script)
+        done = sbatch(["--parsable"], script)
+        if done.returncode:
+            number = plural(len(group), "job")
+            raise UserError(f"sbatch refused {number}: {_refusal(done, gpus)}")
+        array = done.stdout.strip().partition(";")[0]
+        for index, job in enumerate(group):
+            job.accept(f"{array}_{index}")
+            self._pending.remove(job)
+
+    def _script(self, entries: Path, number: int, gpus: int, after: Sequence[str] = ()) -> str:
         jobs, nodes = self.jobs_folder, self.machines(gpus)
-        return make_script(self._options, self.name, jobs, entries, number, gpus, nodes)
+        return make_script(
+            self._options, self.name, jobs, entries, number, gpus, nodes, after=after
+        )
 
     def problems(self, sizes: Collection[int]) -> list[str]:
-        """What sbatch says about jobs of these sizes: partition, account, limits."""
-        tried = {
+        """Test with sbatch whether jobs of these sizes are accepted: partition, account, limits."""
+        tests = {
             gpus: sbatch(["--test-only"], self._script(Path("none.json"), 1, gpus))
             for gpus in sorted(sizes)
         }
         return [
             f"sbatch would refuse jobs of {gpus} GPUs: {_refusal(done, gpus)}"
-            for gpus, done in tried.items()
+            for gpus, done in tests.items()
             if done.returncode
         ]
 
     def adopt(self, run: Run) -> SlurmJob | None:
+        """Return the job of the run's job.json."""
         id_ = read_json(run.folder / NOTE_NAME).get("job")
         if not id_:
             return None
@@ -219,30 +238,31 @@ class SlurmExecutor(Executor):
         return self.jobs[-1]
 
     def shutdown_message(self) -> str:
+        """Name the arrays that stay in the queue."""
         if not self.jobs:
             return super().shutdown_message()
         arrays = _arrays(job.id for job in self.jobs if job.id)
         return (
             f"{plural(len(self.jobs), 'job')} stay in Slurm's queue and continue "
-            f"(scancel {' '.join(arrays)} would end them); --status says how far they are, and the "
+            f"(scancel {' '.join(arrays)} would end them); --status shows their progress, and the "
             "same command watches them again"
         )
 
     def queue(self) -> tuple[float, dict[str, str] | None]:
-        """When squeue was asked last, at most `QUEUE_SECONDS` ago, and what it said."""
+        """Return the time of the last squeue, at most `QUEUE_SECONDS` ago, and its result."""
         if time.monotonic() - self._queue[0] >= QUEUE_SECONDS:
-            self._queue = (time.monotonic(), ask_queue([job.id for job in self.jobs if job.id]))
+            self._queue = (time.monotonic(), query_queue([job.id for job in self.jobs if job.id]))
         return self._queue
 
 
 def note_job(folder: Path, id_: str) -> None:
-    """Write which job is in charge of the run in a folder."""
+    """Write the id of the job that is in charge of a folder's run to job.json."""
     submitted = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     atomic_write_json(folder / NOTE_NAME, {"job": id_, "submitted": submitted})
 
 
 def sbatch(arguments: Sequence[str], script: str) -> "subprocess.CompletedProcess[str]":
-    """Submit a script, without what a job that submits another one would hand on."""
+    """Submit a script, without the variables that a job would pass on to the one it submits."""
     environment = {
         key: value
         for key, value in os.environ.items()
@@ -251,31 +271,31 @@ def sbatch(arguments: Sequence[str], script: str) -> "subprocess.CompletedProces
     return _call(["sbatch", *arguments], input=script, env=environment, timeout=120)
 
 
-def ask_queue(ids: Sequence[str]) -> dict[str, str] | None:
-    """Job → state for those that are in the queue; None if it cannot be asked."""
+def query_queue(ids: Sequence[str]) -> dict[str, str] | None:
+    """Return job → state for those that are in the queue, or None if squeue fails."""
     if not ids:
         return {}
     command = ["squeue", "--noheader", "--array", "--format=%i|%T"]
     done = _call([*command, f"--jobs={','.join(_arrays(ids))}"])
     if done.returncode:
-        # What squeue says about a single job that ended some minutes ago.
+        # squeue fails with this message for a single job that ended some minutes ago.
         return {} if "Invalid job id" in done.stderr else None
     rows = [line.strip().split("|") for line in done.stdout.splitlines() if "|" in line]
     return {row[0]: row[1] for row in rows}
 
 
 def last_state(id_: str) -> str:
-    """How a job that has left the queue ended, as the controller knows for some minutes."""
+    """Return the final state of a job, which the controller knows for some minutes."""
     done = _call(["scontrol", "--oneliner", "show", "job", id_])
     match = re.search(r"\bJobState=(\S+)", done.stdout)
-    return match[1] if match else "nothing more is known"
+    return match[1] if match else "its final state is not known"
 
 
 def with_jobs(runs: Sequence[Run], states: Mapping[str, State]) -> dict[str, State]:
-    """The states by name, with what the queue says about runs that wait in it; for `--status`."""
+    """Add to the states by name the jobs in the queue, for `--status`."""
     waiting = [run for run in runs if states[run.name].kind not in (DONE, RUNNING, FAILED)]
     notes = {run.name: read_json(run.folder / NOTE_NAME) for run in waiting}
-    queue = ask_queue([str(note["job"]) for note in notes.values() if note.get("job")])
+    queue = query_queue([str(note["job"]) for note in notes.values() if note.get("job")])
     result = {}
     for run in runs:
         state, note = states[run.name], notes.get(run.name) or {}
@@ -284,7 +304,7 @@ def with_jobs(runs: Sequence[Run], states: Mapping[str, State]) -> dict[str, Sta
         elif id_ := note.get("job"):
             since = f"job {id_} since {note.get('submitted')}"
             if queue is None:
-                state = replace(state, kind=QUEUED, text=f"{since}; squeue cannot be asked here")
+                state = replace(state, kind=QUEUED, text=f"{since}; squeue does not work here")
             elif id_ in queue:
                 state = replace(state, kind=QUEUED, text=f"{since}, {queue[id_].lower()}")
             else:
@@ -294,7 +314,7 @@ def with_jobs(runs: Sequence[Run], states: Mapping[str, State]) -> dict[str, Sta
 
 
 def _call(command: Sequence[str], timeout: float = 60.0, **more: Any) -> Any:
-    """A program of Slurm, whose absence or silence is one more way to fail."""
+    """Run a program of Slurm; if it is missing or times out, the result has exit code 1."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=timeout, **more)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -302,7 +322,7 @@ def _call(command: Sequence[str], timeout: float = 60.0, **more: Any) -> Any:
 
 
 def _refusal(done: "subprocess.CompletedProcess[str]", gpus: int) -> str:
-    """What sbatch says about a refusal, on one line."""
+    """Format the error of sbatch as one line."""
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     reason = " ".join(lines)[-300:] or f"exit code {done.returncode}"
     hint = " (gpus_per_node=0 on a cluster without GPUs)" if gpus else ""
@@ -310,5 +330,5 @@ def _refusal(done: "subprocess.CompletedProcess[str]", gpus: int) -> str:
 
 
 def _arrays(ids: Iterable[str]) -> list[str]:
-    """`12` for each of `12_0`, `12_1`, ...: an array can be named as a whole."""
+    """Return the arrays of jobs: `12` for `12_0`, `12_1`, ..."""
     return list(dict.fromkeys(id_.partition("_")[0] for id_ in ids))

@@ -1,9 +1,9 @@
-"""What runs in a job of the Slurm executor: one run of a suite, until it is done or interrupted.
+"""Program of a job of the Slurm executor, which computes one run until it is done or interrupted.
 
 The script's process takes the run's lock, starts the run's program on all machines of the job
-through srun, and says what its end means. A program that was asked to save has ended with
-`Preempted`'s exit code; if the job then still counts as running, it puts itself back into the queue
-under its number, and resumes there. One that is completing was cancelled, or is put back by Slurm.
+through srun, and handles its end. A program that was asked to save ends with the exit code of
+`Preempted`. If the job is then still in state RUNNING, it requeues itself under its id, and resumes
+later; a job in state COMPLETING was cancelled, or is requeued by Slurm.
 
     python -m benchmarks.suites.executors.slurm_job RUNS.json SECONDS -- srun ARGUMENTS
     python -m benchmarks.suites.executors.slurm_job --task SECONDS -- COMMAND    (started by srun)
@@ -20,85 +20,92 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.suites import locks
-from benchmarks.suites.executors.base import HOST, ONE_THREAD, PORT, RANK, VISIBLE
-from benchmarks.suites.executors.slurm import ask_queue, note_job
+from benchmarks.suites.children import ONE_THREAD
+from benchmarks.suites.executors.base import HOST, PORT, RANK, VISIBLE
+from benchmarks.suites.executors.slurm import note_job, query_queue
 from benchmarks.suites.keep import KEEP_SECONDS, remove_checkpoints
 from benchmarks.suites.locks import Lock
 from benchmarks.suites.runs import (
     CHECKPOINT,
     DONE,
-    MAX_FRUITLESS,
+    MAX_INTERRUPTIONS,
     STARTS,
     Run,
-    fruitless_error,
+    interrupted_error,
     why_failed,
 )
 from moco.common.errors import LockedError, Preempted, run_cli
 from moco.engine.stop import signals_by_name
 
 POLL_SECONDS = 0.2
-LOCK_SECONDS = 10.0  # a job waits for its run's lock, which others may be looking at
-SUBMIT_SECONDS = 120.0  # or holding while they submit
+LOCK_SECONDS = 10.0  # timeout of the run's lock, which other processes test for a moment
 STOP_SIGNALS = signals_by_name("SIGTERM", "SIGUSR1", "SIGUSR2")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run as the process of the batch script, or with --task as that of one machine."""
     mode, seconds, _, *command = sys.argv[1:] if argv is None else argv
     if mode == "--task":
         return task(command, float(seconds))
     array, index = os.environ["SLURM_ARRAY_JOB_ID"], os.environ["SLURM_ARRAY_TASK_ID"]
     entry, id_ = json.loads(Path(mode).read_text(encoding="utf-8"))[int(index)], f"{array}_{index}"
-    keep, program = entry.pop("keep"), entry.pop("argv")
-    run = Run(**entry | {"folder": Path(entry["folder"]), "argv": lambda: program})
+    keep, product = entry.pop("keep"), entry["product"]
+    entry |= {"argv": [fill(argument, id_) for argument in entry["argv"]]}
+    run = Run(**entry | {"folder": Path(entry["folder"]), "product": product and Path(product)})
     wrapper = [sys.executable, "-m", "benchmarks.suites.executors.slurm_job", "--task", seconds]
     code = lead(run, keep, id_, [*command, *wrapper, "--"])
-    if code == Preempted.exit_code and (ask_queue([id_]) or {}).get(id_) == "RUNNING":
-        # What puts a job back is ended together with it. Where that fails a runner submits another.
+    if code == Preempted.exit_code and (query_queue([id_]) or {}).get(id_) == "RUNNING":
+        # Slurm kills scontrol together with the job. If requeuing fails, a runner submits another.
         subprocess.run(["scontrol", "requeue", id_])
     return code
 
 
 def lead(run: Run, keep: str, id_: str, launcher: Sequence[str]) -> int:
-    """Compute a run, if nobody else does or has; the exit code of its program.
+    """Compute a run, unless it is settled or another process computes it.
 
     Args:
-        keep: which checkpoints stay, see benchmarks/suites/keep.py.
-        id_: of the job. launcher: starts a command on all machines of the job.
+        run: Run of the job.
+        keep: Policy of the checkpoints, see benchmarks/suites/keep.py.
+        id_: Id of the job.
+        launcher: Prefix that starts a command on all machines of the job.
+
+    Returns:
+        0 if the run is done, for the jobs that depend on it; else the exit code of its program, or
+        1.
     """
-    for number in STOP_SIGNALS:  # the program gets them, too, and its end is what counts
-        signal.signal(number, lambda number, frame: None)
-    lock, begun = Lock.take(run.lock), time.monotonic()
-    while lock is None:
-        # Without a job's number it is a runner's that is submitting.
-        seconds = LOCK_SECONDS if "job" in locks.read(run.lock) else SUBMIT_SECONDS
-        if time.monotonic() - begun > seconds:
-            break
+    signals: list[int] = []
+    for number in STOP_SIGNALS:  # the program gets them, too; this process waits for its end
+        signal.signal(number, lambda number, frame: signals.append(number))
+    lock, started = Lock.take(run.lock), time.monotonic()
+    while lock is None and time.monotonic() - started < LOCK_SECONDS:
         time.sleep(POLL_SECONDS)
         lock = Lock.take(run.lock)
     if lock is None:
         return LockedError.exit_code
     try:
-        if run.state(locked=True).settled:
-            return 0  # by another job, and shown already
+        state = run.state(locked=True)
+        if state.settled:
+            return int(state.kind != DONE)  # another job settled it
         before = locks.read(run.lock)
         same = before.get(CHECKPOINT) == run.checkpoint()
         starts = int(before.get(STARTS, 0)) + 1 if same else 1
         run.note_holder(lock, job=id_, **{STARTS: starts})
         note_job(run.folder, id_)
-        argv = [fill(argument, id_) for argument in run.argv()]
-        if starts > MAX_FRUITLESS:
-            run.fail(fruitless_error(f"the last one is job {id_}"), Preempted.exit_code)
-            return 0
-        log_start = run.note_start(argv, f", job {id_} on {os.environ.get('SLURMD_NODENAME')}")
-        code = _compute(run, keep, lock, [*launcher, *argv])
-        if code - 128 in STOP_SIGNALS:  # asked to end before it could answer
+        if starts > MAX_INTERRUPTIONS:
+            run.fail(interrupted_error(f"the last one is job {id_}"), Preempted.exit_code)
+            return 1
+        log_start = run.note_start(f", job {id_} on {os.environ.get('SLURMD_NODENAME')}")
+        code = _compute(run, keep, lock, [*launcher, *run.argv])
+        # The signal came before the program had its handler, or srun has killed it with the job.
+        if code - 128 in STOP_SIGNALS or (code and signals):
             code = Preempted.exit_code
         if run.state(locked=True).kind == DONE:
             remove_checkpoints(run.folder, keep, done=True)
-        elif code == Preempted.exit_code:
-            if starts == MAX_FRUITLESS and not run.has_progressed():
-                run.fail(fruitless_error(f"the last one is job {id_}"), code)
-                return 0
+            return 0
+        if code == Preempted.exit_code:
+            if starts == MAX_INTERRUPTIONS and not run.has_progressed():
+                run.fail(interrupted_error(f"the last one is job {id_}"), code)
+                return 1
         elif code != LockedError.exit_code:
             run.fail(why_failed(run, code, log_start), code)
         return code
@@ -125,22 +132,26 @@ def _compute(run: Run, keep: str, lock: Lock, command: Sequence[str]) -> int:
 
 
 def task(command: Sequence[str], save_seconds: float) -> int:
-    """On each machine: the program, which a signal of Slurm's asks to save and end.
+    """Run the program on one machine of the job, and pass on Slurm's signals as SIGTERM.
+
+    Args:
+        command: Command with placeholders.
+        save_seconds: Time between SIGTERM and SIGKILL.
 
     Returns:
-        Its exit code; `Preempted`'s if it was asked to end and has not come to its end.
+        The exit code of the program, or that of `Preempted` if it was stopped by a signal.
     """
     rank = os.environ.get("SLURM_NODEID", "0")
     deadlines: list[float] = []
 
-    def ask(number: int, frame: object) -> None:
+    def terminate(number: int, frame: object) -> None:
         deadlines.append(time.monotonic() + save_seconds)
         process.terminate()
 
     argv = [argument.replace(RANK, rank) for argument in command]
     process = subprocess.Popen(argv, start_new_session=True)
     for number in STOP_SIGNALS:
-        signal.signal(number, ask)
+        signal.signal(number, terminate)
     while process.poll() is None:
         time.sleep(POLL_SECONDS)
         if deadlines and time.monotonic() > deadlines[0]:
@@ -150,8 +161,10 @@ def task(command: Sequence[str], save_seconds: float) -> int:
 
 
 def fill(argument: str, id_: str) -> str:
-    """An argument with where the machines of a job meet: the first of them, and a port below those
-    that systems hand out by themselves."""
+    """Fill in the rendezvous address of a job's machines: the first machine, and a port.
+
+    The port follows from the job's id, and is below the ephemeral ports of Linux.
+    """
     port = 20000 + zlib.crc32(id_.encode()) % 10000
     first = os.environ.get("SLURMD_NODENAME", "localhost")
     return argument.replace(HOST, first).replace(PORT, str(port))

@@ -1,4 +1,4 @@
-"""The batch script of Slurm jobs, and the options of `--slurm` that go into it."""
+"""Batch script of Slurm jobs, and the options of `--slurm` that it is made from."""
 
 import shlex
 import sys
@@ -10,10 +10,11 @@ from typing import Any
 from moco.common.children import own_modules
 from moco.common.errors import UserError
 
-PARTNER_SECONDS = 60  # for the other machines of a run when the process on one has ended
-# What follows from a run's size, or from how its jobs are put back into the queue.
+PARTNER_SECONDS = 60  # time for the other machines of a run after the process on one has ended
+# Options of sbatch that the project sets, as they follow from a run's size or from requeuing.
 OURS = (
     "array",
+    "dependency",
     "error",
     "gpus-per-task",
     "job-name",
@@ -34,15 +35,19 @@ TIME = "24:00:00"
 
 @dataclass(frozen=True)
 class JobOptions:
-    """What `--slurm KEY=VALUE` says.
+    """Options of `--slurm KEY=VALUE`.
 
     Attributes:
-        gpus_per_node: how many a node has; a run of more is spread over several. 0: no GPUs.
-        cpus_per_gpu: a process and its four data-loader workers.
-        signal_delay_s: how long before the end of its time a job is asked to save.
-        setup, teardown: lines of the script before and after the run. srun_args: further arguments.
-        sbatch: other options, by Slurm's names; an empty value is a flag. `time` is of one job; a
-            run that needs more continues in the next.
+        gpus_per_node: GPUs of a node; a run of more GPUs gets several nodes. 0: no GPUs.
+        cpus_per_gpu: CPUs for each GPU; the default is a process and four data-loader workers.
+        cpus_per_task: CPUs of a node; 0: `cpus_per_gpu` times its GPUs.
+        signal_delay_s: Seconds before the time limit at which a job is asked to save.
+        array_parallelism: Jobs of an array that run at a time.
+        setup: Lines of the script before the run.
+        teardown: Lines of the script after the run.
+        srun_args: Further arguments of srun.
+        sbatch: Other options, by Slurm's names; an empty value is a flag. `time` is the limit of
+            one job; a run that needs more continues in the next.
     """
 
     gpus_per_node: int = 8
@@ -57,7 +62,7 @@ class JobOptions:
 
     @property
     def save_seconds(self) -> float:
-        """How long a run may take to save; the rest of the delay is for getting back in line."""
+        """Time that a run has to save; the job needs the rest of the delay to requeue itself."""
         return max(self.signal_delay_s - 20.0, self.signal_delay_s / 2)
 
 
@@ -66,12 +71,12 @@ _LEAST["signal_delay_s"] = 30
 
 
 def parse_options(arguments: Sequence[str]) -> JobOptions:
-    """`KEY=VALUE` of `--slurm`; the last of a key counts, but setup lines add up.
+    """Parse the `KEY=VALUE` items of `--slurm`; the last of a key counts, but lines add up.
 
-    What this project has no meaning for is Slurm's: sbatch itself says whether it knows it.
+    Any other key is passed on to sbatch, which reports the ones that it does not know.
 
     Raises:
-        UserError: a value that cannot be, or an option that the project sets.
+        UserError: If a value is invalid, or the project sets the option.
     """
     values: dict[str, Any] = {}
     sbatch = {"time": TIME}
@@ -85,28 +90,40 @@ def parse_options(arguments: Sequence[str]) -> JobOptions:
             values[key] = (*values.get(key, ()), text)
         elif key in _LEAST:
             if not text.isdecimal() or int(text) < _LEAST[key]:
-                raise UserError(f"{where}: expected a whole number of at least {_LEAST[key]}")
+                raise UserError(f"{where}: expected an integer of at least {_LEAST[key]}")
             values[key] = int(text)
         elif option in OURS:
-            raise UserError(f"{where}: is set by the suite; leave it out")
+            raise UserError(f"{where}: the suite sets this option; leave it out")
         else:
             sbatch[option] = "" if text.lower() == "true" else text
     return JobOptions(**values, sbatch=sbatch)
 
 
 def make_script(
-    options: JobOptions, name: str, jobs: Path, entries: Path, number: int, gpus: int, nodes: int
+    options: JobOptions,
+    name: str,
+    jobs: Path,
+    entries: Path,
+    number: int,
+    gpus: int,
+    nodes: int,
+    *,
+    after: Sequence[str] = (),
 ) -> str:
-    """The batch script of an array of `number` jobs.
+    """Format the batch script of an array of jobs.
 
     Args:
-        name: of the jobs.
-        jobs: folder of their logs.
-        entries: file that describes their runs.
-        gpus: of one run.
-        nodes: of one run.
+        options: Options of `--slurm`.
+        name: Name of the jobs.
+        jobs: Folder of their logs.
+        entries: File that describes their runs.
+        number: Number of jobs.
+        gpus: GPUs of one run.
+        nodes: Nodes of one run.
+        after: Jobs that have to succeed before any of these starts.
     """
     cpus = options.cpus_per_task or max(gpus // nodes * options.cpus_per_gpu, 1)
+    comes_after = {"dependency": f"afterok:{':'.join(after)}", "kill-on-invalid-dep": "yes"}
     own = {
         "job-name": name,
         "array": f"0-{number - 1}%{options.array_parallelism}",
@@ -114,6 +131,7 @@ def make_script(
         "ntasks-per-node": "1",
         "cpus-per-task": str(cpus),
         **({"gpus-per-node": str(gpus // nodes)} if gpus else {}),
+        **(comes_after if after else {}),
         "signal": f"TERM@{options.signal_delay_s}",
         "requeue": "",
         "open-mode": "append",
@@ -123,12 +141,12 @@ def make_script(
         f"#SBATCH --{key}{f'={shlex.quote(value)}' if value else ''}"
         for key, value in (own | dict(options.sbatch)).items()
     ]
-    # Since Slurm 22.05 srun does not know by itself how many cores the job has.
+    # Since Slurm 22.05 srun does not inherit --cpus-per-task from the job.
     srun = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", f"--cpus-per-task={cpus}"]
     srun += [f"--wait={PARTNER_SECONDS}", *options.srun_args]
     program = [sys.executable, "-u", "-m", "benchmarks.suites.executors.slurm_job"]
     start = shlex.join([*program, str(entries), str(options.save_seconds), "--", *srun])
     export = shlex.join(["export", *(f"{key}={value}" for key, value in own_modules().items())])
-    # `scancel --full` signals the shell as well, which would end at once and take the job with it.
+    # `scancel --full` signals the shell as well, which by default would end, and the job with it.
     body = ["trap : TERM", export, *options.setup, start, *options.teardown]
     return "\n".join(["#!/bin/bash", *lines, "", *body, ""])

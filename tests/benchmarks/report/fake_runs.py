@@ -41,7 +41,7 @@ def record(**changes: Any) -> RunRecord:
 
 
 def write_run(folder: Path, losses: list[float] | None = None, **changes: Any) -> Path:
-    """A run folder with a record and, with `losses`, Detectron2's metrics lines."""
+    """Write a run folder with a record and, given `losses`, Detectron2's metrics lines."""
     folder.mkdir(parents=True)
     if losses is not None:
         lines = [json.dumps({"iteration": 20 * i, "total_loss": x}) for i, x in enumerate(losses)]
@@ -51,7 +51,7 @@ def write_run(folder: Path, losses: list[float] | None = None, **changes: Any) -
 
 
 def write_pair(root: Path, aps: dict[str, list[float]], **changes: Any) -> Path:
-    """One run per init and value: AP the value, AP50 twice it, AP75 two less."""
+    """Write a run per init and value: AP is the value, AP50 twice the value, AP75 two less."""
     for init, values in aps.items():
         for seed, ap in enumerate(values):
             write_run(
@@ -67,13 +67,13 @@ def write_pair(root: Path, aps: dict[str, list[float]], **changes: Any) -> Path:
 
 
 def report(root: Path, baseline: str | None = None, near: bool = False) -> Report:
-    """Of all runs below a folder."""
+    """Make the report of all runs below a folder."""
     results = collect([root])
     return Report(aggregate(results.transfer, baseline), results, near=near)
 
 
 def rendered(made: Report) -> dict[str, str]:
-    """The tables by each renderer; the page without figures, with its entities as characters."""
+    """Render a report without figures in every format, with HTML's entities as characters."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Plot, "svg", "<svg/>")
         texts = {name: renderer(made) for name, renderer in RENDERERS}

@@ -13,24 +13,23 @@ import numpy as np
 import pytest
 
 from benchmarks.make_table import main
-from benchmarks.report.bootstrap import average_precision
+from benchmarks.report.analysis import ERROR_TYPES
 from benchmarks.report.bundle import EVIDENCE, MATCHES_NAME, read_bundle
 from benchmarks.report.plots import Plot
 from benchmarks.report.records import collect
-from benchmarks.report.why import ERROR_TYPES
+from benchmarks.report.tables import make_tables
 from detection.data.corruptions import NAMES
-from detection.evaluation.matches import MatchFile, write_matches
 from detection.evaluation.metrics import ERRORS_NAME, ROBUSTNESS_NAME
 from moco.common.errors import DataError, UserError
 from tests.benchmarks.report.fake_runs import CONFIG, record, write_run
-from tests.benchmarks.report.test_bootstrap import matches
+from tests.benchmarks.report.test_bootstrap import write_matched
 
 HOME = "/home/somebody/secret place"
 
 
 @pytest.fixture
 def suite(tmp_path: Path) -> Path:
-    """Of one task under a name of its own; one run has failed."""
+    """Write a suite of one task with a name of its own and a failed run."""
     root = tmp_path / "somebody" / "mine"
     for init, ap in (("random", 10.0), ("moco", 20.0)):
         for seed in range(2):
@@ -67,42 +66,30 @@ def printed(capsys: pytest.CaptureFixture[str], *argv: Path | str) -> str:
     return capsys.readouterr().out
 
 
-def test_what_comes_back(suite, bundle, tmp_path, capsys):
-    out = tmp_path / "out"
-    for name, source in (("a", suite), ("b", bundle)):
-        printed(capsys, source, "--out", out / name, "--format", "md,csv,tex")
-    for name in ("table.md", "table.csv", "table.tex"):
-        texts = [(out / side / name).read_text() for side in "ab"]
-        texts = [re.sub(r"Runs without numbers:\n\n.*\n\n", "", text) for text in texts]
-        assert texts[0] == texts[1]
-        assert ("task of suite" in texts[0]) == (name != "table.csv")
-    assert collect([bundle, bundle]) == collect([bundle])
-    # Unpacked by hand it is a folder of runs as any other.
+def test_what_comes_back(suite, bundle, tmp_path):
+    found = collect([bundle])
+    assert collect([bundle, bundle]) == found
+    assert {run.suite_task for run in found.transfer} == {"task of suite"}
+    # Unpacked by hand, it is a folder of runs like any other.
     zipfile.ZipFile(bundle).extractall(tmp_path / "unpacked")
-    for name, source in (("c", tmp_path / "unpacked"), ("d", bundle)):
-        printed(capsys, source, "--out", out / name, "--format", "csv")
-    assert (out / "c" / "table.csv").read_bytes() == (out / "d" / "table.csv").read_bytes()
+    for source in (suite, tmp_path / "unpacked"):
+        [own], [theirs] = (make_tables(collect([path])) for path in (source, bundle))
+        assert (own.title, own.rows[1].cells) == ("task of suite", theirs.rows[1].cells)
+        assert [row.gaps for row in own.rows] == [row.gaps for row in theirs.rows]
 
 
 def test_evidence_comes_back(tmp_path, monkeypatch):
     """Intervals over images, error types, robustness and the proof, on the page as elsewhere."""
     for init, quality in (("random", 0.3), ("moco", 0.7)):
         for seed in range(2):
-            found = matches(np.random.default_rng(seed), quality=quality)
-            metrics = {f"bbox/{n}": v for n, v in average_precision("coco", found).items()}
-            own = {"init": init, "seed": seed, "metrics": metrics}
-            own["weights_sha256"] = None if init == "random" else "a" * 64
-            folder = write_run(tmp_path / "runs" / f"{init}{seed}", task="own", **own)
-            write_matches(
-                folder / "inference", MatchFile("coco", tuple(map(str, range(40))), {"bbox": found})
-            )
+            folder = write_matched(tmp_path / "runs", init, seed, quality)
             types = dict.fromkeys(ERROR_TYPES, 10 * quality + seed)
             [run] = collect([folder]).transfer
             made = {"run": run.digest, "ap50": 1.0, "delta": types}
             (folder / ERRORS_NAME).write_text(json.dumps(made))
             corrupted = {name: {"bbox/AP": 20 * quality} for name in NAMES}
-            content = {"run": run.digest, "severity": 3, "clean": metrics, "corrupted": corrupted}
-            content["failing"] = {"fog": f"no {HOME}/fog.so"}
+            content = {"run": run.digest, "severity": 3, "clean": run.record.metrics}
+            content |= {"corrupted": corrupted, "failing": {"fog": f"no {HOME}/fog.so"}}
             (folder / ROBUSTNESS_NAME).write_text(json.dumps(content))
     monkeypatch.setattr(Plot, "svg", "<svg/>")
     both = ["--bootstrap", "100", "--format", "md,csv,tex,html"]
@@ -175,7 +162,7 @@ RECORD = json.dumps({**vars(record())})
 
 
 def claiming(content: bytes, size: int) -> bytes:
-    """An archive whose list says another size of its first part."""
+    """Change the size of the last part in the central directory of an archive."""
     at = content.rindex(b"PK\1\2")
     return content[: at + 24] + struct.pack("<I", size) + content[at + 28 :]
 

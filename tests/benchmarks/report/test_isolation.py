@@ -1,15 +1,13 @@
-"""Only the weights differ: shown by the records of two rows, or what differs is named."""
+"""Evidence that two rows differ in their weights only, or the differences by name."""
 
 from dataclasses import replace
 
 import pytest
 
-from benchmarks.make_table import main, make_tables
 from benchmarks.report.aggregate import aggregate
 from benchmarks.report.captions import tuned
 from benchmarks.report.isolation import isolation
-from benchmarks.report.records import collect
-from tests.benchmarks.report.fake_runs import CONFIG, rendered, report, write_pair, write_run
+from tests.benchmarks.report.fake_runs import CONFIG
 from tests.benchmarks.report.test_aggregate import MOCO, run, runs
 
 EVERY = {"backbone.stem": "0b", "rpn.conv": "1f"}
@@ -19,16 +17,16 @@ def start(seed=0, **changes):
     return {"head": {"rpn.conv": "1f"}, "batches": [f"b{seed}", "c"], **changes}
 
 
-def shown(moco, base=None):
+def compared(moco, base=None):
     [table] = aggregate([*(base or runs("random", (1.0, 2.0), start=start(head=EVERY))), *moco])
     [found] = isolation(table)
     return found
 
 
 def test_the_proof():
-    """Of the random row every tensor starts from scratch; compared are those of both."""
+    """The random row initializes every tensor; those that both rows initialize are compared."""
     own = {"MODEL.WEIGHTS": "x", "INPUT.FORMAT": "BGR"}
-    found = shown(runs("moco", (3.0, 4.0), MOCO, start=start(), config={**CONFIG, **own}))
+    found = compared(runs("moco", (3.0, 4.0), MOCO, start=start(), config={**CONFIG, **own}))
     assert not found.differs
     for text in ("only the weights", "c" * 10, "1 tensor ", "seeds 0, 1", "2 first batches"):
         assert text in str(found)
@@ -50,24 +48,24 @@ def test_the_proof():
     ],
 )
 def test_what_differs_is_named(changes, named):
-    found = shown(runs("moco", (3.0, 4.0), MOCO, **{"start": start(), **changes}))
+    found = compared(runs("moco", (3.0, 4.0), MOCO, **{"start": start(), **changes}))
     assert not found.proof and "not shown" in str(found) and named in str(found)
 
 
 def test_seeds_without_a_partner_are_named():
-    found = shown(runs("moco", (3.0, 4.0, 5.0), MOCO, start=start()))
+    found = compared(runs("moco", (3.0, 4.0, 5.0), MOCO, start=start()))
     assert found.differs == ("only one of them has seed 2",)
 
 
 def test_python_is_declared_to_have_no_effect():
-    found = shown(
+    found = compared(
         runs("moco", (3.0, 4.0), MOCO, start=start(), provenance={"versions": {"python": "3.12"}})
     )
     assert not found.differs
 
 
 def test_what_was_tuned_differs_and_is_named():
-    """Of the second seed another rate was chosen."""
+    """Tuning chose another learning rate for the second seed."""
     grid = {"SOLVER.TUNED": "SOLVER.BASE_LR=0.01,0.02 SOLVER.WEIGHT_DECAY=0,1e-4 at 0.5 of it"}
     chosen = [
         {**CONFIG, **grid, "SOLVER.BASE_LR": lr, "SOLVER.WEIGHT_DECAY": 0} for lr in (0.01, 0.02)
@@ -77,16 +75,16 @@ def test_what_was_tuned_differs_and_is_named():
         run(init="moco", seed=seed, weights_sha256=MOCO, start=start(), config=config)
         for seed, config in enumerate(chosen)
     ]
-    assert str(shown(moco, base)).startswith(
+    assert str(compared(moco, base)).startswith(
         "only the weights of moco and random and what was tuned for each differ: tuned "
         "SOLVER.BASE_LR 0.01 / 0.02 against 0.02, of the same 4 candidates; equal configuration"
     )
-    assert "tuned" not in str(shown(moco[1:], base[1:])), "the same was chosen for both"
+    assert "tuned" not in str(compared(moco[1:], base[1:])), "the same was chosen for both"
     [chosen, edge] = tuned(aggregate([*moco, *base])[0])
     assert "random 0.02, 0; moco 0.01, 0 (seed 0) / 0.02, 0 (seed 1);" in chosen
     lr, decay = "SOLVER.BASE_LR", "SOLVER.WEIGHT_DECAY"
     at = f"random {lr} 0.02, {decay} 0; moco {lr} 0.01, {decay} 0 (seed 0) / {lr} 0.02, {decay} 0"
-    assert edge.startswith(f"at the edge of the grid, beyond which a better value may be: {at}")
+    assert edge.startswith(f"at the edge of the grid, so a better value may lie outside: {at}")
     wide = {"SOLVER.TUNED": f"{lr}=0.01,0.02,0.04 {decay}=0 at 0.5 of it"}
     middle = [
         replace(r, record=replace(r.record, config={**r.record.config, **wide})) for r in base
@@ -95,16 +93,3 @@ def test_what_was_tuned_differs_and_is_named():
     for own in ("x=1 SOLVER.BASE_LR=a,<b> at", 7):
         odd = {**CONFIG, "SOLVER.TUNED": own, "SOLVER.BASE_LR": "0.02"}
         assert len(tuned(aggregate(runs("random", (1.0, 2.0), config=odd))[0])) == 1
-
-
-def test_in_the_report_and_in_a_bundle(tmp_path):
-    write_pair(tmp_path / "runs", {"random": [11.0, 12.0], "moco": [13.0, 15.0]}, task="t")
-    write_run(tmp_path / "runs" / "x", task="t", init="x", start=None, weights_sha256="d" * 64)
-    made = report(tmp_path / "runs")
-    for renderer, text in rendered(made).items():
-        assert "only the weights of moco and random differ" in text, renderer
-        assert "not shown that only the weights of x and random differ" in text, renderer
-    bundle = tmp_path / "b.zip"
-    main([str(tmp_path / "runs"), "--bundle", str(bundle)])
-    [table] = make_tables(collect([bundle]))
-    assert [str(each) for each in isolation(table)] == made.sections[0].isolation

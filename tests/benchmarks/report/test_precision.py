@@ -25,7 +25,7 @@ BOXES = [[10, 10, 50, 50], [60, 60, 90, 90]]
 
 
 def by_hand(recall, precision) -> None:
-    """A hit, a miss, a hit, a miss: precision 1 up to half the recall, then 2 of 3."""
+    """Check the curve of a hit, a miss, a hit, a miss: 1 up to half the recall, then 2 of 3."""
     assert len(recall) == 101
     np.testing.assert_allclose(precision, np.where(np.asarray(recall) <= 0.5, 1.0, 2 / 3))
 
@@ -78,7 +78,7 @@ def test_precision_and_recall_by_hand_coco(tmp_path, monkeypatch):
 
 
 def test_predictions_are_compared_with_their_own_data_alone(tmp_path, monkeypatch):
-    """Where the dataset of this machine does not give the record's number, it is another one."""
+    """A dataset that does not give the number of the record is another one."""
     content = {"classes": ["cat"], "predictions": []}
     run = predicted(tmp_path, monkeypatch, voc_split(), content, 30.0)
     with pytest.raises(UserError, match=r"give AP50 0\.0 on the voc_2007_test .* record has 30\.0"):

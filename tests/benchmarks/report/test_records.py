@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.make_table import make_tables
 from benchmarks.report.records import FinishedRun, collect
+from benchmarks.report.tables import make_tables
 from moco.common.errors import UserError
 from tests.benchmarks.report.fake_runs import record, write_run
 
@@ -40,7 +40,7 @@ def test_failed_and_unfinished_have_no_numbers(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("utc", "shown"),
+    ("utc", "text"),
     [
         ("2026-11-21T01:30:00+02:00", "2026-11-20 23:30:00 UTC"),
         ("2026-11-20T23:30:00", "2026-11-20 23:30:00 UTC"),
@@ -48,12 +48,12 @@ def test_failed_and_unfinished_have_no_numbers(tmp_path):
         ("yesterday", ""),
     ],
 )
-def test_time_is_utc_whatever_the_zone_of_the_record_or_of_the_reader(utc, shown):
+def test_time_is_utc_whatever_the_zone_of_the_record_or_of_the_reader(utc, text):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TZ", "XYZ-9")  # a reader nine hours east of UTC
         time.tzset()
         run = FinishedRun(Path("x"), record(provenance={"utc": utc}))
-        assert (run.label, run.versions, run.hardware, run.finished) == ("", "", "", shown)
+        assert (run.label, run.versions, run.hardware, run.finished) == ("", "", "", text)
     time.tzset()
 
 

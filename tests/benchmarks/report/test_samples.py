@@ -61,7 +61,7 @@ def made(tmp_path) -> tuple[Table, Split]:
 
 
 def pixel(image: Image.Image, column: int, line: int, x: int, y: int) -> tuple[int, ...]:
-    """Of a panel, at a place in pixels of the test image."""
+    """Return the color of a panel at a place in pixels of the test image."""
     step, scale = IMAGE_PX + GAP_PX, IMAGE_PX / 100
     place = GAP_PX + column * step + round(scale * x), HEAD_PX + line * step + round(scale * y)
     color = image.convert("RGB").getpixel(place)

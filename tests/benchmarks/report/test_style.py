@@ -7,10 +7,10 @@ from benchmarks.report.aggregate import Cell, Gap
 
 
 def test_cells():
+    found = [((10.04,), 1), ((10.0, 12.0), 2), ((10.0, 12.0), 3)]
+    texts = [style.format_cell(Cell(values), n) for values, n in found]
+    assert texts == ["10.0", "11.0 ± 1.4", "11.0 ± 1.4 (n = 2 of 3)"]
     assert style.format_cell(None, 3) == "–"
-    assert style.format_cell(Cell((10.04,)), 1) == "10.0"
-    assert style.format_cell(Cell((10.0, 12.0)), 2) == "11.0 ± 1.4"
-    assert style.format_cell(Cell((10.0, 12.0)), 3) == "11.0 ± 1.4 (n = 2 of 3)"
 
 
 @pytest.mark.parametrize(

@@ -3,18 +3,10 @@
 import json
 
 from benchmarks.report.aggregate import aggregate
-from benchmarks.report.convergence import convergence
+from benchmarks.report.analysis import SHARES, convergence, row_cells
 from benchmarks.report.records import collect
-from benchmarks.report.render import RENDERERS
 from benchmarks.report.summary import Summary, ranks, summarize
-from tests.benchmarks.report.fake_runs import (
-    CONFIG,
-    csv_rows,
-    rendered,
-    report,
-    write_pair,
-    write_run,
-)
+from tests.benchmarks.report.fake_runs import CONFIG, rendered, report, write_pair, write_run
 
 
 def test_ranks_by_hand():
@@ -31,21 +23,6 @@ def test_mean_rank_is_over_the_tasks_that_all_have():
     assert [row[0].text for row in found.rows] == ["moco", "random", "x"]
     assert "2 of 3 tasks" in found.note and "(not c)" in found.note
     assert Summary(("a",), {"x": (None,), "y": (1.0,)}).mean_rank("y") is None
-
-
-def test_matrix_is_in_every_report_of_two_tasks(tmp_path):
-    write_pair(tmp_path / "a", {"random": [10.0, 12.0], "moco": [20.0, 22.0]}, task="one")
-    assert report(tmp_path).summary is None
-    write_pair(tmp_path / "b", {"random": [9.0], "moco": [8.0], "x": [7.0]}, task="two")
-    made = report(tmp_path)
-    for name in ("md", "tex", "html", "terminal"):
-        assert "mean rank over 1 of 2 tasks" in rendered(made)[name], name
-    rows = csv_rows(RENDERERS.get("csv")(made)["table.summary.csv"])
-    assert [(r["mean"], r["rank"], r["in_mean_rank"]) for r in rows if r["init"] == "moco"] == [
-        ("21", "1", "False"),
-        ("8", "2", "True"),
-    ]
-    assert [r["mean"] for r in rows if (r["init"], r["task"]) == ("x", "one: AP")] == [""]
 
 
 def test_a_task_and_its_tuned_rows_are_one_task_of_the_mean_rank(tmp_path):
@@ -72,7 +49,7 @@ def test_convergence_by_hand(tmp_path):
         lines = [json.dumps({"iteration": i, "bbox/AP": ap}) for i, ap in points.items()]
         (folder / "metrics.json").write_text("\n".join(lines) + "\n")
     [table] = aggregate(collect([tmp_path]).transfer)
-    cells = convergence(table)["random"]
+    cells = row_cells(table, lambda run: convergence(run, "bbox/AP"), SHARES)["random"]
     assert [cell.values for cell in cells] == [(2.0, 4.0), (6.0,), (8.0,), (10.0, 9.0)]
     for name in ("md", "tex", "html", "terminal"):
         text = rendered(report(tmp_path))[name].replace("\\%", "%")

@@ -67,7 +67,7 @@ PAYLOADS = {
 
 
 def made(text: str) -> Report:
-    """Runs and a failed one that say `text` wherever a record may hold text."""
+    """Make a report of finished runs and a failed one with `text` in every text of a record."""
     changes = {
         "task": text,
         "engine": text,
@@ -97,7 +97,7 @@ def made(text: str) -> Report:
 
 
 def outputs(text: str) -> dict[str, str]:
-    """Every file of the report, and what is printed."""
+    """Render every file of a report, and what is printed."""
     whole = made(text)
     return {k: v for _, renderer in render.RENDERERS for k, v in renderer(whole).items()}
 
@@ -146,7 +146,7 @@ def csv_structure(text: str) -> object:
 
 
 def latex_structure(text: str) -> object:
-    """The commands, but for those that stand for a character; rows begin with no argument."""
+    """Return commands other than those for characters, and check that no row has an argument."""
     for line in text.splitlines():
         assert not re.match(r"\s*[\[*]", line), line
     bare = re.sub(r"\$(\\(pm|dagger|to)|[-<>|])\$|\\text(backslash|ascii\w+)\{\}", "", text)
@@ -170,7 +170,7 @@ STRUCTURES: dict[str, Callable[[str], object]] = {
 
 @pytest.fixture(scope="module")
 def ordinary() -> Iterator[dict[str, str]]:
-    """The outputs of an ordinary name; figures have a test of their own."""
+    """Render an ordinary name without figures, which have a test of their own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Plot, "svg", "<svg/>")
         yield outputs(ORDINARY)
@@ -237,14 +237,14 @@ def test_figures_of_all_payloads_and_nothing_outside_of_the_folder(tmp_path, cap
 
 
 def error_of(main, capsys, *arguments: object) -> str:
-    """The one line that a command says which ends with an error of the user's."""
+    """Run a command that ends with a user's error and return the line that it prints."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as exit:
         patch.setattr(sys, "argv", ["program", *map(str, arguments)])
         run_cli(lambda argv: main(sys.argv[1:]))
-    said = capsys.readouterr().err
-    assert exit.value.code in (2, 3) and said.count("\n") == 1 and len(said) < 1000
-    assert "unexpected" not in said and said.rstrip("\n").isprintable()
-    return said
+    message = capsys.readouterr().err
+    assert exit.value.code in (2, 3) and message.count("\n") == 1 and len(message) < 1000
+    assert "unexpected" not in message and message.rstrip("\n").isprintable()
+    return message
 
 
 HUGE, NAN, INF = 10**400, float("nan"), float("inf")

@@ -1,19 +1,18 @@
-"""A suite of fake runs, looked at often."""
+"""Fixtures of suites of fake runs, which are polled often."""
 
 from pathlib import Path
 
 import pytest
 
-from benchmarks.suites import scheduler
+from benchmarks.suites import runner
 from tests.benchmarks.suites.lab import ROOT, Lab
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(scheduler, "POLL_SECONDS", 0.02)
-    monkeypatch.setattr(scheduler, "SURVEY_SECONDS", 0.05)
-    monkeypatch.setattr(scheduler, "AGAIN_SECONDS", 0.2)
+    monkeypatch.setattr(runner, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(runner, "AGAIN_SECONDS", 0.2)
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
-"""A training program in miniature, and what starts it: for tests of the scheduler.
+"""Miniature training program for tests of the runner, and suites of it.
 
-It keeps to what the real ones promise: its folder is locked, progress is logged line by line and
-saved, SIGTERM saves and ends with 85, the record comes last. What it does is written, one line per
-event, to a journal that all processes append to. Its numbers depend on task, init and seed alone.
+It keeps the contract of the real ones: its folder is locked, progress is logged line by line and
+saved, SIGTERM saves and ends with 85, the record comes last. All processes append their events to a
+journal, one per line. The numbers depend on task, init and seed alone.
 
     python fake_trainer.py FOLDER JOURNAL SPEC.json      (started by `FakePrograms`)
 """
@@ -20,26 +20,28 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from benchmarks import run_suite
-from benchmarks.run_suite import main
+from benchmarks.suites import children
 from benchmarks.suites.checks import Findings
 from benchmarks.suites.keep import Checkpoints
+from benchmarks.suites.live import Live
 from benchmarks.suites.programs import Programs
-from benchmarks.suites.suite import RunSpec
+from benchmarks.suites.suite import DETECTION, POINT, RunSpec
+from moco.common.cfgnode import flatten, read_yaml
 from moco.common.errors import LockedError, Preempted, run_cli
 from moco.common.files import atomic_write_text
 from moco.common.run import RunFolder, RunRecord, write_record
 
 MODULE = "tests.benchmarks.suites.fake_trainer"
 ITERATIONS = 8
-HOLD, HELD = "hold", 2  # beside the journal: continues after its second iteration without it
+HOLD, HELD = "hold", 2  # file next to the journal, at which runs wait after their second iteration
 HARDWARE = {"cpu": "a processor", "gpus": []}
 
 
 class FakePrograms(Programs):
-    """Runs of `ITERATIONS` iterations of `delay` seconds; an init called `bad*` fails.
+    """Programs of `ITERATIONS` iterations of `delay` seconds.
 
-    Those of an init called `often*` are preempted after each iteration, and log nothing before
-    the last one.
+    Runs of an init `bad*` fail. Runs of an init `often*` are preempted after each iteration, and
+    log nothing before the last one.
     """
 
     def __init__(self, journal: Path, delay: float = 0.02, problems: Sequence[str] = ()) -> None:
@@ -51,6 +53,8 @@ class FakePrograms(Programs):
         return Findings(tuple(self.problems), (), lengths, HARDWARE, sizes)
 
     def command(self, spec: RunSpec, folder: Path, machines: int = 1) -> list[str]:
+        if spec.program not in (DETECTION, POINT):
+            return super().command(spec, folder, machines)
         fields = asdict(spec) | {"config": str(spec.config), "delay": self.delay}
         return [sys.executable, "-m", MODULE, str(folder), str(self.journal), json.dumps(fields)]
 
@@ -59,7 +63,7 @@ class FakePrograms(Programs):
 
 
 def train(argv: Sequence[str] | None) -> int:
-    """The program."""
+    """Train until the end, a signal, or the failure that the init's name asks for."""
     folder, journal, spec = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
     stops: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stops.append(number))
@@ -87,7 +91,7 @@ def train(argv: Sequence[str] | None) -> int:
                     error = f"NumericError: iteration {iteration}: total_loss is nan"
                     failed = replace(record(spec), status="failed", metrics={}, notes=[error])
                     write_record(folder, failed)
-                    return 4
+                    return 0
                 if iteration == spec["iterations"] or not often:
                     run.log({"iteration": iteration, "total_loss": 1.0 / iteration})
                 atomic_write_text(folder / f"model_{iteration:07d}.pth", "weights")
@@ -105,15 +109,16 @@ def train(argv: Sequence[str] | None) -> int:
 
 
 def learning_rate(spec: dict) -> float:
-    """As an override sets it, the last one; else 0."""
-    return float(dict(spec["overrides"]).get("SOLVER.BASE_LR", 0))
+    """Return the learning rate of the last override, or of the file; 0 if there is none."""
+    chosen = flatten(read_yaml(spec["config"])).get("SOLVER.BASE_LR", 0)
+    return float(dict(spec["overrides"]).get("SOLVER.BASE_LR", chosen))
 
 
 def record(spec: dict) -> RunRecord:
     digits = f"{spec['task']} {spec['init']} {spec['seed']} {spec['engine']}"
     ap = 30 + zlib.crc32(digits.encode()) % 1000 / 100
-    if lr := learning_rate(spec):  # another peak for each init
-        ap = 40 - 100 * abs(lr - {"random": 0.2, "mine": 0.1}[spec["init"]])
+    if lr := learning_rate(spec):  # every init has its own best learning rate
+        ap = 40 - 100 * abs(lr - {"random": 0.2}.get(spec["init"], 0.1))
     return RunRecord(
         kind="detection",
         status="done",
@@ -133,15 +138,26 @@ def record(spec: dict) -> RunRecord:
 
 
 def suite_main(argv: Sequence[str] | None) -> None:
-    """`fake_trainer.py --suite JOURNAL DELAY ARGUMENTS...`: a suite of these programs."""
+    """Run a suite of these programs: `--suite JOURNAL DELAY ARGUMENTS...`.
+
+    Its processes do not need torch, which takes most of the time of a start.
+    """
+    children.PRELOADED = (MODULE,)
+    children.ONE_THREAD.clear()
+    os.environ.pop("OMP_NUM_THREADS", None)
     if sys.argv[1] == "--suite-without-tables":
         run_suite.write_tables = lambda *arguments: []  # type: ignore[assignment]
-        run_suite.refresh_tables = lambda *arguments, **keys: ""  # type: ignore[assignment]
+        Live._work = lambda self: None  # type: ignore[method-assign]
     if host := os.environ.get("FAKE_HOST"):
         socket.gethostname = lambda: host
     journal, delay, *arguments = sys.argv[2:]
-    main(arguments, FakePrograms(Path(journal), float(delay)))
+    run_suite.main(arguments, FakePrograms(Path(journal), float(delay)))
+
+
+def main(argv: Sequence[str] | None = None) -> int | None:
+    """Train, or run a suite."""
+    return suite_main(argv) if sys.argv[1].startswith("--suite") else train(argv)
 
 
 if __name__ == "__main__":
-    run_cli(suite_main if sys.argv[1].startswith("--suite") else train)
+    run_cli(main)

@@ -1,4 +1,4 @@
-"""A suite of two tasks of fake runs in a folder, and ways to run it, for the tests."""
+"""Suite of two tasks of fake runs in a folder, and ways to run it, for the tests."""
 
 import os
 import subprocess
@@ -13,19 +13,22 @@ import yaml
 from PIL import Image
 
 from benchmarks import run_suite
-from benchmarks.suites import scheduler
+from benchmarks.suites import runner
 from benchmarks.suites.folder import SuiteFolder
+from benchmarks.suites.live import Live
+from benchmarks.suites.plan import expand
 from benchmarks.suites.programs import Programs
-from benchmarks.suites.suite import Init, RunSpec, Suite, expand
+from benchmarks.suites.suite import Init, RunSpec, Suite
 from benchmarks.suites.suite_file import with_options
 from moco.common.command import RANDOM
 from tests.benchmarks.suites.fake_trainer import HOLD, MODULE, FakePrograms
+from tests.benchmarks.suites.run_code import command
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
 class Runner(subprocess.Popen):
-    """A suite that a test runs beside itself; one that fails does not wait for it."""
+    """Process of a suite, which is killed if the test fails."""
 
     def __exit__(self, kind, *rest) -> None:
         if kind is not None:
@@ -34,8 +37,10 @@ class Runner(subprocess.Popen):
 
 
 class Lab:
-    """Attributes:
-    with_tables: make the tables at the end, which takes longer than all the runs.
+    """Folder of a suite of fake runs.
+
+    Attributes:
+        with_tables: Make the tables at the end, which takes longer than all the runs.
     """
 
     executor: Sequence[str] = ("--executor", "cpu", "--workers", "2")
@@ -58,24 +63,24 @@ class Lab:
         return [str(self.path / "suite.yaml"), *self.inits, *output, *more]
 
     def run(self, *more: str, delay: float = 0.0, problems: Sequence[str] = ()) -> None:
-        """In this process."""
+        """Run the suite in this process."""
         self.main(FakePrograms(self.journal, delay, problems), *more)
 
     def main(self, programs: Programs, *more: str) -> None:
         with pytest.MonkeyPatch.context() as patch:
             if not self.with_tables:
                 patch.setattr(run_suite, "write_tables", lambda *arguments: [])
-                patch.setattr(run_suite, "refresh_tables", lambda *arguments, **keys: "")
+                patch.setattr(Live, "_work", lambda self: None)
             run_suite.main(self.arguments(*more), programs)
 
     def run_command(self, code: str, *more: str) -> None:
-        """With a Python program in the place of the trainer."""
+        """Run the suite with Python code as the program of every run."""
         programs = FakePrograms(self.journal)
-        programs.command = lambda *arguments: [sys.executable, "-c", code]
+        programs.command = lambda *arguments: command(code)
         self.main(programs, *more)
 
     def start(self, *more: str, delay: float = 0.02, host: str = "", **keys) -> subprocess.Popen:
-        """In a process of its own; what it prints goes to `runner.log`."""
+        """Run the suite in a process of its own, with output to `runner.log`."""
         env = {**os.environ, "MOCO_PROGRESS": "on", "FAKE_HOST": host}
         argv = self.argv(delay, *more)
         with open(self.path / "runner.log", "ab") as log:
@@ -90,28 +95,28 @@ class Lab:
         return (self.path / "runner.log").read_text()
 
     def events(self) -> list[tuple[str, str, int]]:
-        """(what, run, process) in the order in which they happened."""
+        """Return (event, run, process id) in the order in which they happened."""
         if not self.journal.exists():
             return []
         lines = [line.split() for line in self.journal.read_text().splitlines()]
-        return [(what, name, int(pid)) for what, name, pid in lines]
+        return [(event, name, int(pid)) for event, name, pid in lines]
 
-    def count(self, what: str) -> Counter:
-        return Counter(name for event, name, _ in self.events() if event == what)
+    def count(self, event: str) -> Counter:
+        return Counter(name for each, name, _ in self.events() if each == event)
 
     def assert_once(self, runs: int | None = None) -> None:
-        """Every run to its end, and no iteration of any done twice."""
+        """Check that every run was completed, and no iteration done twice."""
         assert runs in (None, len(self.count("done"))) and set(self.count("done").values()) == {1}
         done = Counter(event[:2] for event in self.events() if event[0].startswith("iteration"))
         assert set(done.values()) == {1}, "an iteration was done again"
-        assert not self.count("locked"), "a process was started beside another one of its run"
+        assert not self.count("locked"), "a run had two processes"
 
     def tables(self) -> dict[str, bytes]:
         files = (self.out / "tables").rglob("*")
         return {path.name: path.read_bytes() for path in files if path.is_file()}
 
     def hold(self) -> None:
-        """From now on runs wait after their second iteration, until they are told to stop."""
+        """Make runs wait after their second iteration, until `release` or SIGTERM."""
         (self.path / HOLD).touch()
 
     def release(self) -> None:
@@ -124,7 +129,7 @@ class Lab:
             time.sleep(0.01)
 
     def held_runner(self, *more: str, runs: int = 2, **keys) -> subprocess.Popen[bytes]:
-        """A runner whose first runs wait after their second iteration."""
+        """Start a runner, and wait until its first runs wait after their second iteration."""
         self.hold()
         runner = self.start(*more, **keys)
         self.wait_for(lambda: len(self.count("iteration-2")) >= runs)
@@ -144,7 +149,7 @@ def write_suite(folder: Path, *tasks: dict, task: str = "SOLVER: {MAX_ITER: 8}",
 
 
 def from_random(suite: Suite, **keys) -> tuple[RunSpec, ...]:
-    """One trial of each task from random weights."""
+    """Expand one trial of each task from random weights."""
     suite = with_options(suite, {}, {}, trials=1)
     return expand(suite, {"random": Init(RANDOM, None)}, ["embedded"], version="1", **keys)
 
@@ -158,13 +163,13 @@ def is_alive(pid: int) -> bool:
 
 
 def kept(lab: Lab) -> set[tuple[str, ...]]:
-    """The checkpoints in the folders of the runs."""
+    """Return the sets of checkpoints in the folders of the runs."""
     folders = lab.out.glob("runs/*/*/*")
     return {tuple(sorted(path.name for path in run.glob("model_*"))) for run in folders}
 
 
 def classes(root: Path) -> None:
-    """Two classes of two images, to train on and to validate on."""
+    """Write two images of two classes, for training and for validation."""
     for folder in (root / split / name for split in ("train", "val") for name in "ab"):
         folder.mkdir(parents=True)
         for index in range(2):
@@ -172,11 +177,11 @@ def classes(root: Path) -> None:
 
 
 def after(patch: pytest.MonkeyPatch, method: str, hook: Callable[[], object]) -> None:
-    """Call `hook` after each call of a method of the scheduler."""
-    before = getattr(scheduler.Scheduler, method)
+    """Call `hook` after each call of a method of the runner."""
+    before = getattr(runner.Runner, method)
 
     def both(self) -> None:
         before(self)
         hook()
 
-    patch.setattr(scheduler.Scheduler, method, both)
+    patch.setattr(runner.Runner, method, both)

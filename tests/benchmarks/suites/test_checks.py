@@ -1,9 +1,10 @@
-"""What is found before the first run starts, with the real programs."""
+"""Checks before the first run starts, by the real programs."""
 
 from dataclasses import replace
 
 from benchmarks.suites.checks import check
-from benchmarks.suites.suite import Init, expand
+from benchmarks.suites.plan import expand
+from benchmarks.suites.suite import Init
 from benchmarks.suites.suite_file import load_suite, with_options
 from tests.benchmarks.suites.lab import ROOT, classes, from_random, write_suite
 
@@ -11,12 +12,12 @@ SUITES = ROOT / "configs" / "suites"
 
 
 def test_missing_data_are_looked_for_by_their_own_kind(tmp_path, monkeypatch):
-    """The same task file, on VOC, COCO, and a folder of the user's own."""
+    """Tasks on VOC, COCO and a custom folder name the command that checks each."""
     monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path / "nowhere"))
     suite = load_suite(SUITES / "smoke.yaml")
     found = check(from_random(suite), False)
     voc, coco, own = found.problems
-    # What does not depend on the data is known, which of a custom folder is not its classes.
+    # The size of a checkpoint depends on the classes, which are in the data of a custom folder.
     assert {task for task, *_ in found.iterations} == {"voc_small", "coco_small", "bccd_small"}
     assert {task for task, *_ in found.checkpoints} == {"voc_small", "coco_small"}
     assert voc.startswith("voc_small") and voc.endswith("detection.datasets doctor voc")
@@ -25,7 +26,7 @@ def test_missing_data_are_looked_for_by_their_own_kind(tmp_path, monkeypatch):
 
 
 def test_the_real_checks_name_every_problem(tmp_path, monkeypatch):
-    """Data, weights and keys of the real programs, without a dataset on this machine."""
+    """Missing data and bad weights of detection and classification are listed, once each."""
     monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path / "nowhere"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     text = tmp_path / "text.pth"
@@ -44,13 +45,13 @@ def test_the_real_checks_name_every_problem(tmp_path, monkeypatch):
     assert "text.pth" in weights
     assert all("\n" not in problem for problem in found.problems)
     assert found.hardware["gpus"] == []
-    # Without a row of random weights, too, bad weights do not hide what is wrong with the data.
+    # Bad weights do not hide missing data, even if no row has random weights.
     found = check([spec for spec in specs if spec.init == "text"], False)
     assert len(found.problems) == 2 and any("nowhere/VOC2007" in p for p in found.problems)
 
 
 def test_tasks_that_tables_would_take_for_one(tmp_path, monkeypatch):
-    """Else the tables would be refused when everything is done."""
+    """Two tasks of one name are refused before the runs, not when their tables are made."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     classes(tmp_path / "data")
     overrides = {"DATA.ROOT": str(tmp_path / "data"), "MODEL.ARCH": "resnet18"}

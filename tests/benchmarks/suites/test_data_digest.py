@@ -1,4 +1,4 @@
-"""Runs on different data have different ids; runs on equal data the same one, wherever it is."""
+"""Runs on different data have different ids, on equal data the same, wherever it is."""
 
 import json
 import os
@@ -21,7 +21,7 @@ def forget():
 
 
 def voc(folder: Path) -> Path:
-    """A folder in VOC layout."""
+    """Write a folder in VOC layout."""
     for name, text in (
         ("Annotations/1.xml", "<annotation><name>cat</name></annotation>"),
         ("ImageSets/Main/trainval.txt", "1\n"),
@@ -33,16 +33,7 @@ def voc(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("Annotations/1.xml", "<annotation><name>dog</name></annotation>"),  # of the same size
-        ("ImageSets/Main/test.txt", "3\n"),
-        ("JPEGImages/1.jpg", "more pixels"),
-        ("JPEGImages/2.jpg", "pixels"),
-    ],
-)
-def test_what_is_in_the_data_counts(name, text, tmp_path):
+def test_what_is_in_the_data_counts(tmp_path):
     folder = voc(tmp_path / "a")
     shutil.copytree(folder, tmp_path / "elsewhere")
     linked = tmp_path / "linked"
@@ -52,9 +43,17 @@ def test_what_is_in_the_data_counts(name, text, tmp_path):
     (linked / ".cache").write_text("hidden")
     before = folder_digest(str(folder))
     assert folder_digest(str(tmp_path / "elsewhere")) == folder_digest(str(linked)) == before
-    (folder / name).write_text(text)
-    folder_digest.cache_clear()
-    assert folder_digest(str(folder)) != before
+    found = {before}
+    for name, text in (
+        ("Annotations/1.xml", "<annotation><name>dog</name></annotation>"),  # of the same size
+        ("ImageSets/Main/test.txt", "3\n"),
+        ("JPEGImages/1.jpg", "more pixels"),
+        ("JPEGImages/2.jpg", "pixels"),
+    ):
+        (folder / name).write_text(text)
+        folder_digest.cache_clear()
+        found.add(folder_digest(str(folder)))
+    assert len(found) == 5
 
 
 def test_a_large_folder_is_sampled(tmp_path, monkeypatch):
@@ -63,16 +62,16 @@ def test_a_large_folder_is_sampled(tmp_path, monkeypatch):
         (tmp_path / f"{index:02d}.jpg").write_text("pixels")
     (tmp_path / "list.txt").write_text("of them")
     (tmp_path / "loop").symlink_to(tmp_path)
-    looked, stat = [], os.stat
+    inspected, stat = [], os.stat
 
     def counted(path, *arguments, **keys):
-        looked.append(str(path))
+        inspected.append(str(path))
         return stat(path, *arguments, **keys)
 
     monkeypatch.setattr(data_digest.os, "stat", counted)
     before = folder_digest(str(tmp_path))
     monkeypatch.undo()
-    assert len([path for path in looked if path.endswith(".jpg")]) == 10
+    assert len([path for path in inspected if path.endswith(".jpg")]) == 10
     (tmp_path / "94.jpg").rename(tmp_path / "95.jpg")  # every name counts
     folder_digest.cache_clear()
     assert folder_digest(str(tmp_path)) != before
@@ -98,8 +97,20 @@ def test_ids(key, tmp_path, monkeypatch):
     assert known[0] == plain[0].id, "a task of a known dataset keeps its id"
 
 
+def test_a_data_yaml_covers_its_folder(tmp_path):
+    file, label = tmp_path / "data.yaml", tmp_path / "labels" / "1.txt"
+    label.parent.mkdir()
+    file.write_text("train: images")
+    digests = set()
+    for text in ("0 0.5 0.5 0.5 0.5", "0 0.5 0.5 0.5 0.6"):
+        label.write_text(text)
+        folder_digest.cache_clear()
+        digests.add(data_digest.data_digest({"DATASETS.YOLO_YAML": str(file)}))
+    assert len(digests) == 2 and "" not in digests
+
+
 def coco(folder: Path, name: str = "cat") -> Path:
-    """A file in COCO's format with an image in the folder beside it, and an index of subsets."""
+    """Write a file in COCO's format, a folder of its image, and an index of subsets."""
     (folder / "images").mkdir(parents=True)
     (folder / "images" / "1.jpg").write_text("pixels")
     image = {"id": 1, "file_name": "1.jpg", "width": 4, "height": 4}
@@ -140,7 +151,7 @@ def test_ids_of_files_in_cocos_format(root, changed, old, new, tmp_path):
     path.write_text(path.read_text().replace(old, new))
     assert digest(first) != before
     path.write_text("")
-    assert digest(first) != before, "what is wrong with it is for the checks to say"
+    assert digest(first) != before, "an invalid file has a digest, too"
 
 
 def test_a_suite_of_other_data_is_refused(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""The line of a plan where there is no terminal."""
+"""Progress lines of a plan without a terminal."""
 
 import re
 
@@ -15,7 +15,7 @@ class Clock:
 
 
 def test_a_line_when_something_changed_with_a_time_left_that_moves(monkeypatch, capsys):
-    clock, said = Clock(), []
+    clock, lines = Clock(), []
     monkeypatch.delenv("MOCO_PROGRESS", raising=False)
     monkeypatch.setattr(progress, "time", clock)
     monkeypatch.setattr(forecast, "time", clock)
@@ -26,15 +26,15 @@ def test_a_line_when_something_changed_with_a_time_left_that_moves(monkeypatch, 
             clock.now += 1.0
             display.show(*shown)
             if line := capsys.readouterr().err:
-                said.append((clock.now, *re.search(r"(\d+)%, about (\S+) left", line).groups()))
+                lines.append((clock.now, *re.search(r"(\d+)%, about (\S+) left", line).groups()))
 
-    seconds(300, Forecast(0.25, 600.0), "one runs")  # nothing changes but the time
+    seconds(300, Forecast(0.25, 600.0), "one runs")  # only the time changes
     seconds(301, Forecast(0.25, 600.0), "two run")
     seconds(330, Forecast(0.5, 60.0), "two run")
     seconds(390, Forecast(0.5, 60.0), "three run")
-    seconds(400, Forecast(0.5, 60.0), "four run")  # longer than foreseen
+    seconds(400, Forecast(0.5, 60.0), "four run")  # longer than the forecast
     seconds(401, Forecast(1.0, 0.0), "done")
-    assert said == [
+    assert lines == [
         (30, "25", "9:31"),
         (301, "25", "5:00"),
         (331, "50", "0:31"),

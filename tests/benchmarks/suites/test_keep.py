@@ -1,4 +1,4 @@
-"""Which checkpoints of a suite's runs stay on disk, and how many bytes that is."""
+"""Retention of checkpoints: which ones stay on disk, and their bytes."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ def test_what_stays(names, keep, done, number, tmp_path):
 
 
 def test_the_one_to_resume_from_stays(tmp_path):
-    """Also where a run was resumed from an older one than the highest number."""
+    """A run may have been resumed from a checkpoint older than the last number."""
     fill(tmp_path, DETECTION[:3], DETECTION[0])
     remove_checkpoints(tmp_path, "final", done=False)
     assert [path.name for path in list_checkpoints(tmp_path)] == [DETECTION[2], DETECTION[0]]

@@ -1,6 +1,5 @@
-"""The report of a suite that is being computed: when it is made, and in a browser."""
+"""Page of a suite that is being computed: when it is written, and in a browser."""
 
-import os
 import re
 import shutil
 import subprocess
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import run_suite
 from benchmarks.report.progress import Progress
 from benchmarks.suites import live
 from benchmarks.suites.forecast import Forecast
@@ -23,59 +21,61 @@ NAMES = ("a", "b", "c")
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
     folder = tmp_path_factory.mktemp("suite")
-    return [Run(name, f"run {name}", folder / name, tuple, iterations=4) for name in NAMES]
+    return [Run(name, f"run {name}", folder / name, (), iterations=4) for name in NAMES]
 
 
 def states(*kinds: str) -> dict[str, State]:
     return {name: State(kind, 2.0, "<i>why</i>") for name, kind in zip(NAMES, kinds, strict=False)}
 
 
-def test_the_report_is_made_seldom_and_not_less_than_once(runs, monkeypatch):
-    monkeypatch.setattr(live, "EVERY_SECONDS", 0.4)
-    made: list[Progress] = []
-    with Live("s", runs, lambda progress: str(made.append(progress))) as opened:
-        opened.update(states(RUNNING), Forecast(0.0, 1.0))
-        deadline = time.monotonic() + 30
-        while not made:
-            assert time.monotonic() < deadline
-        for _ in range(20):  # the states change, and no run ends
-            opened.update(states(RUNNING, RUNNING), Forecast(0.1, 1.0))
-        for kinds in ((DONE,), (DONE, FAILED), (DONE, FAILED, DONE)):
-            opened.update(states(*kinds), Forecast(0.5, 1.0))
-            time.sleep(0.05)
-        while len(made) < 2:
-            assert time.monotonic() < deadline
-        time.sleep(0.5)
-    assert [progress.counts for progress in made] == [
-        {"running": 1, "waiting": 2},
-        {"done": 2, "failed": 1},
-    ]
+def page_of(progress: Progress) -> str:
+    """Return a page that tells which runs had ended, instead of tables."""
+    ended = {kind: number for kind, number in progress.counts.items() if kind in (DONE, FAILED)}
+    return f"<title>0% x</title>{ended}<!-- progress -->\nas it was<!-- progress -->\n"
 
 
-def test_the_report_of_many_runs_is_made_in_a_process_of_its_own(runs, monkeypatch):
-    made = {}
-    for many in (len(runs) + 1, len(runs)):
-        monkeypatch.setattr(live, "MANY", many)
-        made[many], _ = live.of_runs(runs, os.getpid)
-    assert made[len(runs) + 1] == os.getpid() != made[len(runs)]
+def wait_for(condition) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
-def test_reports_rest_longer_the_longer_they_take():
-    assert [live.rest(seconds) for seconds in (0.1, 2.0, 30.0)] == [10.0, 120.0, 6000.0]
+def test_progress_is_written_often_and_tables_when_a_run_has_ended(runs, monkeypatch, tmp_path):
+    monkeypatch.setattr(live, "EVERY_SECONDS", 0.1)
+    monkeypatch.setattr(live, "REST", 0)
+    page = tmp_path / "table.html"
+    with Live("s", runs, page_of, page) as opened:
+        opened.update(states(RUNNING), Forecast(0.0, 1.0), {})
+        wait_for(lambda: page.exists() and "{}" in page.read_text())
+        assert "<title>0% x" in page.read_text() and "as it was" not in page.read_text()
+        speeds = {runs[0].speed_key: [30.0]}
+        opened.update(states(RUNNING), Forecast(0.25, 1.0), speeds)  # no run ends
+        wait_for(lambda: "<title>25% x" in page.read_text())
+        # Two of four iterations of 30 s are left.
+        assert "{}" in page.read_text() and "running, 50%, about 1:00 left" in page.read_text()
+        opened.update(states(DONE, FAILED), Forecast(0.5, 1.0), {})
+        wait_for(lambda: "{'done': 1, 'failed': 1}" in page.read_text())
+        assert "&lt;i&gt;why" in page.read_text(), "texts are texts"
+    text = page.read_text()
+    time.sleep(0.3)
+    assert page.read_text() == text, "nothing comes after the end"
 
 
-def test_a_report_that_fails_stops_nothing(lab, monkeypatch, capsys):
-    def fail(*arguments, **keys) -> str:
-        raise OSError("no\nspace")
+def fail(progress: Progress) -> str:
+    raise OSError("no\nspace")
 
+
+def test_a_page_that_fails_stops_nothing(runs, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(live, "EVERY_SECONDS", 0.05)
     monkeypatch.setattr(live, "REST", 0)
-    monkeypatch.setattr(run_suite, "refresh_tables", fail)
-    monkeypatch.setattr(run_suite, "write_tables", lambda *arguments: [])
-    lab.with_tables = True
-    lab.run("--trials", "1")
-    lab.assert_once(4)
-    assert capsys.readouterr().err.count("note: no tables yet (OSError: no space)") == 1
+    with Live("s", runs, fail, tmp_path / "table.html") as opened:
+        for kinds in ((DONE,), (DONE, FAILED), (DONE, FAILED, DONE)):
+            opened.update(states(*kinds), Forecast(0.5, 1.0), {})
+            time.sleep(0.3)
+    assert (
+        capsys.readouterr().err.count("note: the page cannot be written (OSError: no space)") == 1
+    )
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def browser() -> str:
 
 
 def dump(browser: str, address: str, profile: Path, *more: str) -> str:
-    """What a browser shows, as HTML; its clock stands still while an answer is awaited."""
+    """Return a page as the browser renders it; its clock waits for responses."""
     argv = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
     argv += [*more, "--dump-dom", address]
     return subprocess.run(argv, capture_output=True, text=True, timeout=300, check=True).stdout

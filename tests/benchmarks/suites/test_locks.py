@@ -1,41 +1,20 @@
-"""Locks: one at a time, and folders that have none. See test_executors.py for inherited ones."""
+"""Folders without locks. See test_executors.py for locks that children inherit."""
 
 import errno
-import fcntl
-import threading
 
 import pytest
 
 from benchmarks.suites import folder as suite_folder
 from benchmarks.suites import locks
-from benchmarks.suites.locks import Lock, exclusive
+from benchmarks.suites.locks import Lock
 from moco.common.errors import UserError
 
 
-@pytest.mark.race
-def test_one_at_a_time(tmp_path):
-    """Whoever wants the lock while another has it waits, also in the same process."""
-    entered = threading.Event()
-
-    def enter() -> None:
-        with exclusive(tmp_path / "lock"):
-            entered.set()
-
-    thread = threading.Thread(target=enter)
-    with exclusive(tmp_path / "lock"):
-        thread.start()
-        assert not entered.wait(0.3)
-    thread.join(30)
-    assert entered.is_set()
-
-
-@pytest.mark.parametrize("call", ["agree", "take"])
-def test_a_file_system_without_locks(lab, call, monkeypatch):
-    """One line, and nothing is computed without them."""
+def test_a_file_system_without_locks(lab, monkeypatch):
+    """Without locks nothing is computed, and the error is one line."""
 
     def flock(fd: int, kind: int) -> None:
-        if call == "agree" or kind & fcntl.LOCK_NB:
-            raise OSError(errno.ENOLCK, "No locks available")
+        raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(locks.fcntl, "flock", flock)
     with pytest.raises(UserError, match=rf"^{lab.out}.*No locks available") as error:

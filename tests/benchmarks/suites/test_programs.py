@@ -1,4 +1,4 @@
-"""The commands that a suite starts, as the programs' own parsers read them."""
+"""Commands that a suite starts, parsed by the programs' own parsers."""
 
 import sys
 
@@ -6,8 +6,9 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from benchmarks.suites.executors.base import HOST, PORT, RANK
+from benchmarks.suites.plan import expand
 from benchmarks.suites.programs import Programs
-from benchmarks.suites.suite import Init, expand
+from benchmarks.suites.suite import Init
 from benchmarks.suites.suite_file import load_suite, with_options
 from detection import train_net
 from moco.classification import classify

@@ -1,21 +1,21 @@
-"""The command: what is checked, listed, refused, reported; with a training program in miniature."""
+"""Command `suite`: checks, lists, refusals and reports, with a miniature training program."""
 
 import hashlib
 import json
 import re
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks import run_suite
-from benchmarks.make_table import tables_so_far
 from benchmarks.report.records import collect
 from benchmarks.report.significance import pooled_std, runs_needed, smallest_gap
+from benchmarks.report.tables import tables_so_far
 from benchmarks.run_suite import SuiteFailed
-from benchmarks.suites.folder import check_agreement, requested
+from benchmarks.suites import timing
+from benchmarks.suites.folder import check_agreement, suite_content
 from benchmarks.suites.suite import Init, RunSpec
 from benchmarks.suites.suite_file import load_suite, with_options
 from moco.common.errors import UserError
@@ -23,6 +23,7 @@ from moco.common.pretrained import locate
 from tests.benchmarks.report.fake_runs import csv_rows
 from tests.benchmarks.suites.fake_trainer import ITERATIONS, FakePrograms
 from tests.benchmarks.suites.lab import Lab, kept
+from tests.benchmarks.suites.run_code import command
 from tests.oracles.file_server import file_server
 
 
@@ -37,18 +38,21 @@ def test_a_suite_to_its_tables_and_nothing_twice(lab, capsys):
     assert "python -m benchmarks.make_table" in shown and str(lab.out / "tables") in shown
     tables = lab.tables()
     assert {"table.md", "table.csv", "table.tex", "table.html"} <= set(tables)
-    # A run is named after its init, and its weights are those that were given.
+    # A run is named after its init, and trains from a copy of its weights.
     copy = lab.out / "inits" / "mine.pth"
     assert copy.read_text() == "weights of mine" and not copy.is_symlink()
-    (lab.out / "tables" / ".tmp-half").write_text("of a runner that was killed while writing")
+    (lab.out / "tables" / ".tmp-half").write_text("left by a killed runner")
     lab.run()
     assert len(lab.events()) == 8 * (2 + ITERATIONS)
     assert lab.tables() == tables
 
 
-def test_more_trials_and_inits_come_on_top(lab):
-    lab.run("--trials", "1")
-    assert len(lab.count("done")) == 4
+def test_more_tasks_trials_and_inits_come_on_top(lab, capsys):
+    """A task that cannot run here may be left out, and computed by a later call."""
+    shown = dry_run(lab, capsys, "--trials", "1", "--skip", "b")
+    assert shown.startswith("left out: b, by --skip\n") and "\n2 to do" in shown
+    lab.run("--trials", "1", "--skip", "b")
+    assert {name.split("/")[0] for name in lab.count("done")} == {"a"}
     (lab.path / "new.pth").write_text("other weights")
     lab.run("--trials", "2", "--init", f"new={lab.path / 'new.pth'}")
     lab.assert_once(12)
@@ -59,8 +63,8 @@ def test_several_pre_trainings_are_one_row(lab, capsys):
     (lab.path / "second.pth").write_text("weights of another pre-training")
     lab.inits = ["--init", "random", "--init", f"mine={lab.path}/mine.pth,{lab.path}/second.pth"]
     assert "2 runs or pre-trainings per row" in dry_run(lab, capsys, "--trials", "3")
-    lab.run("--trials", "3", "--baseline", "mine")
-    lab.assert_once(2 * 3 * 3)
+    lab.run("--trials", "3", "--baseline", "mine", "--skip", "b")
+    lab.assert_once(3 * 3)
     printed = capsys.readouterr().out
     assert "mine (2 files of weights)" in printed and "not over test images" in printed
     assert {path.name for path in (lab.out / "inits").iterdir()} == {"mine@1.pth", "mine@2.pth"}
@@ -72,12 +76,12 @@ def test_several_pre_trainings_are_one_row(lab, capsys):
 
 
 def test_weights_at_another_place_on_another_machine(lab):
-    """What a run was given stays there for the machines that continue it."""
+    """The copy of the weights stays for the machines that continue a run."""
     lab.run("--trials", "1")
     copy, moved = lab.out / "inits" / "mine.pth", lab.path / "elsewhere.pth"
     (lab.path / "mine.pth").rename(moved)
     lab.inits = ["--init", "random", "--init", f"mine={moved}"]
-    # What leads nowhere, and what is damaged, is replaced.
+    # A broken link and a damaged copy are replaced.
     for damage in (lambda: copy.symlink_to("nowhere.pth"), lambda: copy.write_text("half")):
         copy.unlink()
         damage()
@@ -118,12 +122,12 @@ def test_a_failure_is_shown_and_the_others_continue(failing_lab, capsys):
 
 
 def test_a_retry_forgets_what_was(lab, capsys):
-    """The next failure's text is its own, and while it runs the run is not a failed one."""
+    """A repeated run is not a failed one while it runs, and its next error is its own."""
 
     class Failing(FakePrograms):
         def command(self, spec: RunSpec, folder: Path, machines: int = 1) -> list[str]:
-            assert not (folder / "failed.json").exists()
-            return [sys.executable, "-c", f"print({text!r}); raise SystemExit(4)"]
+            left = f"import os; assert not os.path.exists({str(folder / 'failed.json')!r}); "
+            return command(f"{left}print({text!r}); raise SystemExit(4)")
 
     for text, more in (("error: old", ()), ("something new", ("--retry-failed",))):
         with pytest.raises(SuiteFailed):
@@ -193,40 +197,21 @@ def test_dry_run_lists_and_writes_nothing(lab, capsys):
     assert "8 to do: 4.00 CPU hours; how long 4 of them take is not known (b)" in shown
     stated = ("--seconds-per-iteration", "450")
     shown = dry_run(lab, capsys, *stated, "--seconds-per-iteration", "b=225")
-    # 4 runs of 8 iterations of 450 s are 4 hours, 4 of 225 s are 2; two at a time.
+    # 4 runs of 8 iterations of 450 s take 4 hours, 4 of 225 s take 2; two run at a time.
     assert "8 to do: 6.00 CPU hours, about 3:00:00 here" in shown
     assert shown.count("stated") == 8
     lab.run("--trials", "1")
     before = snapshot(lab)
     shown = dry_run(lab, capsys, *stated)
-    # The fake's records say 4 s for 8 iterations.
+    # The records of the fake runs have 4 s for 8 iterations.
     assert "4 to do: 0.00 CPU hours, about 0:08 here" in shown and "measured, 2 runs" in shown
     assert snapshot(lab) == before
     lab.run()
     assert "\n0 to do\n" in dry_run(lab, capsys)
 
 
-def test_dry_run_lists_also_what_cannot_start(lab, capsys):
-    with pytest.raises(UserError, match="nothing was started: no data of a") as error:
-        lab.run("--dry-run", problems=("no data of a",))
-    assert error.value.exit_code == 2
-    shown = capsys.readouterr().out
-    assert "\n8 to do; how long that takes" in shown and "disk for checkpoints: " in shown
-    assert "checked every task" not in shown
-
-
-def test_a_task_is_left_out(lab, capsys):
-    """As DensePose is, where there is no Detectron2; a later call may have it."""
-    shown = dry_run(lab, capsys, "--skip", "b")
-    assert shown.startswith("left out: b, by --skip\n") and "\n4 to do" in shown
-    lab.run("--skip", "b")
-    assert {name.split("/")[0] for name in lab.count("done")} == {"a"}
-    lab.run()
-    lab.assert_once(8)
-
-
 def test_dry_run_says_what_gap_the_runs_can_find(lab, capsys):
-    """First in standard deviations, then with those of the runs that are done."""
+    """The gap is in standard deviations, and in points once runs are done."""
     assert "  a, 2 runs per row: 10.39 standard deviations\n" in dry_run(lab, capsys)
     shown = dry_run(lab, capsys, "--trials", "1")
     assert "  a, 1 run per row: none; 2 find 10.39 standard deviations" in shown
@@ -239,22 +224,22 @@ def test_dry_run_says_what_gap_the_runs_can_find(lab, capsys):
 
 
 def test_weights_that_are_downloaded(lab, capsys, monkeypatch):
-    """Once, and not by a dry run; beside the runs' copies is where they are from."""
+    """Weights are downloaded once, not by a dry run, and the copy's sidecar has their address."""
     monkeypatch.setenv("MOCO_TRANSFER_CACHE", str(lab.path / "cache"))
     with file_server({"/r50.pth": b"weights"}) as served:
         digest = hashlib.sha256(b"weights").hexdigest()
         given = ("--init", f"{served.url}/r50.pth#sha256={digest}", "--trials", "1")
         shown = dry_run(lab, capsys, *given, "--baseline", "r50")
         assert f"would download r50: {served.url}/r50.pth" in shown and "\n6 to do" in shown
-        assert not served.asked
+        assert not served.requests
         lab.run(*given)
-        assert len(served.asked) == 1
+        assert len(served.requests) == 1
     (note,) = locate(lab.out / "inits" / "r50.pth").notes
     assert served.url in note and digest in note
 
 
-def test_what_is_left_of_begun_and_failed_runs(failing_lab, capsys):
-    """A run that failed is not to be done, unless it is tried again; of a begun one the rest is."""
+def test_what_is_left_of_started_and_failed_runs(failing_lab, capsys):
+    """The rest of a started run is to do, and a failed one only with --retry-failed."""
     lab = failing_lab
     with pytest.raises(SuiteFailed):
         lab.run()
@@ -269,7 +254,7 @@ def test_what_is_left_of_begun_and_failed_runs(failing_lab, capsys):
 
 
 def test_speeds_that_do_not_count(lab, capsys):
-    """Those of other hardware, and those of a continued run's last process alone."""
+    """Speeds of other hardware, and of the last process of a resumed run, do not count."""
 
     def edit_records(pattern: str, **changes) -> None:
         for path in lab.out.glob(f"runs/{pattern}/run.json"):
@@ -285,30 +270,48 @@ def test_speeds_that_do_not_count(lab, capsys):
     assert "4 to do; how long that takes is not known (a, b)" in dry_run(lab, capsys)
 
 
+@pytest.mark.slow
+@pytest.mark.race
+def test_hours_from_timed_iterations(lab, capsys, monkeypatch):
+    """Each task is timed once, in a temporary folder; a note names a run that ends too early."""
+    monkeypatch.setattr(timing, "ITERATIONS", 4)
+    capsys.readouterr()
+    lab.run("--dry-run", "--time", "--seconds-per-iteration", "b=0.1", delay=0.2)
+    shown = capsys.readouterr().out
+    assert shown.count("timing ") == 1 and "timing a random seed 0" in shown
+    assert not lab.out.exists()
+    [seconds] = {float(line.split()[6]) for line in shown.splitlines() if "measured, 1 run" in line}
+    assert not lab.count("done") and seconds == 0.0, "some seconds are no hours"
+    left = re.search(r"about 0:0(\d) here", shown)
+    # Four runs of 8 iterations of 0.2 s and four of 0.1 s, two of which run at a time.
+    assert left and 4 <= int(left[1]) <= 7
+    monkeypatch.setattr(timing, "ITERATIONS", 40)
+    lab.run("--dry-run", "--time", "--seconds-per-iteration", "b=0.1")
+    shown = capsys.readouterr().out
+    assert "note: a random seed 0 (embedded) could not be timed: it ended without a record" in shown
+    with pytest.raises(UserError, match="--time: times runs on this machine"):
+        lab.run("--plan", "plan.json", "--time", "--executor", "auto")
+
+
 def test_nothing_starts_that_would_fail(lab, capsys):
     with pytest.raises(UserError, match="nothing was started: 2 problems") as error:
         lab.run(problems=["a from mine: no such dataset", "b: too wide"])
     assert error.value.exit_code == 2
-    said = capsys.readouterr().err
-    assert "problem: a from mine: no such dataset\nproblem: b: too wide\n" in said
+    printed = capsys.readouterr().err
+    assert "problem: a from mine: no such dataset\nproblem: b: too wide\n" in printed
     with pytest.raises(UserError, match="nothing was started: b: too wide"):
         lab.run("--dry-run", problems=["b: too wide"])
-    assert not lab.events() and not lab.out.exists()
-
-
-def test_a_folder_is_one_suites(lab, tmp_path):
-    lab.run()
-    (lab.path / "mine.pth").write_text("other weights under the same name")
-    for more, text in (
-        ((), r"inits\.mine: "),
-        (("--dry-run",), r"inits\.mine: "),
-        (("--trials", "1"), r"trials\.a: 2 before"),
-    ):
-        with pytest.raises(UserError, match=text):
-            lab.run(*more, problems=["this is not looked at"])
+    shown = capsys.readouterr().out
+    assert "\n8 to do; how long that takes" in shown and "disk for checkpoints: " in shown
+    assert "checked every task" not in shown and not lab.events() and not lab.out.exists()
 
 
 def test_what_two_calls_must_agree_on(lab):
+    lab.run("--trials", "1")
+    (lab.path / "mine.pth").write_text("other weights under the same name")
+    for more in ((), ("--dry-run",)):
+        with pytest.raises(UserError, match=r"inits\.mine: "):
+            lab.run(*more, problems=["the folder is checked before the runs"])
     suite = load_suite(lab.path / "suite.yaml")
     inits = {"mine": Init("/w", "a" * 64)}
     more = {**inits, "new": Init("/n", "b" * 64)}
@@ -316,7 +319,7 @@ def test_what_two_calls_must_agree_on(lab):
     def content(inits=inits, trials=2, engines=("embedded",), gpus=None, version="1", **keys):
         tasks = tuple(replace(task, overrides=tuple(keys.items())) for task in suite.tasks)
         own = with_options(replace(suite, tasks=tasks), {}, {}, trials)
-        return requested(own, inits, engines, gpus=gpus, version=version)
+        return suite_content(own, inits, engines, gpus=gpus, version=version)
 
     full, moved, half = (
         content(**{"DATASETS.COCO_TRAIN_JSON": path})
@@ -332,6 +335,7 @@ def test_what_two_calls_must_agree_on(lab):
         check_agreement(before, now, "here")
     for before, now, text in (
         (first, content(more, engines=("detectron2",)), "engines: "),
+        (first, content(trials=1), r"trials\.a: 2 before"),
         (first, content(gpus=4), "gpus_per_run: None before, 4 now"),
         (first, content(version="2"), "version: 1 before, 2 now"),
         (first, content({}), r"inits\.mine: "),
@@ -344,7 +348,7 @@ def test_what_two_calls_must_agree_on(lab):
 @pytest.mark.slow
 @pytest.mark.parametrize("record", ["of other weights", "damaged"])
 def test_a_folder_of_another_run_is_not_continued(lab, capsys, record):
-    """Not with --retry-failed, either: its checkpoints are those of the other run."""
+    """Even --retry-failed does not resume from the checkpoints of another run."""
     lab.run("--trials", "1")
     [path] = lab.out.glob("runs/a/mine/*/run.json")
     whole = path.read_text()
@@ -354,9 +358,9 @@ def test_a_folder_of_another_run_is_not_continued(lab, capsys, record):
     with pytest.raises(SuiteFailed, match="1 of 4"):
         lab.run("--trials", "1", "--retry-failed")
     assert lab.events() == before and "f" * 64 not in lab.tables()["runs.csv"].decode()
-    said = capsys.readouterr().err
-    assert f"; remove {path.parent}, and the same command" in said
-    assert record == "damaged" or "weights_sha256 is ffff" in said
+    printed = capsys.readouterr().err
+    assert f"; remove {path.parent}, and the same command" in printed
+    assert record == "damaged" or "weights_sha256 is ffff" in printed
     shutil.rmtree(path.parent)
     lab.with_tables = False
     lab.run("--trials", "1")
@@ -369,7 +373,7 @@ def test_which_checkpoints_stay(lab):
     lab.run("--trials", "1", "--keep", "all")
     assert kept(lab) == {every}
     lab.run()
-    assert kept(lab) == {every, every[-1:]}, "what was done before is left alone"
+    assert kept(lab) == {every, every[-1:]}, "runs that were done keep all"
     lab.run("--keep", "last")
     assert kept(lab) == {every[-2:], every[-1:]}, "unless a policy is given"
     lab.run("--keep", "final")

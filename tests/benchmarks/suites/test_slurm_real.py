@@ -1,7 +1,4 @@
-"""Suites on the Slurm of this machine, where there is one.
-
-Nothing is started here but jobs of one CPU and some seconds.
-"""
+"""Suites on the Slurm of this machine, if there is one; all jobs are short and use one CPU."""
 
 import functools
 import re
@@ -15,20 +12,20 @@ from pathlib import Path
 import pytest
 
 from benchmarks.suites.executors import slurm
-from benchmarks.suites.executors.slurm import ask_queue, last_state
+from benchmarks.suites.executors.slurm import last_state, query_queue
 from benchmarks.suites.folder import SuiteFolder
 from benchmarks.suites.runs import read_json
 from moco.common.errors import UserError
 from tests.benchmarks.suites.fake_trainer import MODULE
-from tests.benchmarks.suites.lab import Lab
+from tests.benchmarks.suites.lab import Lab, write_suite
 
 pytestmark = [pytest.mark.slow, pytest.mark.race]
 QUICK = {"LOOK_SECONDS": 0.1, "QUEUE_SECONDS": 0.5, "GONE_SECONDS": 1.0}
 RUNNER = f"""
-from benchmarks.suites import scheduler
+from benchmarks.suites import runner
 from benchmarks.suites.executors import slurm
 vars(slurm).update({QUICK})
-scheduler.REMOTE_SHOW_SECONDS = 0.2
+runner.REMOTE_SHOW_SECONDS = 0.2
 from {MODULE} import suite_main
 from moco.common.errors import run_cli
 run_cli(suite_main)
@@ -47,7 +44,7 @@ def why_not() -> str:
 
 
 class SlurmLab(Lab):
-    """Runs go through Slurm, on one CPU each."""
+    """Suite whose runs are Slurm jobs of one CPU each."""
 
     executor = ("--executor", "slurm", "--slurm", "gpus_per_node=0", "--slurm", "cpus_per_task=1")
 
@@ -56,19 +53,19 @@ class SlurmLab(Lab):
         return [argv[0], "-c", RUNNER, *argv[3:]]
 
     def jobs(self) -> dict[str, str]:
-        """Run → the job in charge of it."""
+        """Return run → id of its job."""
         folder = SuiteFolder(self.out)
         paths = {spec.name: folder.run(spec).folder / "job.json" for spec in folder.read()[1]}
         return {name: read_json(path)["job"] for name, path in paths.items() if path.exists()}
 
     def state(self, id_: str) -> str:
-        queue = ask_queue([id_])
+        queue = query_queue([id_])
         return "unknown" if queue is None else queue.get(id_, "gone")
 
     def resume_now(self, id_: str) -> None:
-        """Slurm waits for two minutes before it starts a job again."""
+        """Start a requeued job now, as Slurm would wait for two minutes."""
         self.wait_for(lambda: self.state(id_) == "PENDING", 120)
-        time.sleep(3)  # slurmd has revoked the credentials of the second when it was put back
+        time.sleep(3)  # slurmd revokes all credentials of the second in which it was requeued
         subprocess.run(["scontrol", "update", f"JobId={id_}", "StartTime=now"], check=True)
 
 
@@ -96,7 +93,7 @@ def test_to_the_end_and_what_a_second_call_finds(lab, capsys):
 
 
 def test_preempted_cancelled_and_to_the_end(lab, capsys):
-    """By SIGTERM alone and with nobody watching: put back. By scancel: not, until the next call."""
+    """After SIGTERM a job is requeued without a runner; after scancel only the next call does."""
     runner = lab.start("--slurm", "time=5", delay=2.0)
     lab.wait_for(lambda: lab.count("iteration-2"), 300)
     runner.kill()
@@ -106,7 +103,7 @@ def test_preempted_cancelled_and_to_the_end(lab, capsys):
     lab.run("--status")
     shown = capsys.readouterr().out
     assert re.search(rf"running .* on \S+ since .* UTC, job {jobs[preempted]}", shown)
-    # What a partition's GraceTime sends, and the job is still running.
+    # GraceTime of a partition sends SIGTERM while the job is running.
     subprocess.run(["scancel", "--signal=TERM", jobs[preempted]], check=True)
     lab.wait_for(lambda: lab.count("iteration-2")[cancelled], 300)
     subprocess.run(["scancel", jobs[cancelled]], check=True)
@@ -121,8 +118,42 @@ def test_preempted_cancelled_and_to_the_end(lab, capsys):
     lab.assert_once(2)
 
 
+def test_a_grid_without_a_runner(lab):
+    """The grid, the choice of a point, and the tuned row are submitted at once."""
+    own = {"values": {"SOLVER.BASE_LR": [0.1, 0.2]}}
+    write_suite(lab.path, {"name": "a"}, name="small", trials=1, tune=own)
+    lab.hold()
+    runner = lab.start("--tune", "--slurm", "time=5")
+    lab.wait_for(lambda: (lab.out / "suite.json").exists() and len(lab.jobs()) == 5, 60)
+    runner.kill()
+    runner.wait()
+    scripts = [path.read_text() for path in (lab.out / "jobs").glob("*.sh")]
+    assert len(scripts) == 3, "what comes after nothing is one array"
+    assert sum("--dependency=afterok" in script for script in scripts) == 2
+    assert not lab.count("done")
+    lab.release()
+    lab.wait_for(lambda: sum(lab.count("done").values()) == 4, 300)
+    lab.assert_once(4)
+    lab.run("--tune", "--slurm", "time=5")
+    lab.assert_once(4)
+    assert lab.states() == {"done": 5}
+
+
+def test_a_signal_to_all_of_a_job(lab):
+    """On `scancel --signal=TERM --full` srun kills the program, which resumes later."""
+    runner = lab.start("--slurm", "time=5", delay=1.0)
+    lab.wait_for(lambda: lab.count("iteration-2"), 300)
+    signaled = next(iter(lab.count("iteration-2")))
+    job = lab.jobs()[signaled]
+    subprocess.run(["scancel", "--signal=TERM", "--full", job], check=True)
+    lab.resume_now(job)
+    assert runner.wait(300) == 0, lab.log()
+    assert lab.count("resume") == {signaled: 1}
+    lab.assert_once(2)
+
+
 def test_preempted_without_grace_and_time_limit(lab):
-    """Slurm puts one back by itself, the other puts itself back before its time is up."""
+    """Slurm requeues one job by itself, the other requeues itself before its time limit."""
     runner = lab.held_runner("--slurm", "time=2", "--slurm", "signal_delay_s=30", runs=1)
     jobs = lab.jobs()
     requeued = next(iter(lab.count("iteration-2")))

@@ -1,7 +1,6 @@
-"""Suites: strict reading, expansion, ids, estimates; and the files in configs/suites."""
+"""Suites: reading, expansion, ids, stated speeds; and the files in configs/suites."""
 
 import re
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,20 +9,14 @@ import yaml
 
 from benchmarks.report.paper import load_paper
 from benchmarks.suites.checks import option_pairs
-from benchmarks.suites.suite import (
-    Init,
-    RunSpec,
-    Suite,
-    SuiteTask,
-    expand,
-    run_id,
-)
+from benchmarks.suites.plan import expand, run_id
+from benchmarks.suites.suite import Init, RunSpec, Suite, SuiteTask
 from benchmarks.suites.suite_file import load_suite, parse_inits, with_options
 from moco.common.cfgnode import read_yaml
 from moco.common.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[3]
-NOT_THE_PAPERS = ("smoke", "variants", "frozen", "low_data", "vit")
+NOT_THE_PAPERS = ("smoke", "variants", "frozen", "low_data", "vit", "quickstart", "quickstart_vit")
 SUITES = sorted((ROOT / "configs" / "suites").glob("*.yaml"))
 ONE = {"random": Init("random", None)}
 INITS = {**ONE, "mine": Init("/weights/my.pth", "a" * 64)}
@@ -31,7 +24,7 @@ INITS = {**ONE, "mine": Init("/weights/my.pth", "a" * 64)}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with a task's file."""
+    """Write a task's file and its base."""
     (tmp_path / "base.yaml").write_text("SOLVER: {BASE_LR: 0.02}\n")
     (tmp_path / "task.yaml").write_text("_BASE_: base.yaml\nSOLVER: {MAX_ITER: 40}\n")
     return tmp_path
@@ -50,8 +43,8 @@ def two_tasks(folder: Path) -> Suite:
 
 
 def runs(suite: Suite, trials: int | None = 2, **changes) -> tuple[RunSpec, ...]:
-    given = {"inits": INITS, "engines": ["embedded"], "version": "1", **changes}
-    return expand(with_options(suite, {}, {}, trials), **given)
+    arguments = {"inits": INITS, "engines": ["embedded"], "version": "1", **changes}
+    return expand(with_options(suite, {}, {}, trials), **arguments)
 
 
 def test_the_first_trial_of_everything_comes_first(folder):
@@ -67,42 +60,27 @@ def test_the_first_trial_of_everything_comes_first(folder):
 
 def test_each_engine_is_a_run_of_its_own_where_the_task_has_it(folder):
     tasks = [
-        {"config": "task.yaml", "name": "both"},
+        {"config": "faster_rcnn_R_50_C4_9k", "name": "both"},  # a shipped one
         {"config": "task.yaml", "name": "one", "engines": ["detectron2"]},
         {"config": "task.yaml", "name": "probe", "program": "linear"},
     ]
     suite = load_suite(write(folder, tasks=tasks))
     specs = runs(suite, engines=["detectron2", "embedded"], trials=1, inits={"mine": INITS["mine"]})
-    assert [(s.task, s.engine) for s in specs] == [
-        ("both", "detectron2"),
-        ("both", "embedded"),
-        ("one", "detectron2"),
-        ("probe", "moco"),
-    ]
+    found = " ".join(f"{spec.task}:{spec.engine}" for spec in specs)
+    assert found == "both:detectron2 both:embedded one:detectron2 probe:moco"
+    assert specs[0].config == ROOT / "configs" / "voc" / "faster_rcnn_R_50_C4_9k.yaml"
 
 
 def test_a_task_may_leave_out_inits_and_has_keys_for_random_alone(folder):
-    tasks = [
-        {
-            "config": "task.yaml",
-            "without": ["m_*", "other"],
-            "overrides": {"SOLVER.BASE_LR": 0.1},
-            "random_overrides": {"MODEL": {"ARCH": "resnet50"}},
-        }
-    ]
+    task = {"config": "task.yaml", "without": ["m_*", "other"]}
+    task["overrides"] = {"SOLVER.BASE_LR": 0.1}
+    task["random_overrides"] = {"MODEL": {"ARCH": "resnet50"}}
     inits = {**INITS, "m_0.9": Init("/m", "b" * 64)}
-    specs = runs(load_suite(write(folder, tasks=tasks)), inits=inits, trials=1)
+    specs = runs(load_suite(write(folder, tasks=[task])), inits=inits, trials=1)
     assert {spec.init: spec.overrides for spec in specs} == {
         "random": (("SOLVER.BASE_LR", "0.1"), ("MODEL.ARCH", "resnet50")),
         "mine": (("SOLVER.BASE_LR", "0.1"),),
     }
-
-
-@pytest.mark.parametrize(("trials", "of_tasks"), [(None, [1, 2]), (3, [3, 3])])
-def test_trials_are_the_command_lines_the_tasks_or_the_suites(folder, trials, of_tasks):
-    tasks = [{"config": "task.yaml", "name": "a", "trials": 1}, {"config": "task.yaml"}]
-    specs = runs(load_suite(write(folder, tasks=tasks)), trials=trials, inits=ONE)
-    assert list(Counter(spec.task for spec in specs).values()) == of_tasks
 
 
 def test_gpus_of_a_run(folder):
@@ -112,7 +90,7 @@ def test_gpus_of_a_run(folder):
         return runs(suite, engines=[engine], **changes)[0].gpus
 
     assert size("detectron2", available=16) == 8
-    assert size("detectron2", available=2) == 2  # as many as there are
+    assert size("detectron2", available=2) == 2  # limited to those available
     assert size("detectron2", available=8, gpus=4) == 4
     assert size("embedded", available=8, gpus=4) == 4
     assert size("detectron2", available=0) == 0  # the CPU
@@ -132,26 +110,20 @@ def test_a_runs_id_is_the_hash_of_what_makes_its_numbers(folder):
     other_length = other(overrides=(("SOLVER.MAX_ITER", "41"),))
     for index, value in {0: other_length, 2: "b" * 64, 3: "detectron2", 4: 1, 5: "2"}.items():
         assert run_id(*plain[:index], value, *plain[index + 1 :]) != own, value
-    # Where data is and what computes does not; nor how a value is written, or a file called.
+    # Paths of data, loggers and the notation of a value do not change it.
     places = (("DATASETS.VOC_DIR", "/data"), ("LOG.LOGGERS", "('wandb',)"))
     assert run_id(other(overrides=places), *plain[1:]) == own
     half, full, moved = (
         run_id(other(overrides=(("DATASETS.COCO_TRAIN_JSON", path),)), *plain[1:])
         for path in ("/data/half.json", "/data/full.json", "/other/full.json")
     )
-    assert half != full == moved, "files beside each other are different data"
+    assert half != full == moved, "files in one folder are different data"
     assert run_id(other(overrides=(("SOLVER.MAX_ITER", "40.0"),)), *plain[1:]) == own
     a, b = ((("SOLVER.STEPS", text),) for text in ("(10, 20)", "[10,20]"))
     assert run_id(other(overrides=a), *plain[1:]) == run_id(other(overrides=b), *plain[1:])
-    # The keys of the bases count as the file's own.
+    # The keys of a base file count as well.
     (folder / "base.yaml").write_text("SOLVER: {BASE_LR: 0.03}\n")
     assert run_id(*plain) != own
-
-
-def test_a_task_may_be_a_shipped_one(folder):
-    [task] = load_suite(write(folder, tasks=[{"config": "faster_rcnn_R_50_C4_9k"}])).tasks
-    assert task.config == ROOT / "configs" / "voc" / "faster_rcnn_R_50_C4_9k.yaml"
-    assert task.name == "faster_rcnn_R_50_C4_9k"
 
 
 def test_inits_of_the_command_line():
@@ -160,14 +132,8 @@ def test_inits_of_the_command_line():
     zoo = "detectron2://ImageNetPretrained/MSRA/R-50.pkl"
     arguments = ["mine=my.pth.tar", "random", "weights/r50.pth", "a.b=x=y.pth"]
     arguments += ["moco_v2_r50_800ep", address, f"other={address}", zoo]
-    assert parse_inits(arguments) == {
-        **remote,
-        "MSRA_R-50": zoo,
-        "mine": "my.pth.tar",
-        "random": "random",
-        "r50": "weights/r50.pth",
-        "a.b": "x=y.pth",
-    }
+    files = {"mine": "my.pth.tar", "r50": "weights/r50.pth", "a.b": "x=y.pth"}
+    assert parse_inits(arguments) == remote | files | {"MSRA_R-50": zoo, "random": "random"}
 
 
 def test_several_pre_trainings_of_a_row(folder):
@@ -182,11 +148,14 @@ def test_several_pre_trainings_of_a_row(folder):
 
 
 def test_options_reach_the_tasks(folder):
+    probe = {"program": "linear", "trials": 1, "seconds_per_iteration": 3}
     tasks = [
         {"config": "task.yaml", "name": "a", "overrides": {"SOLVER.BASE_LR": 1}},
-        {"config": "task.yaml", "name": "p", "program": "linear", "seconds_per_iteration": 3},
+        {"config": "task.yaml", "name": "p", **probe},
     ]
     suite = load_suite(write(folder, tasks=tasks))
+    for trials, of_tasks in ((None, [2, 1]), (3, [3, 3])):  # of the file, of the command line
+        assert [t.trials for t in with_options(suite, {}, {}, trials).tasks] == of_tasks
     opts = option_pairs(suite.tasks, ["SOLVER.BASE_LR", "2", "DATA.ROOT=x"])
     assert opts == {
         "detection": [("SOLVER.BASE_LR", "2")],
@@ -210,7 +179,7 @@ def test_every_suite_loads_and_expands(path):
         assert option_pairs([task], [part for pair in task.overrides for part in pair])
 
 
-def test_there_is_a_suite_of_each_data_set_and_one_of_all():
+def test_there_is_a_suite_of_each_dataset_and_one_of_all():
     names = {path.stem for path in SUITES}
     assert names >= {"smoke", "voc", "coco", "lvis", "cityscapes", "imagenet", "inaturalist"}
     single = {
@@ -224,7 +193,7 @@ def test_there_is_a_suite_of_each_data_set_and_one_of_all():
 
 
 def paper_tables() -> dict[tuple[str, tuple[str, ...]], list[int]]:
-    """(task, datasets that it is tested on) → trials of the paper's tables that have it."""
+    """Return (task, test datasets) → trials of the paper's tables that have it."""
     tables: dict[tuple[str, tuple[str, ...]], list[int]] = {}
     for table in load_paper()[1]:
         for name in table.tasks:
@@ -234,7 +203,7 @@ def paper_tables() -> dict[tuple[str, tuple[str, ...]], list[int]]:
 
 
 def table_key(task: SuiteTask) -> tuple[str, tuple[str, ...]]:
-    """The key of `paper_tables` that a task's runs belong to."""
+    """Return the key of `paper_tables` that a task's runs belong to."""
     tree = read_yaml(task.config)
     tested_on = tree.get("DATASETS", {}).get("TEST", ())  # a list, or a tuple in a text
     names = re.findall(r"[\w.]+", tested_on) if isinstance(tested_on, str) else tested_on
@@ -243,13 +212,13 @@ def table_key(task: SuiteTask) -> tuple[str, tuple[str, ...]]:
 
 @pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem)
 def test_trials_are_the_papers(path):
-    """As many as a number of its tables is the mean of; one where it does not say."""
+    """A task has the trials of the paper's mean, or one if the paper states none."""
     suite, tables = load_suite(path), paper_tables()
     for task in suite.tasks if suite.name not in NOT_THE_PAPERS else ():
         assert task.trials == max(tables[table_key(task)]), task.name
 
 
 def test_the_paper_suite_has_every_table():
-    """Each of the paper's tables that a task of this project has is fed by the suite `paper`."""
+    """The suite `paper` has a task for each of the paper's tables that this project can make."""
     suite = load_suite(ROOT / "configs" / "suites" / "paper.yaml")
     assert set(paper_tables()) <= {table_key(task) for task in suite.tasks}

@@ -1,24 +1,24 @@
-"""Equal-budget tuning: the same grid for every init, the best of each, and what is said of it."""
+"""Equal-budget tuning: one grid for every init, the choice of a point, its description."""
 
 import ast
 import json
 import math
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.run_suite import SuiteFailed
 from benchmarks.suites.folder import SuiteFolder
-from benchmarks.suites.suite import DETECTION, LINEAR, Suite, SuiteTask
+from benchmarks.suites.plan import expand
+from benchmarks.suites.suite import CHOOSE, DETECTION, POINT, Init, Suite, SuiteTask
 from benchmarks.suites.suite_file import load_suite
-from benchmarks.suites.tuning import choose, describe, grid_of, grid_suite, with_tuned
+from benchmarks.suites.tuning import Choice, choose, describe, grid_of, with_grids
 from detection.config.keys import protocol_sha256
 from detection.config.task import default_task
 from moco.common.cfgnode import flatten
 from moco.common.errors import UserError
-from tests.benchmarks.suites.lab import ROOT, write_suite
+from tests.benchmarks.suites.lab import ROOT, Lab, write_suite
 
 LR = "SOLVER.BASE_LR"
 SUITES = ROOT / "configs" / "suites"
@@ -44,64 +44,83 @@ def test_grid_around_the_tasks_own_values(suite):
     assert grid.untuned == ((LR, "0.02"), ("SOLVER.WEIGHT_DECAY", "0.0001"))
 
 
+def points_of(suite: Suite) -> list[SuiteTask]:
+    return [task for task in with_grids(suite).tasks if task.point_of]
+
+
 def test_every_init_has_the_same_shortened_runs_without_the_test_split(suite):
-    grids, points = grid_suite(suite)
-    assert [task.trials for task in grids.tasks] == [1] * 4
-    for task, (of, point) in zip(grids.tasks, points.values(), strict=True):
+    points = points_of(suite)
+    assert [task.trials for task in points] == [1] * 4
+    for task in points:
         keys = dict(task.keys("mine"))
-        assert task.keys("mine") == task.keys("other") and of == "voc"
+        assert task.keys("mine") == task.keys("other") and task.point_of == "voc"
         assert keys == {
             "DATASETS.PART": "tune",
             "SOLVER.MAX_ITER": "6000",
             "SOLVER.STEPS": "(4500, 5500)",
-            **dict(point),
+            **dict(task.point),
         }
+
+
+def test_what_is_chosen_comes_after_the_grid_and_before_the_tuned_task(suite):
+    inits = {"random": Init("random", None), "mine": Init("/w", "a" * 64)}
+    specs = expand(with_grids(suite), inits, ["embedded"], version="1")
+    [choice] = [spec for spec in specs if spec.program == CHOOSE and spec.init == "mine"]
+    grid = [spec for spec in specs if spec.program == POINT and spec.init == "mine"]
+    tuned = [spec for spec in specs if spec.task == "voc_tuned" and spec.init == "mine"]
+    assert choice.after == tuple(spec.name for spec in grid) and len(grid) == 4
+    assert len(tuned) == 5 and all(spec.after == (choice.name,) for spec in tuned)
+    assert all(spec.reads == f"${{{choice.name}}}" for spec in tuned)
+    # The untuned rows are those of the suite without a grid.
+    plain = {spec.id for spec in expand(suite, inits, ["embedded"], version="1")}
+    assert plain == {spec.id for spec in specs if spec.task == "voc" and spec.program == DETECTION}
 
 
 @pytest.mark.parametrize("path", sorted(SUITES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_shipped_suites_have_grids(path):
     suite = load_suite(path)
-    detection = [task.name for task in suite.tasks if task.program == DETECTION]
+    detection = [task for task in suite.tasks if task.program == DETECTION]
     if not detection:
-        with pytest.raises(UserError, match="no task of detection"):
-            grid_suite(suite)
+        with pytest.raises(UserError, match="no detection task"):
+            with_grids(suite)
         return
-    grids, points = grid_suite(suite)
-    assert Counter(of for of, _ in points.values()) == {
-        task.name: len(grid_of(task, suite.tune).points)
-        for task in suite.tasks
-        if task.name in detection
+    points, names = points_of(suite), [task.name for task in with_grids(suite).tasks]
+    assert set(names) >= {task.name for task in suite.tasks}
+    assert [n for n in names if n.endswith("_tuned")] == [f"{t.name}_tuned" for t in detection]
+    assert Counter(task.point_of for task in points) == {
+        task.name: len(grid_of(task, suite.tune).points) for task in detection
     }
-    for task in grids.tasks:
+    for task in points:
         keys = dict(task.keys(""))
         assert int(keys["SOLVER.MAX_ITER"]) > max(ast.literal_eval(keys["SOLVER.STEPS"]) or (0,))
 
 
 def test_choices(suite):
-    _, points = grid_suite(suite)
-    names = list(points)
-    found = dict(zip(((n, "mine") for n in names), (40, 45, 45, math.nan), strict=True))
-    found |= dict(zip(((n, "random") for n in names), (9, 8, 7, 6), strict=True))
-    mine, other = choose(suite, points, found)["voc"].values()
+    grid = grid_of(suite.tasks[0])
+
+    def chosen(*values: float) -> Choice:
+        return choose(grid.axes, dict(zip(grid.points, values, strict=True)), grid.untuned)
+
+    mine, other = chosen(40, 45, 45, math.nan), chosen(9, 8, 7, 6)
     assert (mine.point, mine.value, mine.untuned) == (((LR, "0.02"),), 45, 45)
     assert (mine.edges, mine.diverged) == ((), 1)
     assert (other.point, other.untuned, other.edges) == (((LR, "0.01"),), 8, (LR,))
-    text = describe({"voc": {"mine": mine, "random": other}})
+    text = "\n".join([*describe("mine", mine), *describe("random", other)])
     assert "mine: SOLVER.BASE_LR 0.02: 45.0 (untuned: 45.0)" in text
     assert text.count("at the edge") == 1 and "1 point diverged" in text
     assert text.count("2 points are equal, the first was taken") == 1
-    for value, said in (
+    for value, text in (
         (45.0, "4 points are equal, the first"),
         (0.0, "no point is above 0.0"),
     ):
-        [equal] = choose(suite, points, {(name, "mine"): value for name in names})["voc"].values()
-        assert equal.point == points[names[0]][1] and said in describe({"voc": {"mine": equal}})
+        equal = chosen(*[value] * 4)
+        assert equal.point == grid.points[0] and text in "".join(describe("mine", equal))
     with pytest.raises(UserError, match="diverged"):
-        choose(suite, points, {(name, "mine"): math.nan for name in names})
+        chosen(*[math.nan] * 4)
 
 
 def test_tuned_rows_are_one_protocol(suite):
-    """Their learning rates are the weights' doing; another grid is another protocol."""
+    """The chosen learning rate is not part of the protocol, but the grid is."""
     cfg = default_task()
     cfg.SOLVER.TUNED = str(grid_of(suite.tasks[0]))
 
@@ -114,53 +133,53 @@ def test_tuned_rows_are_one_protocol(suite):
     assert sha256(GAMMA=0.5) != sha256()
 
 
-def test_only_detection_is_tuned(suite):
-    linear = replace(suite.tasks[0], name="linear", program=LINEAR)
-    both = replace(suite, tasks=(*suite.tasks, linear))
-    assert [task.name for task in with_tuned(both, {}).tasks] == ["voc", "voc_tuned", "linear"]
+def rates(lab: Lab) -> dict[tuple[str, str], float]:
+    """Return (task, init) → learning rate, computed from the metric of the record."""
+    found = {}
+    for path in lab.out.glob("runs/a_tuned/*/seed0-*/run.json"):
+        peak = {"random": 0.2, "mine": 0.1}[path.parts[-3]]
+        ap = json.loads(path.read_text())["metrics"]["bbox/AP"]
+        found["a_tuned", path.parts[-3]] = peak + (40 - ap) / 100
+    return found
 
 
 @pytest.mark.slow
 def test_a_tuned_suite(lab, capsys):
-    """The best of each init trains on everything; equal numbers of runs, the untuned rows stay."""
+    """Every init has as many points; its best one trains on all images; untuned rows stay."""
     own = {"values": {LR: [0.1, 0.2, 0.3, 5.0]}}
     write_suite(lab.path, {"name": "a"}, name="small", trials=2, tune=own)
     lab.run("--tune", "--dry-run")
     assert not lab.events()
+    lab.with_tables = True
     lab.run("--tune")
+    lab.with_tables = False
     text = capsys.readouterr().out
     assert "mine: SOLVER.BASE_LR 0.1: 40.0 (untuned: not tried)" in text
-    assert "random: SOLVER.BASE_LR 0.2: 40.0" in text
-    grids = SuiteFolder(Path(f"{lab.out}-tuning"))
-    assert Counter(spec.init for spec in grids.read()[1]) == {"mine": 4, "random": 4}
-    assert not list(grids.tables.glob("*.csv"))
-    rates = {
-        (spec.task, spec.init): dict(spec.overrides).get(LR)
-        for spec in SuiteFolder(lab.out).read()[1]
-    }
-    assert rates == {
-        ("a", "mine"): None,
-        ("a", "random"): None,
-        ("a_tuned", "mine"): "0.1",
-        ("a_tuned", "random"): "0.2",
-    }
-    content = json.loads((lab.out / "suite.json").read_text())
-    assert content["tasks"]["a_tuned"]["init_keys"]["mine"] == {LR: "0.1"}
+    assert "random: SOLVER.BASE_LR 0.2: 40.0" in text and "1 point diverged" in text
+
+    def points() -> Counter:
+        specs = SuiteFolder(lab.out).read()[1]
+        return Counter(spec.init for spec in specs if spec.program == POINT)
+
+    assert points() == {"mine": 4, "random": 4}
+    runs = (lab.out / "tables" / "runs.csv").read_text()
+    assert "a_tuned" in runs and "a.0.1" not in runs, "a point of the grid is in no table"
+    assert rates(lab) == pytest.approx({("a_tuned", "mine"): 0.1, ("a_tuned", "random"): 0.2})
     before = lab.events()
     lab.run("--tune")  # nothing is done again
-    assert [e for e in lab.events() if e not in before and e[0] != "start"] == []
-    own["values"][LR].insert(0, 0.05)  # as the note about the edge asks for
+    assert lab.events() == before
+    own["values"][LR].insert(0, 0.05)  # a wider grid
     write_suite(lab.path, {"name": "a"}, name="small", trials=2, tune=own)
     lab.run("--tune", "--dry-run")
     assert lab.events() == before
     lab.run("--tune")
-    assert Counter(spec.init for spec in grids.read()[1]) == {"mine": 5, "random": 5}
+    assert points() == {"mine": 5, "random": 5}
     new = [e for e in lab.events() if e not in before]
     assert sum(e[0] == "start" for e in new) == 2 + 2 * 2  # the new points, the tuned rows
     own["values"][LR].remove(0.3)
     write_suite(lab.path, {"name": "a"}, name="small", trials=2, tune=own)
     after = lab.events()
-    with pytest.raises(UserError, match=r"another call \(tasks\.a\.0\.3\."):
+    with pytest.raises(UserError, match=r"another command \(tasks\.a\.0\.3\."):
         lab.run("--tune", "--dry-run")
     assert lab.events() == after
 
@@ -170,16 +189,18 @@ def test_tuned_tasks_join_a_suite_that_was_run_without(lab):
     write_suite(lab.path, {"name": "a"}, name="small", trials=1, tune={"values": {LR: [0.1, 0.2]}})
     lab.run()
     lab.run("--tune")
-    assert {spec.task for spec in SuiteFolder(lab.out).read()[1]} == {"a", "a_tuned"}
-    write_suite(lab.path, {"name": "a"}, name="small", trials=1, tune={"values": {LR: [0.1, 0.3]}})
-    with pytest.raises(UserError, match="another call"):
-        lab.run("--tune")
+    tasks = {spec.task for spec in SuiteFolder(lab.out).read()[1]}
+    assert tasks == {"a", "a.0.1", "a.0.2", "a.choose", "a_tuned"}
+    lab.assert_once(2 + 4 + 2)
 
 
 @pytest.mark.slow
-def test_a_grid_with_a_failed_run_chooses_nothing(failing_lab):
+def test_a_grid_with_a_failed_run_chooses_nothing(failing_lab, capsys):
+    """The tuned task of that init is not trained, but that of the other init is."""
     own = {"values": {LR: [0.1, 0.2]}}
     write_suite(failing_lab.path, {"name": "a"}, name="small", trials=1, tune=own)
     with pytest.raises(SuiteFailed):
         failing_lab.run("--tune")
-    assert not failing_lab.out.exists()
+    assert "failed, which it depends on" in capsys.readouterr().err
+    assert not list(failing_lab.out.glob("runs/a_tuned/bad/*/run.json"))
+    assert list(failing_lab.out.glob("runs/a_tuned/mine/*/run.json"))

@@ -1,0 +1,45 @@
+"""Command that describes weights: what they are, what is assumed, and which tasks take them.
+
+moco-transfer inspect checkpoint_0199.pth.tar     describe a file
+moco-transfer inspect my_vit/                     describe the network in a folder
+moco-transfer inspect hf://user/repo              describe weights by name or address
+"""
+
+import argparse
+from collections.abc import Sequence
+
+from moco.common.command import program
+from moco.common.errors import run_cli
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Build the argument parser of the command line."""
+    parser = argparse.ArgumentParser(
+        prog=program("inspect", "python -m benchmarks inspect"),
+        description="Describe weights: the networks in them, what is assumed, the tasks that take "
+        "them. Nothing is written, and nothing in a file is executed.",
+    )
+    parser.add_argument(
+        "weights",
+        metavar="WEIGHTS",
+        help="any checkpoint; a folder with one, of the Hugging Face Hub or of a training; or "
+        "weights by name or address, see moco-transfer weights --help",
+    )
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line."""
+    args = build_parser().parse_args(argv)
+    from convert.convert_to_d2 import announce
+
+    announce(args.weights)
+    from convert.inspect_file import inspect_file
+    from detection.config.weights import fitting_tasks
+
+    print(inspect_file(args.weights, fitting_tasks))
+
+
+if __name__ == "__main__":
+    run_cli(main)

@@ -1,0 +1,174 @@
+"""Child processes of the local runner, forked from a server that has imported torch once.
+
+A child ends with its runner: when the runner has ended, even by SIGKILL, the child gets SIGTERM so
+that it saves, and SIGKILL if it takes too long. No process is left for a later runner to find.
+"""
+
+import atexit
+import importlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from multiprocessing import forkserver, reduction
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from moco.common.children import own_modules
+from moco.common.errors import run_cli
+
+# Read by torch and its libraries; the runs fill the cores, so more threads would slow each other.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+# Modules that most programs of a suite import, which takes seconds; forks share them.
+PRELOADED = ("detection.engine.job", "detection.embedded.engine", "moco.pretraining.run")
+
+_T = TypeVar("_T")
+_main = threading.Lock()
+
+
+class InheritedFd:
+    """File descriptor that is duplicated into the child when it is pickled."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _detach, (reduction.DupFd(self.fd),)
+
+
+def _detach(duplicate: Any) -> int:
+    fd: int = duplicate.detach()
+    return fd
+
+
+@cache
+def context() -> ForkServerContext:
+    """Start the server, and return the context that forks processes from it."""
+    started: ForkServerContext = multiprocessing.get_context("forkserver")
+    started.set_forkserver_preload(list(PRELOADED))
+    own = own_modules()  # without them, the server would import from the current folder first
+    saved = {name: os.environ[name] for name in own.keys() & os.environ.keys()}
+    os.environ.update(own)
+    try:
+        forkserver.ensure_running()
+    finally:
+        for name in own:
+            del os.environ[name]
+        os.environ.update(saved)
+    return started
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Hide the running script, which a child would import, and so start its children again."""
+    with _main:
+        own, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = own
+
+
+def call(function: Callable[..., _T], *arguments: object) -> _T:
+    """Call `function` in a process of its own, which frees the memory of what it imports and reads.
+
+    An exception of `function` is raised here.
+
+    Raises:
+        RuntimeError: If the process ended before it answered.
+    """
+    reader, writer = context().Pipe(duplex=False)
+    environment = dict(os.environ)  # the server has that of its start
+    process = context().Process(target=_answer, args=(writer, environment, function, arguments))
+    with _without_main():
+        process.start()
+    writer.close()
+    with reader:
+        try:
+            answer, error = reader.recv()
+        except EOFError:
+            process.join()
+            raise RuntimeError(f"a process ended with exit code {process.exitcode}") from None
+    process.join()
+    if error is not None:
+        raise error
+    return answer
+
+
+def _answer(
+    writer: Any,
+    environment: Mapping[str, str],
+    function: Callable[..., object],
+    arguments: Sequence[object],
+) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    threading.Thread(target=_end_with_the_runner, args=(0.0,), daemon=True).start()
+    try:
+        writer.send((function(*arguments), None))
+    except Exception as error:  # `call` raises it in the caller
+        writer.send((None, error))
+
+
+def start(
+    argv: Sequence[str], log: Path, environment: Mapping[str, str], lock: int, save_seconds: float
+) -> ForkServerProcess:
+    """Start a command of this project as a child.
+
+    Args:
+        argv: The interpreter, `-m`, a module with a `main`, and its arguments.
+        log: File that its output is appended to.
+        environment: The child's whole environment.
+        lock: Descriptor that stays open as long as the child lives.
+        save_seconds: Time between SIGTERM and SIGKILL when the runner has ended.
+    """
+    arguments = (argv[2:], log, dict(environment), InheritedFd(lock), save_seconds)
+    process = context().Process(target=_run, args=arguments, name=" ".join(argv))
+    with _without_main():
+        process.start()
+    return process
+
+
+def _run(
+    argv: Sequence[str], log: Path, environment: Mapping[str, str], lock: int, save_seconds: float
+) -> None:
+    os.setsid()
+    fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    os.environ.clear()
+    os.environ.update(environment)
+    if (threads := environment.get("OMP_NUM_THREADS", "")).isdecimal():
+        import torch  # the server imported it with its own number of threads
+
+        torch.set_num_threads(int(threads))
+    threading.Thread(target=_end_with_the_runner, args=(save_seconds,), daemon=True).start()
+    name, *rest = argv
+    if name.partition(".")[0] == name:  # a package
+        name = f"{name}.__main__"
+    sys.argv = [name, *rest]
+    try:
+        run_cli(importlib.import_module(name).main)
+    finally:
+        atexit._run_exitfuncs()  # multiprocessing skips them before Python 3.13
+
+
+def _end_with_the_runner(save_seconds: float) -> None:
+    runner = multiprocessing.parent_process()
+    assert runner is not None
+    runner.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(save_seconds)
+    if os.getpgrp() == os.getpid():  # the group has the processes that this one started
+        os.killpg(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,109 @@
+"""Plan as a file: its content, and GNU make as another program that computes it."""
+
+import json
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import quickstart, run_suite
+from benchmarks.report.aggregate import aggregate
+from benchmarks.report.records import collect
+from benchmarks.suites.programs import Programs
+from tests.benchmarks.suites.lab import ROOT, Lab, write_suite
+
+LR = "SOLVER.BASE_LR"
+
+
+def makefile(plan: dict[str, Any]) -> str:
+    """Format the rules of GNU make, as docs/guides/plan.md has them."""
+    again = plan["run_again_on_exit_code"]
+    done = {run["name"]: run["done"] for run in plan["runs"]}
+    lines = [*(f"export {key}={value}" for key, value in plan["environment"].items())]
+    lines += [f"all: {' '.join(done.values())}"]
+    for run in plan["runs"]:
+        command = shlex.join(run["command"]).replace("$", "$$")
+        lines += [
+            f"{run['done']}: {' '.join(done[name] for name in run['after'])}",
+            f"\tuntil {command}; do [ $$? = {again} ] || exit 1; done",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def make(folder: Path, plan: dict[str, Any], jobs: int = 2) -> None:
+    if shutil.which("make") is None:
+        pytest.skip("GNU make is not installed")
+    path = folder / "Makefile"
+    path.write_text(makefile(plan))
+    done = subprocess.run(
+        ["make", "-f", str(path), f"-j{jobs}"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_what_a_plan_says(lab):
+    path = lab.path / "plan.json"
+    lab.run("--plan", str(path), "--seconds-per-iteration", "2")
+    plan = json.loads(path.read_text())
+    assert plan["suite"] == "small" and plan["run_again_on_exit_code"] == 85
+    assert len(plan["runs"]) == 8 and not lab.events()
+    for run in plan["runs"]:
+        assert run["command"][1] == "-m" and run["after"] == [] and run["gpus"] == 0
+        assert run["seconds"] == 16
+        assert run["done"] == str(Path(run["folder"]) / "run.json")
+        assert run["folder"].startswith(str(lab.out / "runs"))
+    assert (lab.out / "inits" / "mine.pth").exists(), "what the commands read is there"
+
+
+def test_a_plan_is_for_the_gpus_that_tasks_are_meant_for(lab, monkeypatch):
+    """GPUs need not be visible; --executor cpu uses none."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    write_suite(lab.path, {"name": "a", "gpus": 8}, name="small", trials=1)
+    lab.executor = ()
+    path = lab.path / "plan.json"
+    for more, gpus in (((), 8), (("--gpus-per-run", "4"), 4), (("--executor", "cpu"), 0)):
+        shutil.rmtree(lab.out, ignore_errors=True)
+        lab.run("--plan", str(path), *more)
+        assert {run["gpus"] for run in json.loads(path.read_text())["runs"]} == {gpus}
+
+
+@pytest.mark.slow
+@pytest.mark.race
+def test_gnu_make_computes_a_plan(tmp_path, quick):
+    """The plan has dependencies, and runs that are interrupted again and again."""
+    lab = Lab(tmp_path, inits=("random", "often"), trials=1)
+    own = {"values": {LR: [0.1, 0.2]}}
+    write_suite(lab.path, {"name": "a"}, name="small", trials=1, tune=own)
+    path = lab.path / "plan.json"
+    lab.run("--tune", "--init", f"mine={lab.path / 'random.pth'}", "--plan", str(path))
+    plan = json.loads(path.read_text())
+    make(lab.path, plan)
+    assert len(lab.count("done")) == 3 * 4 and set(lab.count("done").values()) == {1}
+    assert set(lab.count("saved").values()) == {7}, "those from often"
+    before = lab.events()
+    lab.run("--tune", "--init", f"mine={lab.path / 'random.pth'}")
+    assert lab.events() == before
+
+
+@pytest.mark.slow
+def test_gnu_make_computes_the_chain_of_a_vision_transformer(tmp_path):
+    """GNU make computes the quickstart's commands without its runner; ViT loads every weight."""
+    args = quickstart.build_parser().parse_args(["--smoke", "--seeds", "1", "--arch", "vit"])
+    path, folder = tmp_path / "plan.json", run_suite.SuiteFolder(tmp_path / "out")
+    flags = ["quickstart", "--executor=cpu", "--engine=embedded", f"--plan={path}"]
+    options = run_suite.build_parser().parse_args(flags)
+    run_suite.run(quickstart.make_suite(args), folder, options, Programs())
+    plan = json.loads(path.read_text())
+    assert [len(run["after"]) for run in plan["runs"]] == [0, 0, 0, 2, 1, 1, 2]
+    make(tmp_path, plan)
+    runs = collect([folder.runs]).transfer
+    records = {run.record.init: run.record for run in runs}
+    assert len(runs) == 2 and {record.status for record in records.values()} == {"done"}
+    assert records["random"].config_sha256 == records["moco"].config_sha256
+    assert aggregate(runs)[0].title == "quickstart_ViT"
+    coverage = records["moco"].coverage
+    assert coverage is not None and coverage["loaded"] == 3 + 4 * 12
+    assert not [name for name in coverage["left_at_init"] if name.startswith("backbone.net.")]
