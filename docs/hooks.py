@@ -10,7 +10,7 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -19,13 +19,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # mkdocs imports this file by its path
 
 from benchmarks.__main__ import COMMANDS  # noqa: E402
-from convert import families  # noqa: E402
-from detection.config import keys  # noqa: E402
+from detection.config.keys import FAMILIES, KEYS  # noqa: E402
 from detection.evaluation import metrics  # noqa: E402
 from moco.classification import config as classification  # noqa: E402
 from moco.common.cfgnode import flatten  # noqa: E402
 from moco.common.command import NAME  # noqa: E402
-from moco.engine import config as common  # noqa: E402
+from moco.common.keys import Key  # noqa: E402
+from moco.engine import keys as training  # noqa: E402
 from moco.finetune import FINETUNE  # noqa: E402
 from moco.linear import LINEAR  # noqa: E402
 from moco.pretraining import config as pretraining  # noqa: E402
@@ -34,13 +34,11 @@ if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
 
-PACKAGES = ("moco", "convert", "detection", "benchmarks")
+PACKAGES = ("moco", "convert", "detection", "benchmarks", "moco_transfer")
 NO_API = ("benchmarks/speed",)  # not installed
 TOP_LEVEL = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
 _MARK = re.compile(r"<!-- generated: (\w+) -->")
-# `cfg.A.B = …` and `"A.B": …`, with the comment behind it.
-_KEY = re.compile(r'\s*(?:cfg\.|")([A-Z][A-Z0-9_.]*)"?(?: =|:) (?!CfgNode).*?(?:  # (.*))?$')
-# In a comment: a flag, a dotted key, a path, a pattern.
+# In a text: a flag, a dotted key, a path, a pattern.
 _CODE = re.compile(r"(?<![\w$])(--[a-z][\w-]*|[A-Z]+\.[A-Z_]*[A-Z]|[\w.-]+/[^ ,;:)]*[\w*>/])")
 ABOUT = {
     "Detection: Detectron2's keys": "Names, defaults and meaning are [Detectron2's](https://"
@@ -50,9 +48,7 @@ ABOUT = {
     "Detection: fixed on both engines": "Detectron2's keys of what this project's loop does not "
     "have; another value is refused by name.",
 }
-FAMILY_FILES = [file for file in vars(families).values() if hasattr(file, "TASK_KEYS")]
 _LONG_CODE = re.compile(r"(?<=<code>)[^<\n]{16,}(?=</code>)")
-Documented = list[tuple[list[str], str]]  # keys and what is said about them
 
 
 def on_config(config: "MkDocsConfig") -> "MkDocsConfig":
@@ -86,7 +82,7 @@ def on_page_content(content: str, **_: Any) -> str:
 
 
 def api_pages() -> dict[str, str]:
-    """The page of each room, by its folder: `{"moco/data": "reference/api/moco.data.md"}`."""
+    """Return each room's page by folder: `{"moco/data": "reference/api/moco.data.md"}`."""
     rooms = [
         path.parent.relative_to(ROOT).as_posix()
         for package in PACKAGES
@@ -96,7 +92,7 @@ def api_pages() -> dict[str, str]:
 
 
 def api_page(room: str) -> str:
-    """A room's docstring, then each of its modules, in mkdocstrings' notation."""
+    """Return a room's docstring and its modules in mkdocstrings' notation."""
     names = [path.stem for path in sorted((ROOT / room).glob("*.py"))]
     name = room.replace("/", ".")
     modules = [f"::: {name}.{module}" for module in names if not module.startswith("_")]
@@ -106,7 +102,7 @@ def api_page(room: str) -> str:
 
 
 def command_line() -> str:
-    """Every command of `moco-transfer` with its arguments, from its own parser."""
+    """Return all commands of `moco-transfer` with the arguments of their parsers."""
     lines: list[str] = []
     for name, (module, first, what) in COMMANDS.items():
         if first:  # another name for a command with these arguments
@@ -120,7 +116,7 @@ def command_line() -> str:
 
 
 def describe_parser(name: str, parser: argparse.ArgumentParser, level: int = 2) -> Iterator[str]:
-    """A parser in Markdown: what it is for, its arguments, then the commands below it."""
+    """Return a parser in Markdown: its description, its arguments, then its subcommands."""
     yield f"\n{'#' * level} {name}\n\n{_text_of(parser, parser.description)}\n"
     below: dict[str, argparse.ArgumentParser] = {}
     formatter = parser._get_formatter()
@@ -141,14 +137,14 @@ def describe_parser(name: str, parser: argparse.ArgumentParser, level: int = 2) 
 
 
 def _text_of(parser: argparse.ArgumentParser, text: str | None) -> str:
-    """A description or epilog, in the lines that it has where the parser keeps them."""
+    """Return a description or epilog, with its own lines if the parser keeps them."""
     if issubclass(parser.formatter_class, argparse.RawDescriptionHelpFormatter):
         return f"```text\n{inspect.cleandoc(text or '')}\n```"
     return _prose(text or "")
 
 
 def _default_of(action: argparse.Action, said: str) -> str:
-    """A default that the help does not name."""
+    """Return a default that the help text does not name."""
     default = action.default
     if not isinstance(default, str | int) or default in (False, "") or str(default) in said:
         return ""
@@ -156,96 +152,75 @@ def _default_of(action: argparse.Action, said: str) -> str:
 
 
 def config_keys() -> str:
-    """Every key of a training: its type, its default, and the comment at its definition."""
+    """Return all keys of a training: type, default and description."""
     pretrain = flatten(pretraining.default_cfg())
     linear, finetune = (
         flatten(classification.default_cfg(protocol.defaults)) for protocol in (LINEAR, FINETUNE)
     )
-    task = {**keys.HONORED, **keys.TRANSFER}
-    sections: dict[str, tuple[Documented, dict[str, dict[str, Any]]]] = {
+    theirs, ours = KEYS.where(detectron2=True), KEYS.where(detectron2=False)
+    of_families = {row.name for family in FAMILIES for row in family.keys}
+    on_embedded = {row.name for row in theirs if len(row.embedded) == 1}
+    on_both = {row.name for row in theirs if row.range and len(row.range.choices) == 1}
+    fixed = on_embedded | on_both
+    sections: dict[str, tuple[Iterable[Key], dict[str, dict[str, Any]]]] = {
         "Every training of moco/": (
-            documented(common.common_cfg),
+            training.KEYS.where(program=training.EVERY),
             {"pretrain": pretrain, "linear": linear, "finetune": finetune},
         ),
         "Pre-training": (
-            documented(pretraining.default_cfg),
+            training.KEYS.where(program=training.PRETRAIN),
             {"v1": pretrain, "v2": flatten(pretraining.default_cfg("v2"))},
         ),
         "Linear classification and fine-tuning": (
-            documented(classification.default_cfg),
+            training.KEYS.where(program=training.CLASSIFICATION),
             {"linear": linear, "finetune": finetune},
         ),
-        "Detection: this project's keys": (documented(keys, "TRANSFER"), {"": task}),
-        "Detection: the backbone families' keys": (
-            [entry for module in FAMILY_FILES for entry in documented(module, "TASK_KEYS")],
-            {"": task},
-        ),
-        "Detection: Detectron2's keys": (documented(keys, "HONORED"), {"": task}),
-        "Detection: fixed on the embedded engine": (
-            [([key], "") for key in keys.DETECTRON2_ONLY],
-            {"": keys.DETECTRON2_ONLY},
-        ),
-        "Detection: fixed on both engines": ([([key], "") for key in keys.FIXED], {"": keys.FIXED}),
     }
+    detection = {
+        "Detection: this project's keys": [row for row in ours if row.name not in of_families],
+        "Detection: the backbone families' keys": [r for r in ours if r.name in of_families],
+        "Detection: Detectron2's keys": [row for row in theirs if row.name not in fixed],
+        "Detection: fixed on the embedded engine": [r for r in theirs if r.name in on_embedded],
+        "Detection: fixed on both engines": [row for row in theirs if row.name in on_both],
+    }
+    sections |= {title: (rows, {"": KEYS.defaults}) for title, rows in detection.items()}
     lines: list[str] = []
     anchors: set[str] = set()
-    for title, (entries, defaults) in sections.items():
+    for title, (rows, defaults) in sections.items():
         lines += [f"\n## {title}\n\n{ABOUT.get(title, '')}\n"]
         group = ""
-        for names, said in entries:
-            if group != (group := names[0].rpartition(".")[0].partition(".")[0]):
+        for row in rows:
+            if group != (group := row.name.rpartition(".")[0].partition(".")[0]):
                 lines += [f"\n### {group or 'Others'}\n"]
-            shown = [f"{_anchor(name, anchors)}{_default(name, defaults)}" for name in names]
-            if title.startswith("Detection"):
-                said += _choices("On the embedded engine", keys.EMBEDDED_CHOICES.get(names[0]))
-                said += _choices("Choices", keys.LOOP_CHOICES.get(names[0]))
-            lines += [f"- {'<br>'.join(shown)}\n\n    {_prose(said)}\n"]
+            shown = f"{_anchor(row.name, anchors)}{_default(row.name, defaults)}"
+            said = "" if row.name in fixed else _said(row)
+            lines += [f"- {shown}\n\n    {_prose(said)}\n"]
     return "\n".join(lines)
 
 
-def _choices(label: str, values: Sequence[Any] | None) -> str:
-    shown = ", ".join(f"`{_value(value)}`" for value in values or ())
-    return f" {label}: {shown}." if shown else ""
-
-
-def documented(where: Any, table: str = "") -> Documented:
-    """Keys and what the comments at their definition say, in the order of the source.
-
-    A comment above a key is about the keys below it, too, until an empty line or the next comment;
-    in `HONORED`, about that key alone.
-
-    Args:
-        where: a function that sets `cfg.A.B`, or a module that has the dict `table`.
-    """
-    source = inspect.getsource(where)
-    if table:
-        source = source.split(f"\n{table}: ")[1].split("\n}")[0]
-    found: Documented = []
-    comment: list[str] = []
-    new = False  # no key has the comment yet
-    for line in source.splitlines():
-        if (text := line.strip()).startswith("#"):
-            comment, new = [*(comment if new else ()), text.lstrip("# ")], True
-        elif key := _KEY.match(line):
-            if comment and not new and not key[2] and table != "HONORED":
-                found[-1][0].append(key[1])
-            else:
-                found.append(([key[1]], key[2] or (" ".join(comment) if new else "")))
-            new = False
-        else:
-            comment, new = [], False
-    return found
+def _said(row: Key) -> str:
+    """Return a key's description, its range, and the values that the embedded engine takes."""
+    said = row.doc
+    for label, values in (
+        ("On the embedded engine", row.embedded),
+        ("Choices", row.range.choices if row.range else ()),
+    ):
+        if values:
+            said += f" {label}: {', '.join(f'`{_value(value)}`' for value in values)}."
+    if row.range and not row.range.choices:
+        said += f" Range: {row.range.expected}."
+    return said
 
 
 def _anchor(name: str, anchors: set[str]) -> str:
-    """The key, with an anchor of its name where it has none yet."""
+    """Return the key, with an anchor of its name unless there is one already."""
     new = name not in anchors
     anchors.add(name)
     return f'<a id="{name}"></a>`{name}`' if new else f"`{name}`"
 
 
 def _default(name: str, variants: Mapping[str, Mapping[str, Any]]) -> str:
-    """` *type* = default`, or the default of each variant where they differ."""
+    """Format ` *type* = default`, or the default of each variant where they differ."""
     values = {variant: _value(cfg[name]) for variant, cfg in variants.items() if name in cfg}
     value = next(cfg[name] for cfg in variants.values() if name in cfg)
     kind = "optional" if value is None else type(value).__name__
@@ -255,7 +230,7 @@ def _default(name: str, variants: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _value(value: Any) -> str:
-    """A default as one writes it, floats with six digits."""
+    """Format a default as in YAML, floats with six digits."""
     if isinstance(value, float):
         return repr(float(f"{value:.6g}"))
     if isinstance(value, list | tuple):
@@ -265,7 +240,7 @@ def _value(value: Any) -> str:
 
 
 def _prose(text: str) -> str:
-    """A comment or help text as one line of Markdown, with keys, flags and paths as code."""
+    """Format a description as one line of Markdown, with keys, flags and paths as code."""
     parts = " ".join(text.split()).split("`")  # every other part is code already
     parts[::2] = [_CODE.sub(r"`\1`", part) for part in parts[::2]]
     parts = "`".join(parts).split("`")

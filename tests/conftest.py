@@ -1,4 +1,4 @@
-"""What every test gets: one thread, quiet progress, and the real data where there is some."""
+"""Fixtures and settings of all tests: one thread, quiet progress, and the real data, if any."""
 
 import os
 import signal
@@ -9,6 +9,8 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
+# The files that take minutes come first, so that no worker has one left when the other is done.
+LONG = ("test_plain_detectron2.py", "test_stop_and_resume.py")
 
 os.environ.setdefault("MOCO_PROGRESS", "off")
 os.environ.setdefault("MPLBACKEND", "Agg")
@@ -31,7 +33,8 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test that takes the fixture `detectron2` has the marker of that name."""
+    """Mark the tests that take the fixture `detectron2` with its name; put long files first."""
+    items.sort(key=lambda item: item.path.name not in LONG)
     for item in items:
         if "detectron2" in getattr(item, "fixturenames", ()):
             item.add_marker("detectron2")
@@ -48,5 +51,5 @@ def shared_data() -> Path:
 
 @pytest.fixture(scope="session")
 def detectron2():
-    """The real Detectron2; tests that take it skip where it is not installed."""
+    """Return the real Detectron2, or skip the test where it is not installed."""
     return pytest.importorskip("detectron2", reason="Detectron2 is not installed")

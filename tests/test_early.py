@@ -1,4 +1,4 @@
-"""What is wrong with a command line is said before torch is imported, which takes seconds."""
+"""Errors in a command line are reported before torch is imported, which takes seconds."""
 
 import json
 import os
@@ -45,7 +45,7 @@ CASES = (
     ),
     (USED, "{folder}/run is not empty"),
 )  # fmt: skip
-# One process for all of them: what one has imported, the next would report.
+# One process runs all cases; an import by one would be seen in all later ones.
 CODE = """
 import json, sys
 from benchmarks.__main__ import main
@@ -54,35 +54,29 @@ for argv in json.load(sys.stdin):
     try:
         main(argv)
     except UserError as error:
-        print("told:", json.dumps([str(error), "torch" in sys.modules]))
+        print("error:", json.dumps([str(error), "torch" in sys.modules]))
 """
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory) -> list[list]:
-    """Message of each case, and whether torch was imported by then; {folder} stays a name."""
+def errors(tmp_path_factory) -> list[list]:
+    """Return each case's message, and whether torch was imported by then; {folder} stays a name."""
     folder = tmp_path_factory.mktemp("early")
     write_voc(folder / "shapes", {"trainval": 2, "test": 1})
     (folder / "run").mkdir()
     (folder / "run" / "run.json").write_text("{}")
-    cases = [[word.format(folder=folder) for word in words] for words, _ in CASES]
-    done = subprocess.run(
-        [sys.executable, "-c", CODE],
-        input=json.dumps(cases),
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "DETECTRON2_DATASETS": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    cases = [[arg.format(folder=folder) for arg in args] for args, _ in CASES]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "DETECTRON2_DATASETS": str(folder)}
+    how = {"cwd": ROOT, "env": env, "capture_output": True, "text": True, "timeout": 120}
+    done = subprocess.run([sys.executable, "-c", CODE], input=json.dumps(cases), **how)
     assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stdout.splitlines() if line.startswith("told: ")]
-    return [json.loads(line[6:].replace(str(folder), "{folder}")) for line in lines]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("error: ")]
+    return [json.loads(line[7:].replace(str(folder), "{folder}")) for line in lines]
 
 
 @pytest.mark.parametrize("case", range(len(CASES)))
-def test_it_is_said_before_torch_is_imported(case, told):
-    assert len(told) == len(CASES)
-    message, torch_imported = told[case]
+def test_an_error_is_reported_before_torch_is_imported(case, errors):
+    assert len(errors) == len(CASES)
+    message, torch_imported = errors[case]
     assert CASES[case][1] in message
     assert not torch_imported

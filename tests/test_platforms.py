@@ -34,7 +34,7 @@ OPTIONAL = ("detectron2", "densepose", "lightly", "webdataset", "hotcoco")
 
 
 def run_python(*arguments: object, path: object = ROOT) -> str:
-    """What it prints; `path`: of its modules."""
+    """Run Python with its modules in `path` and return what it prints."""
     done = subprocess.run(
         [sys.executable, *map(str, arguments)],
         cwd=ROOT,

@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("benchmarks", "convert", "detection", "moco")
+PACKAGES = ("benchmarks", "convert", "detection", "moco", "moco_transfer")
 
 
 # The class or module that has a name, the name, the file that uses it.
 PRIVATE = (
+    # what a program has registered, which a child of multiprocessing runs itself from 3.13 on
+    ("atexit", "_run_exitfuncs", "benchmarks/suites/children.py"),
     # a second training in one process starts from nothing
     ("detectron2.utils.comm", "_LOCAL_PROCESS_GROUP", "detection/d2/engine.py"),
     # likewise
@@ -32,6 +34,11 @@ PRIVATE = (
     ("torch.nn.Module", "_metadata", "moco/common/unpickler.py"),
     # one kernel for all parameters, as torch's own optimizers have it
     ("torch", "_foreach_lerp_", "moco/modeling/mechanisms/base.py"),
+    ("torch", "_foreach_add", "moco/engine/lars.py"),
+    ("torch", "_foreach_add_", "moco/engine/lars.py"),
+    ("torch", "_foreach_mul", "moco/engine/lars.py"),
+    ("torch", "_foreach_mul_", "moco/engine/lars.py"),
+    ("torch", "_foreach_norm", "moco/engine/lars.py"),
     # BoxCoder and Matcher, the parts of torchvision's detectors
     ("torchvision.models.detection", "_utils", "detection/embedded/boxes.py"),
     # a stage of another width than torchvision's constructors build

@@ -1,7 +1,7 @@
-"""Every wrong input that a command refuses, as rows: the input, the command, what it says.
+"""Refusals of wrong input by all commands, from the rows of `tests/refusals/`.
 
-Each row of `tests/refusals/` is a command line in a folder of its own. It ends with its exit code
-and one line that has the row's words; nothing was begun and nothing is left in the folder.
+Each row runs a command line in its own folder. The command has to end with the row's exit code and
+one line that matches the row's pattern, and it must not leave files in the folder.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.__main__ import cli  # what the console command `moco-transfer` calls
+from benchmarks.__main__ import cli  # The function behind `moco-transfer`.
 from tests.oracles import refused_files
 from tests.refusals import ALL, Row
 
@@ -50,7 +50,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Path], Non
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder in which a command runs; afterwards this process is as it was."""
+    """Folder in which a command runs; the state of this process is restored afterwards."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("asks the network"))
@@ -69,7 +69,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for number, handler in zip(HANDLED, handlers, strict=True):
         signal.signal(number, handler)
     log.level, log.handlers[:] = logs
-    for name, module in list(sys.modules.items()):  # the row's own
+    for name, module in list(sys.modules.items()):  # Modules of the row.
         if str(getattr(module, "__file__", "")).startswith(str(tmp_path)):
             del sys.modules[name]
     for catalog, content in catalogs:
@@ -78,7 +78,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def prepare(row: Row, folder: Path, put: Callable[[str, Path], None]) -> list[str]:
-    """Make what the row's command reads; returns its words."""
+    """Make the files that the row's command reads, and return its arguments."""
     for package in row.needs:
         pytest.importorskip(package, reason=f"{package} is not installed")
     for name in sorted(refused_files.FILES):
@@ -89,15 +89,15 @@ def prepare(row: Row, folder: Path, put: Callable[[str, Path], None]) -> list[st
     return shlex.split(row.command.replace("{tmp}", str(folder)))
 
 
-def surroundings(row: Row, folder: Path) -> dict[str, str]:
-    """The variables that a command is given."""
+def environment(row: Row, folder: Path) -> dict[str, str]:
+    """Return the environment variables of a command."""
     own = {"DETECTRON2_DATASETS": str(folder), "MOCO_TRANSFER_CACHE": str(folder / "cache")}
     own |= {"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "500"}
     return own | {name: value.replace("{tmp}", str(folder)) for name, value in row.env.items()}
 
 
 def content(folder: Path) -> dict[str, str]:
-    """Each file below a folder with the hash of what is in it; locks stay, and are empty."""
+    """Return the hash of each file below a folder; locks, which are empty, may stay."""
     files = [path for path in folder.rglob("*") if path.name != ".lock" and path.is_file()]
     hashes = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
     return {str(path.relative_to(folder)): h for path, h in zip(files, hashes, strict=True)}
@@ -106,7 +106,7 @@ def content(folder: Path) -> dict[str, str]:
 def check(row: Row, folder: Path, code: object, error: str, before: dict[str, str]) -> None:
     assert code == row.code, error
     *usage, line = error.splitlines()
-    if usage:  # argparse's, where a flag is missing or unknown
+    if usage:  # argparse prints it if a flag is missing or unknown.
         assert usage[0].startswith("usage: moco-transfer") and " error: " in line, error
     else:
         assert line.startswith("error: "), error
@@ -120,7 +120,7 @@ def check(row: Row, folder: Path, code: object, error: str, before: dict[str, st
 @pytest.mark.parametrize("row", map(case, ALL))
 def test_it_is_refused(row, folder, built, monkeypatch, capsys):
     words = prepare(row, folder, built)
-    for name, value in surroundings(row, folder).items():
+    for name, value in environment(row, folder).items():
         monkeypatch.setenv(name, value)
     if "PYTHONPATH" in row.env:
         monkeypatch.syspath_prepend(folder)
@@ -141,7 +141,7 @@ def test_in_a_process_of_its_own_it_is_the_same(row, folder, built):
     before = content(folder)
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **surroundings(row, folder)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment(row, folder)},
         cwd=folder,
         capture_output=True,
         text=True,

@@ -1,8 +1,8 @@
-"""Stop, resume and kill, of every command that trains: one table, from outside.
+"""Stopping, killing and resuming every command that trains, as a black box.
 
-Each row starts commands (`tests.oracles.commands`) and reads the files that a run leaves: the
-checkpoint that `last_checkpoint` names, metrics.json, run.json. All drivers run in every scenario
-that applies to them, always against the same run without interruption.
+Each test starts commands (`tests.oracles.commands`) and reads the files of a run: the checkpoint
+that `last_checkpoint` names, metrics.json and run.json. All drivers run in every scenario that
+applies to them, and are compared with the same run without interruption.
 """
 
 import functools
@@ -28,13 +28,13 @@ STOPPED = 85  # the exit code: run the same command again with --resume
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images and weights of all drivers."""
+    """Write the images and weights of all drivers."""
     return write_data(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture
 def layouts(request: pytest.FixtureRequest, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Detectron2's own names of datasets mean the tiny ones."""
+    """Let Detectron2's names of datasets refer to the tiny ones."""
     kind = "of_lvis" if "lvis" in request.node.callspec.id else "of_all_others"
     monkeypatch.setenv("DETECTRON2_DATASETS", str(data / "layouts" / kind))
 
@@ -47,7 +47,7 @@ def _needs_detectron2(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(scope="module")
 def straight(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Driver], Path]:
-    """`straight(driver)`: the folder of its run without interruption."""
+    """Return `straight(driver)`, the folder of its run without interruption."""
 
     @functools.cache
     def folder_of(name: str, command: tuple[str, ...]) -> Path:
@@ -60,7 +60,7 @@ def straight(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
 
 
 def newest(folder: Path) -> dict[str, Any]:
-    """The checkpoint that the pointer names."""
+    """Load the checkpoint that `last_checkpoint` names."""
     name = (folder / "last_checkpoint").read_text()
     content: dict[str, Any] = torch.load(folder / name, weights_only=True)
     return content
@@ -72,7 +72,7 @@ def steps_done(folder: Path) -> int:
 
 
 def without_times(value: Any) -> Any:
-    """The same for all runs of one protocol and seed: no durations, no paths."""
+    """Remove durations and provenance, so that runs of one protocol and seed compare equal."""
     if isinstance(value, dict):
         return {
             key: without_times(part)
@@ -88,10 +88,10 @@ def without_times(value: Any) -> Any:
 
 
 def lines(folder: Path) -> list[Any]:
-    """metrics.json, by iteration."""
+    """Read metrics.json by iteration."""
     found = [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
     counts = Counter((line["iteration"], name) for line in found for name in line)
-    # But for an evaluation, which a finished detector gets again.
+    # A finished detector is evaluated again, but no other metric is logged twice.
     twice = {name for (_, name), number in counts.items() if number > 1 and "/" not in name}
     assert not twice - {"iteration", "epoch", "time", "data_time", "eta_seconds"}
     by_iteration: dict[int, dict[str, Any]] = {}
@@ -101,7 +101,7 @@ def lines(folder: Path) -> list[Any]:
 
 
 def final_state(folder: Path) -> dict[str, Any]:
-    """All that a finished run's folder says of its training."""
+    """Return everything in a finished run's folder that depends on the training."""
     record = json.loads((folder / "run.json").read_text())
     record.pop("run_id", None)
     assert not list(folder.glob(".tmp-*")), "something half-written"
@@ -119,7 +119,7 @@ def assert_same(folder: Path, expected: Path) -> None:
 
 
 def content(folder: Path) -> dict[str, str]:
-    """Every file but logs, by its bytes."""
+    """Hash every file except logs."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in folder.rglob("*")
@@ -128,7 +128,7 @@ def content(folder: Path) -> dict[str, str]:
 
 
 def assert_stopped(done: Done, folder: Path, code: int = STOPPED) -> int:
-    """One line says what was saved and how to resume; after how many steps that was."""
+    """Check the line on what was saved and how to resume; return the number of steps."""
     assert done.code == code, done
     assert "Traceback" not in done.err
     text = done.out if code == 130 else done.last
@@ -140,7 +140,7 @@ def assert_stopped(done: Done, folder: Path, code: int = STOPPED) -> int:
 
 @pytest.mark.parametrize("driver", TRAININGS)
 def test_stopped_again_and_again(driver, data, straight, tmp_path):
-    """By each signal: early, in an evaluation, and by Ctrl-C; then as if nothing had happened."""
+    """A run stopped by each signal, also in an evaluation and by Ctrl-C, ends like one without."""
     resume, folder, steps = driver.command(data, "--resume"), tmp_path / "run", [0]
     again = Fault(signal.SIGINT, *driver.train, to="group", again=True)
     done = run(driver.command(data), tmp_path, again)
@@ -159,7 +159,7 @@ def test_stopped_again_and_again(driver, data, straight, tmp_path):
 
 @pytest.mark.parametrize("driver", TRAININGS)
 def test_killed_at_any_change_of_a_file(driver, data, straight, tmp_path):
-    """So also before, in and after a checkpoint, and its removal; the last one is always whole."""
+    """Kills before, in and after writing or removing a checkpoint always leave a whole one."""
     folder, kills, steps = tmp_path / "run", 0, 0
     for count in range(2, 200, 3):
         fault = Fault(signal.SIGKILL, "/run/", count, event="change")
@@ -188,7 +188,7 @@ def test_resuming_a_finished_run_changes_nothing(driver, data, straight, tmp_pat
 
 @pytest.fixture
 def stopped(data: Path, tmp_path: Path) -> Callable[[Driver], Path]:
-    """`stopped(driver)`: the folder of a run that was stopped in the middle."""
+    """Return `stopped(driver)`, the folder of a run that was stopped in the middle."""
 
     def stop(driver: Driver) -> Path:
         done = run(driver.command(data), tmp_path, Fault(signal.SIGTERM, *driver.train))
@@ -200,7 +200,7 @@ def stopped(data: Path, tmp_path: Path) -> Callable[[Driver], Path]:
 
 @pytest.mark.parametrize("driver", TRAININGS)
 def test_another_run_is_refused(driver, data, stopped, tmp_path):
-    """Other keys, weights or data; nothing is changed."""
+    """Resuming with other keys, weights or data is refused and changes nothing."""
     before = content(stopped(driver))
     for words, text in driver.changes.items():
         done = run(driver.command(data, "--resume", *words), tmp_path)
@@ -212,7 +212,7 @@ def test_another_run_is_refused(driver, data, stopped, tmp_path):
 
 @pytest.mark.parametrize("driver", TRAININGS)
 def test_a_damaged_newest_checkpoint(driver, data, straight, tmp_path):
-    """Passed over with a warning, or refused by its name."""
+    """It is skipped with a warning, or refused by name."""
     for bad in (b"", None, b"text"):
         folder = Path(shutil.copytree(straight(driver), tmp_path / "run"))
         (folder / "run.json").unlink()
@@ -245,7 +245,7 @@ def test_a_second_process_is_refused_until_the_first_is_killed(driver, data, str
 
 @pytest.mark.parametrize("driver", TRAININGS)
 def test_a_full_disk_and_a_kill_in_a_write(driver, data, stopped, straight, tmp_path):
-    """What was saved stays, and no half file has a name; then there is space again."""
+    """Saved files stay, no partial file gets its name, and the run resumes with space again."""
     folder, resume = stopped(driver), driver.command(data, "--resume")
     last = folder / (folder / "last_checkpoint").read_text()
     before = last.read_bytes()
@@ -283,7 +283,7 @@ def test_an_older_checkpoint_replaces_what_came_after_it(driver, data, straight,
 @pytest.mark.parametrize("driver", [driver.param() for driver in VARIANTS])
 @pytest.mark.usefixtures("layouts")
 def test_every_kind_of_training(driver, data, straight, tmp_path):
-    """Stopped, killed later, resumed: all that its checkpoints have to hold."""
+    """A run stopped, killed later and resumed ends like one without interruption."""
     resume = driver.command(data, "--resume")
     done = run(driver.command(data), tmp_path, Fault(signal.SIGTERM, *driver.train))
     assert_stopped(done, tmp_path / "run")
@@ -295,7 +295,7 @@ def test_every_kind_of_training(driver, data, straight, tmp_path):
 
 @pytest.mark.parametrize("driver", [driver.param() for driver in TWO])
 def test_two_processes_stop_together(driver, data, straight, tmp_path):
-    """One of them gets the signal, and then only their parent."""
+    """Both stop if one of them gets the signal, and if only their parent does."""
     resume, folder, steps = driver.command(data, "--resume"), tmp_path / "run", []
     for words, to in ((driver.command(data), "self"), (resume, "parent")):
         fault = Fault(signal.SIGTERM, *driver.train, to=to, where="child")
@@ -311,29 +311,30 @@ def test_two_processes_stop_together(driver, data, straight, tmp_path):
         assert alone.code == 2 and "was trained by 2 processes, this run has 1" in alone.last
     else:
         log = (tmp_path / "alone/run/log.txt").read_text()
-        assert alone.code == 0 and "resumed with other images and random numbers (" in log
+        assert alone.code == 0 and "resumed with other images and random numbers, because" in log
     assert run(resume, tmp_path).code == 0
     assert_same(folder, straight(driver))
 
 
-@pytest.mark.parametrize("whom", ["self", "command"])
-@pytest.mark.parametrize("driver", [driver.param() for driver in TWO])
-def test_one_process_is_killed(driver, whom, data, tmp_path):
-    """One of two, which the other says, or their parent; `wait` sees that nobody is left."""
+# Fine-tuning starts, connects and ends its processes as pre-training does.
+@pytest.mark.parametrize("target", ["self", "command"])
+@pytest.mark.parametrize("driver", [d.param() for d in TWO if "finetune" not in d.name])
+def test_one_process_is_killed(driver, target, data, tmp_path):
+    """If one of two processes or their parent is killed, `wait` sees that none is left."""
     timeout = ("--dist-timeout", "20") if driver.falls_back else ()
-    fault = Fault(signal.SIGKILL, *driver.train, to=whom, where="child")
+    fault = Fault(signal.SIGKILL, *driver.train, to=target, where="child")
     done = run(driver.command(data, *timeout), tmp_path, fault)
     assert done.code not in (0, STOPPED), done
     record = tmp_path / "run/run.json"
     assert not record.exists() or json.loads(record.read_text())["status"] == "failed"
-    if whom == "command" and driver.launcher:
+    if target == "command" and driver.launcher:
         assert done.err.count("error: stopped after") == 2, done
-    if whom == "self" and "detectron2" not in driver.name:  # there it is gloo that says so
+    if target == "self":
         assert "of this run died" in done.err and "--resume" in done.err, done
 
 
 def test_torchrun_starts_a_lost_process_again(data, straight, tmp_path):
-    """--overwrite must not throw away what the first attempt had done."""
+    """--overwrite does not delete what the first attempt has saved."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run/metrics.json").write_text("an earlier run's\n")
     driver = replace(TWO[0], launcher=(*TORCHRUN[:-1], "--max-restarts=1", "-m"))
@@ -352,7 +353,7 @@ def test_a_run_after_its_last_step_ends_as_usual(driver, data, straight, tmp_pat
 
 
 class TestSuite:
-    """A runner and the commands that it starts."""
+    """Tests of the runner of a suite and the commands that it starts."""
 
     @pytest.fixture(scope="class")
     def whole(self, data, tmp_path_factory):
@@ -377,7 +378,7 @@ class TestSuite:
 
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     def test_stopped(self, number, data, whole, tmp_path):
-        """What it has started saves and ends with it; the same command continues."""
+        """The commands that it has started save and stop with it; the same command resumes."""
         done = run(suite(data), tmp_path, Fault(number, "/train/", 44, to="command"))
         assert done.code == STOPPED and f"stopped by {number.name}" in done.last, done
         [pointer] = (tmp_path / "run").rglob("last_checkpoint")
@@ -395,7 +396,7 @@ class TestSuite:
         }
 
     def test_killed(self, data, whole, tmp_path):
-        """At changes of files; what has been started may live on, and nothing is done twice."""
+        """Its commands may survive a kill at changes of files, and nothing is computed twice."""
         for count in (2, 12, 30):
             fault = Fault(signal.SIGKILL, "/run/", count, event="change", where="command")
             done = wait(start(suite(data), tmp_path, fault), tmp_path)
@@ -406,7 +407,7 @@ class TestSuite:
         assert run(suite(data), tmp_path).code == 0
         self.assert_same(tmp_path / "run", whole)
 
-    def test_a_failure_is_declared_and_tried_again_if_asked(self, data, whole, tmp_path):
+    def test_a_failure_is_reported_and_retried_if_requested(self, data, whole, tmp_path):
         done = run(suite(data), tmp_path, Fault(signal.SIGKILL, "/train/", 44))
         assert done.code == 1 and "1 of 2 runs failed" in done.last, done
         assert "killed by signal 9 (SIGKILL)" in done.err

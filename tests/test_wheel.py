@@ -10,6 +10,7 @@ from zipfile import ZipFile
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("moco", "convert", "detection", "benchmarks", "moco_transfer")
 pytestmark = pytest.mark.slow
 
 
@@ -23,7 +24,7 @@ def run(*command: str | Path, **more: object) -> str:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory) -> Path:
-    """A folder with the wheel and the sdist, built without a network and outside the checkout."""
+    """Build wheel and sdist without a network, outside the checkout; return their folder."""
     folder = tmp_path_factory.mktemp("built")
     tree = folder / "tree"
     files = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT)
@@ -42,7 +43,7 @@ def test_what_is_in_the_wheel_and_the_sdist(built):
         inside = set(archive.namelist())
     with tarfile.open(sdist) as archive:
         source = {name.partition("/")[2] for name in archive.getnames()}
-    listed = run("git", "ls-files", "moco", "convert", "detection", "benchmarks", cwd=ROOT)
+    listed = run("git", "ls-files", *PACKAGES, cwd=ROOT)
     expected = {name for name in listed.splitlines() if not name.startswith("benchmarks/speed/")}
     configs = {str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.yaml")}
     assert expected | {f"moco/{name}" for name in configs} == {
@@ -62,7 +63,7 @@ def installed(built, tmp_path_factory) -> Path:
 @pytest.mark.parametrize("occupied", [False, True])
 def test_the_quickstart_runs_from_any_folder(installed, tmp_path, occupied):
     """Also from a clone of the official MoCo: its packages have some of our names."""
-    for name in ("moco", "detection", "benchmarks", "convert") if occupied else ():
+    for name in PACKAGES[:4] if occupied else ():
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise SystemExit('another package')")
     own = {**os.environ, "PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
@@ -70,7 +71,8 @@ def test_the_quickstart_runs_from_any_folder(installed, tmp_path, occupied):
     assert str(installed) in run(command, "configs", **here)
     said = run(command, "quickstart", "--smoke", "--seeds", "1", **here)
     assert "\nrandom       1 " in said and "\nmoco         1 " in said
-    log = (tmp_path / "quickstart_out_smoke" / "runs" / "moco-0" / "suite.log").read_text()
+    [path] = (tmp_path / "quickstart_out_smoke").glob("runs/*/moco/*/suite.log")
+    log = path.read_text()
     assert "next: moco-transfer table" in log  # said only where there is no checkout
     task = ("train", "--check-only", "--engine", "embedded", "--config-file", "quickstart_R_10_C4")
     keys = ("MODEL.WEIGHTS", "random", "DATASETS.VOC_DIR", "quickstart_out_smoke/data/scenes")

@@ -31,7 +31,7 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
         kind for c in book.cells for out in c.get("outputs", ()) for kind in out.get("data", ())
     ]
     assert "text/markdown" in shown and "image/png" in shown
-    assert (tmp_path / "quickstart_out" / "table.md").is_file()
+    assert (tmp_path / "quickstart_out" / "tables" / "table.md").is_file()
 
 
 def test_the_notebook_has_no_outputs():
@@ -41,7 +41,7 @@ def test_the_notebook_has_no_outputs():
 
 
 def installs(text: str) -> set[str]:
-    """What `pip install` is given, without flags of its own output."""
+    """Find the arguments of `pip install`, without flags of its own output."""
     lines = text.replace("\\\n", " ").replace("&&", "\n")
     found = re.findall(r"python -m pip install(.*)", lines)
     return {" ".join(line.replace("--no-cache-dir", "").split("#")[0].split()) for line in found}

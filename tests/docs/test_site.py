@@ -1,4 +1,4 @@
-"""The site: its navigation, what is generated from the code, and that it builds on its own."""
+"""Site: its navigation, the pages generated from the code, and that it builds offline."""
 
 import os
 import re
@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from convert.families.base import families
 from detection.config.task import default_task
 from docs import hooks
 from moco.classification.config import default_cfg
@@ -21,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def pages_of(nav):
-    """Paths of all pages in a navigation."""
+    """List the paths of all pages in a navigation."""
     if isinstance(nav, str):
         return [nav]
     entries = nav.values() if isinstance(nav, dict) else nav
@@ -45,34 +44,26 @@ def test_every_key_is_in_the_reference():
     assert len(anchors) == len(keys)
 
 
-def test_every_key_of_a_training_is_described():
-    """By a comment at its definition; what two trainings share, at either one."""
-    for training in (hooks.pretraining, hooks.classification):
-        described = {
-            key
-            for where in (hooks.common.common_cfg, training.default_cfg)
-            for keys, said in hooks.documented(where)
-            if said
-            for key in keys
-        }
-        cfg = training.default_cfg(*([{}] if training is hooks.classification else []))
-        assert set(flatten(cfg)) <= described
-    assert all(said for _, said in hooks.documented(hooks.keys, "TRANSFER"))
-    files = hooks.FAMILY_FILES
-    of_families = [entry for file in files for entry in hooks.documented(file, "TASK_KEYS")]
-    assert all(said for _, said in of_families)
-    named = {key for keys, _ in of_families for key in keys}
-    assert named == {key for family in families() for key in family.keys}
+def test_every_key_is_described():
+    """Only keys with a single value need no description."""
+    rows = [*hooks.KEYS, *hooks.training.KEYS]
+    silent = [row for row in rows if not row.doc]
+    assert all(len(row.embedded or row.range.choices) == 1 for row in silent)
+    assert all(row.doc.endswith(".") for row in rows if row.doc)
 
 
-def test_what_a_comment_is_about():
-    described = {keys[0]: (keys, said) for keys, said in hooks.documented(hooks.keys, "TRANSFER")}
-    keys, said = described["DATASETS.COCO_TRAIN_JSON"]
-    assert keys[-1] == "DATASETS.COCO_TEST_ROOT" and len(keys) == 4
-    assert said.startswith("A custom dataset in COCO's JSON format")
-    honored = {keys[0]: said for keys, said in hooks.documented(hooks.keys, "HONORED")}
-    assert honored["MODEL.RPN.SMOOTH_L1_BETA"] == "0 = L1"
-    assert honored["MODEL.RESNETS.DEPTH"] == ""
+def test_a_rows_description_is_in_the_reference():
+    page = hooks.config_keys()
+    for said in (
+        "`SOLVER.BASE_LR` *float* = `0.001`\n\n    Learning rate for a batch of IMS_PER_BATCH. "
+        "Range: more than 0.\n",
+        "`MODEL.RPN.SMOOTH_L1_BETA` *float* = `0.0`\n\n    Error at which the smooth L1 "
+        "box loss changes from quadratic to linear; 0 = L1.\n",
+        " On the embedded engine: `'sum'`, `'avg'`.\n",
+        " Choices: `'linear'`, `'constant'`.\n",
+        "`FLOAT32_PRECISION` *str* = `''`\n\n    \n",
+    ):
+        assert said in page
 
 
 def test_defaults_are_those_of_each_command():

@@ -1,6 +1,6 @@
-"""Every command of the tutorials, in the order of its page, on tiny data; a guide's script, too.
+"""The commands of every tutorial run on tiny data, in the order of its page; a guide's script, too.
 
-Only what would take long or needs a network is replaced, by the table of each page.
+The table of each page replaces only what would take long or needs a network.
 """
 
 import json
@@ -39,7 +39,7 @@ def words(keys: Mapping[str, object]) -> str:
 
 
 def random_like(narrow: Mapping[str, int]) -> str:
-    """A random network as small as the weights, whose contract says it for them."""
+    """Return keys of a random network as small as the weights, whose contract has its own."""
     return words({f"MODEL.RESNETS.{key}": value for key, value in narrow.items()})
 
 
@@ -49,7 +49,7 @@ def code_blocks(page: str, language: str) -> list[str]:
 
 
 def script(page: str, replace: Mapping[str, str]) -> str:
-    """The commands of a page, with `replace` = {pattern: text}, each of which has to be found."""
+    """Return the commands of a page after `replace`, pattern → text; every pattern must match."""
     lines = "".join(code_blocks(f"{page}.md", "bash")).replace("\\\n", " ")
     for pattern, value in replace.items():
         lines, count = re.subn(pattern, lambda found, v=value: found.expand(v), lines, flags=re.M)
@@ -59,7 +59,7 @@ def script(page: str, replace: Mapping[str, str]) -> str:
 
 @pytest.fixture
 def shell(tmp_path):
-    """Runs a script in `tmp_path`, where `moco-transfer` is this checkout's."""
+    """Return a function that runs a script in `tmp_path` with this checkout's `moco-transfer`."""
     command = tmp_path / "bin" / "moco-transfer"
     command.parent.mkdir()
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m benchmarks "$@"\n')
@@ -88,7 +88,7 @@ def shell(tmp_path):
 
 
 def rows(table: Path) -> list[str]:
-    """The inits in the table of our runs, which comes before the paper's."""
+    """Return the inits in the table of our runs, which comes before the paper's."""
     ours = table.read_text(encoding="utf-8").partition("of the paper")[0]
     return re.findall(r"^\| (\w+) \| +\d", ours, re.M)
 
@@ -102,7 +102,7 @@ def voc_layout(folder: Path, count: int = 6) -> Path:
 
 
 def published_voc(folder: Path) -> None:
-    """VOC2007 and VOC2012 with a handful of images."""
+    """Write VOC2007 and VOC2012 with a handful of images."""
     write_voc(folder / "VOC2007", {"trainval": 6, "test": 3}, names=VOC_NAMES, one_large=True)
     write_voc(folder / "VOC2012", {"trainval": 6}, seed=1, names=VOC_NAMES, one_large=True)
 
@@ -174,7 +174,7 @@ def test_own_images(tmp_path, shell):
         },
     )
     shell(text)
-    assert (tmp_path / "quickstart_out_smoke" / "table.md").is_file()
+    assert (tmp_path / "quickstart_out_smoke" / "tables" / "table.md").is_file()
     assert (tmp_path / "curves.png").is_file() and (tmp_path / "moco.pth").is_file()
     assert rows(tmp_path / "tables" / "table.md") == ["random", "moco"]
 
@@ -201,7 +201,7 @@ def test_own_annotations(tmp_path, shell):
 
 
 def tiny_suite(narrow: Mapping[str, int]) -> str:
-    """The task of a suite's file with the keys that make it tiny."""
+    """Return the task of a suite's file with the keys that make it tiny."""
     random = {f"MODEL.RESNETS.{key}": value for key, value in narrow.items()}
     small = {key: str(value) for key, value in (SMALL | SHORT).items() if key != "SEED"}
     return f"  - config: \\g<1>\n    overrides: {small}\n    random_overrides: {random}"
@@ -226,7 +226,7 @@ def test_table_2b(tmp_path, shell):
     shell(text)
     tables = tmp_path / "output" / "table_2b" / "tables"
     assert sorted(rows(tables / "table.md")) == ["moco", "random", "supervised"]
-    assert "55.9" in (tables / "table.md").read_text(), "the paper's row is beside ours"
+    assert "55.9" in (tables / "table.md").read_text(), "the paper's row is next to ours"
     assert (tmp_path / "table_2b.zip").is_file()
 
 

@@ -18,7 +18,7 @@ ROOT = HERE.parent.parent
 
 
 def run(folder: Path, *arguments: object) -> str:
-    """`moco-transfer` in a process in which the family was imported first; its output."""
+    """Run `moco-transfer` in a process that imports the family first; return its output."""
     code = "import tests.example_family.toy; from benchmarks.__main__ import cli; cli()"
     done = subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],
@@ -34,7 +34,7 @@ def run(folder: Path, *arguments: object) -> str:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A training checkpoint of someone's, in the toy's own names, below a prefix nobody knows."""
+    """Write a training checkpoint in the toy's own names, under an unknown prefix."""
     torch.manual_seed(0)
     dims, state = (3, 8, 16, 16, 32), {"classify.weight": torch.randn(5, 32)}
     for i, (before, dim) in enumerate(itertools.pairwise(dims), start=1):
@@ -51,7 +51,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def converted(checkpoint: Path) -> tuple[Path, str]:
-    """The converted file, and the report."""
+    """Convert the checkpoint; return the file and the report."""
     out = checkpoint.with_name("toy.pth")
     return out, run(checkpoint.parent, "convert", checkpoint, out)
 
@@ -70,7 +70,7 @@ def test_it_is_converted_and_verified(converted: tuple[Path, str], checkpoint: P
 
 @pytest.mark.slow
 def test_both_engines_train_it(converted: tuple[Path, str], tmp_path: Path) -> None:
-    """By its own config, from these weights; the same losses and detections to the last bit."""
+    """Both engines train it from these weights with bitwise identical losses and detections."""
     pytest.importorskip("detectron2", reason="Detectron2 is not installed")
     data = write_voc(tmp_path / "voc", {"trainval": 6, "test": 3}, one_large=True)
     rows, records = [], []

@@ -1,7 +1,7 @@
 """A backbone family as one file: a toy transformer of four stages, in names of its own.
 
 Importing it registers it; then files of it are recognized and converted, and both engines have
-`build_toy_fpn_backbone`. The test beside it does that from outside, as a file in convert/families/
+`build_toy_fpn_backbone`. The test next to it does that from outside, as a file in convert/families/
 would.
 """
 
@@ -26,6 +26,7 @@ from convert.families.base import (
     check_layer_norms,
 )
 from moco.common.errors import UserError
+from moco.common.keys import Key
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -36,10 +37,11 @@ HEADS = 2
 _NAMES = re.compile(r"level(\d)/(embed|mix|norm)/(.+)".replace("/", r"\."))
 _PARTS = {"embed": "merge", "mix": "attention", "norm": "norm"}
 # Of a detector's configuration.
-TASK_KEYS: dict[str, Any] = {
-    # Channels of the four stages. Set by the weights' contract.
-    "MODEL.TOY.DIMS": [8, 16, 16, 32],
-}
+TASK_KEYS = (
+    Key(
+        "MODEL.TOY.DIMS", [8, 16, 16, 32], "Channels of the four stages, as the weights have them."
+    ),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +140,6 @@ def _network() -> type[nn.Module]:
 
 def _reference(architecture: ToyArchitecture) -> nn.Module:
     """Return another's network, which attends by torch's own module."""
-
     net: Any = _network()(architecture)
 
     def forward(stage: Any, x: Tensor) -> Tensor:
@@ -156,7 +157,7 @@ def _reference(architecture: ToyArchitecture) -> nn.Module:
 @FAMILIES.register()
 @functools.cache
 def toy() -> Family:
-    """Toys of any widths."""
+    """Return the family of toys of any widths."""
     return Family(
         name="toy",
         networks="toys",

@@ -1,8 +1,8 @@
-"""What the converter makes of every generated file: a network, or the reason of its refusal.
+"""Golden verdicts of the converter on every generated file: a network or a reason of refusal.
 
     python -m tests.golden.regenerate_convert
 
-writes convert_verdicts.yaml beside this file. To be run only when another verdict is meant.
+writes convert_verdicts.yaml next to this file. Run it only if another verdict is intended.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ import yaml
 from convert.convert_to_d2 import convert_file
 from convert.inspect_file import inspect_file
 from moco.common.errors import UserError
-from tests.oracles import convert_damaged, convert_files, convert_hostile, convert_transformers
+from tests.oracles import (
+    convert_damaged,
+    convert_files,
+    convert_hostile,
+    convert_transformers,
+    layouts_swin,
+)
 from tests.oracles.convert_files import File
 
 GOLDEN = Path(__file__).parent / "convert_verdicts.yaml"
@@ -34,11 +40,13 @@ GROUPS: dict[str, Callable[[Path], dict[str, File]]] = {
     "Detectron2": lambda folder: convert_files.of_detectron2(),
     "transformers": lambda folder: convert_transformers.transformers(),
     "ConvNeXt": lambda folder: convert_transformers.convnexts(),
+    "Swin": lambda folder: layouts_swin.swins(),
     "packages": lambda folder: convert_files.by_packages(),
     "damaged ResNets": lambda folder: convert_damaged.damaged_resnets(),
     "unclear": lambda folder: convert_hostile.unclear(),
     "damaged records": lambda folder: convert_damaged.damaged_records(),
     "damaged others": lambda folder: convert_damaged.damaged_others(),
+    "damaged Swins": lambda folder: layouts_swin.damaged_swins(),
     "other files": lambda folder: convert_hostile.other_files(),
     "timm's networks": lambda folder: convert_hostile.networks_of_timm(),
     "payloads": lambda folder: convert_hostile.payloads(folder / "marker"),
@@ -47,7 +55,7 @@ GROUPS: dict[str, Callable[[Path], dict[str, File]]] = {
 
 
 def verdicts(group: str, folder: Path) -> dict[str, Any]:
-    """The verdict on each file of a group whose packages are installed."""
+    """Return the verdict on each file of a group whose packages are installed."""
     made = {}
     for name, file in GROUPS[group](folder).items():
         if all(importlib.util.find_spec(package) for package in file.needs):
@@ -57,10 +65,10 @@ def verdicts(group: str, folder: Path) -> dict[str, Any]:
 
 
 def verdict(file: File, folder: Path) -> dict[str, Any]:
-    """What the network is, where its tensors came from and what it needs; or why it is refused.
+    """Convert a file and describe network, origin of the tensors and contract, or the refusal.
 
-    A file without options is also inspected: its description names the same networks, or gives the
-    same reason, unless that is one that only the features show.
+    A file without options is also inspected: its description names the same networks or gives the
+    same reason, unless only the features reveal that reason.
     """
     path, content = file.write(folder)
     inspected = file.inspected and not file.options
@@ -95,6 +103,7 @@ def verdict(file: File, folder: Path) -> dict[str, Any]:
         "encoders": networks,
         "head": report.head,
         "epoch": report.epoch,
+        "dropped": _OnOneLine(report.dropped),
         "contract": _OnOneLine(json.loads(json.dumps(contract))),
         "warnings": report.warnings,
     }
@@ -102,9 +111,9 @@ def verdict(file: File, folder: Path) -> dict[str, Any]:
 
 
 def origin(model: Mapping[str, torch.Tensor], content: Any) -> list[str]:
-    """Where the tensors were: how many of them, under which path of keys (or which, by two names).
+    """Return how many tensors were under which path of keys, or paths if they have two names.
 
-    A path ends where the network's own names begin.
+    A path ends where the network's own names start.
     """
     places = defaultdict(list)
     for place, value in _arrays(content, ""):
@@ -120,15 +129,15 @@ def origin(model: Mapping[str, torch.Tensor], content: Any) -> list[str]:
 
 
 def _reason(error: UserError, path: Path) -> str:
-    """An error's message without what depends on the machine, or says the same of every file."""
+    """Return an error's message without parts that depend on the machine or are always the same."""
     reason = str(error).removeprefix(f"{path}: ").split("; supported are ")[0]
-    # What a library gave as its reason is another text in another version.
+    # A library's reason has another text in another version.
     reason = re.sub(r"(or damaged|not JSON) \(.*\)", r"\1", reason)
     return reason.replace(str(path.parent), "FOLDER").replace(str(path.parent.parent), "PARENT")
 
 
 class _OnOneLine(dict[str, Any]):
-    """A dict that YAML does not spread over lines of its own."""
+    """Dict that YAML writes in flow style."""
 
 
 yaml.SafeDumper.add_representer(

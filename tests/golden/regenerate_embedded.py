@@ -2,8 +2,8 @@
 
     python -m tests.golden.regenerate_embedded
 
-Needs Detectron2. To be run only when the images or weights of tests/oracles/tiny_detector.py
-change, and committed alone.
+It needs Detectron2. Run it only if the images or weights of tests/oracles/tiny_detector.py change,
+and commit the references alone.
 """
 
 import json
@@ -42,8 +42,8 @@ TENSORS = (
 
 
 def two_processes(engine: str, folder: Path) -> dict[str, Any]:
-    """The last losses of a short run of two processes, and how far the run moved some tensors."""
-    given = {
+    """Return the last losses of a short run of two processes, and the changes of some tensors."""
+    keys = {
         **SMALL_VOC,
         "DATASETS.VOC_DIR": write_voc(folder / "shapes", {"trainval": 6, "test": 3}),
         "MODEL.WEIGHTS": narrow_file(18, folder),
@@ -53,8 +53,8 @@ def two_processes(engine: str, folder: Path) -> dict[str, Any]:
     }
     config = CONFIGS / "voc" / "faster_rcnn_R_18_C4_small.yaml"
     argv = ["--config-file", str(config), "--engine", engine, "--num-gpus", "2"]
-    assert train([*argv, *(str(item) for pair in given.items() for item in pair)]) == 0
-    start = load_torch(given["MODEL.WEIGHTS"])["model"]
+    assert train([*argv, *(str(item) for pair in keys.items() for item in pair)]) == 0
+    start = load_torch(keys["MODEL.WEIGHTS"])["model"]
     end = load_torch(folder / "run" / "model_final.pth")["model"]
     zero = torch.zeros(())
     values: dict[str, float] = {}

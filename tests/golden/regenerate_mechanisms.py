@@ -2,9 +2,8 @@
 
     python -m tests.golden.regenerate_mechanisms NAME
 
-writes NAME_20_steps.json beside this file (queue, end_to_end, memory_bank, memory_bank_nce,
-moco_v3, moco_v3_vit). To be
-run only when a change of the numbers is meant, and committed on its own.
+writes NAME_20_steps.json next to this file (queue, end_to_end, memory_bank, memory_bank_nce,
+moco_v3, moco_v3_vit). Run it only if a change of the numbers is intended, and commit it alone.
 """
 
 import json
@@ -31,12 +30,12 @@ STEPS, N, K, G, SCENES = 20, 12, 40, 3, 24  # 12 does not divide 40
 
 
 def golden(name: str) -> Path:
-    """Where the curve is stored."""
+    """Return the file of the stored curve."""
     return FOLDER / f"{name}_20_steps.json"
 
 
 def build(name: str) -> Mechanism:
-    """A narrow ResNet-10 (or the smallest ViT) under the mechanism."""
+    """Build a mechanism with a narrow ResNet-10, or with the smallest ViT."""
     if name.startswith("moco_v3"):
         vit = name.endswith("vit")
         spec = ViTSpec("vit_micro", 16) if vit else EncoderSpec("resnet10", "stride2", 0.125)
@@ -47,12 +46,12 @@ def build(name: str) -> Mechanism:
         return MomentumQueue(encoder, dim=8, K=K, m=0.9, T=0.2)
     if name == "end_to_end":
         return EndToEnd(encoder, T=0.2)
-    loss, drawn = ("nce", 6) if name.endswith("nce") else ("info_nce", K)
-    return MemoryBank(encoder, 8, SCENES, K=drawn, momentum=0.5, T=0.2, loss=loss)
+    loss, negatives = ("nce", 6) if name.endswith("nce") else ("info_nce", K)
+    return MemoryBank(encoder, 8, SCENES, K=negatives, momentum=0.5, T=0.2, loss=loss)
 
 
 def losses(name: str) -> list[float]:
-    """Each image is one of 24 fixed noises under fresh noise: there is something to learn."""
+    """Return images that can be learned: each is one of 24 fixed noises under fresh noise."""
     torch.manual_seed(0)
     # Drawn in float64, too: without AVX2, torch draws float32 numbers that are off by 1e-6, which
     # 20 steps of end_to_end make 20%.

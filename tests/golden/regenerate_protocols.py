@@ -1,16 +1,17 @@
-"""What names the shipped experiments: defaults, protocol hashes, recipe labels, run ids.
+"""Golden names of the shipped experiments: defaults, protocol hashes, recipe labels, run ids.
 
     python -m tests.golden.regenerate_protocols
 
-writes protocols.json beside this file. To be run only when an experiment is meant to become another
-one, or for a new key or task; records of before are then of another protocol.
+writes protocols.json next to this file. Run it only if an experiment is intended to become another
+one, or for a new key or task; earlier records then belong to another protocol.
 """
 
 import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.suites.suite import DETECTION_ENGINES, Init, expand
+from benchmarks.suites.plan import expand
+from benchmarks.suites.suite import DETECTION_ENGINES, Init
 from benchmarks.suites.suite_file import load_suite
 from detection.config import keys
 from detection.config.recipe import check
@@ -20,11 +21,12 @@ from moco.classification import config as classification
 from moco.common.cfgnode import flatten
 from moco.common.command import RANDOM
 from moco.engine.config import protocol_sha256
+from moco.engine.keys import CLASSIFICATION, PRETRAIN
 from moco.pretraining import config as pretraining
 
 FILE = Path(__file__).with_name("protocols.json")
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-TASKS = ("voc", "coco", "lvis", "cityscapes")
+TASKS = ("voc", "coco", "lvis", "cityscapes", "ade20k")
 CLASSIFICATIONS = {
     "imagenet/linear": linear.LINEAR,
     "imagenet/finetune": finetune.FINETUNE,
@@ -34,9 +36,9 @@ INITS = {RANDOM: Init(RANDOM, None), "moco": Init("moco.pth", 64 * "a")}
 
 
 def defaults() -> dict[str, Any]:
-    """Every default, as JSON has it: hashes leave out what equals it."""
+    """Return every default as JSON, because hashes omit values that equal the default."""
     found = {
-        "detection": keys.DEFAULTS,
+        "detection": keys.KEYS.defaults,
         "pretrain": flatten(pretraining.default_cfg()),
         "classification": flatten(classification.default_cfg({})),
     }
@@ -48,7 +50,7 @@ def _name(path: Path) -> str:
 
 
 def tasks(engine: str) -> dict[str, list[str]]:
-    """Hash of the protocol without the data, and label of the recipe, of all that an engine runs.
+    """Return the protocol hash without the data, and the recipe's label, of all tasks of an engine.
 
     SOLVER.PRECISION is fp32 also where it is auto, which is another one on another machine.
     """
@@ -63,24 +65,20 @@ def tasks(engine: str) -> dict[str, list[str]]:
 
 
 def trainings() -> dict[str, str]:
-    """Hash of the protocol of each recipe of pre-training and of classification."""
+    """Return the protocol hash of each recipe of pre-training and of classification."""
     found = {}
     for path in sorted((CONFIGS / "pretrain").glob("*.yaml")):
         cfg = pretraining.load_pretrain_cfg(path, [])
-        found[_name(path)] = protocol_sha256(
-            cfg, pretraining.default_cfg(), pretraining.NOT_PROTOCOL
-        )
+        found[_name(path)] = protocol_sha256(cfg, pretraining.default_cfg(), PRETRAIN)
     for name, protocol in CLASSIFICATIONS.items():
         path = CONFIGS / f"{name}.yaml"
         cfg = classification.load_classify_cfg(protocol.defaults, path, [])
-        found[name] = protocol_sha256(
-            cfg, classification.default_cfg({}), classification.NOT_PROTOCOL
-        )
+        found[name] = protocol_sha256(cfg, classification.default_cfg({}), CLASSIFICATION)
     return found
 
 
 def run_ids() -> dict[str, dict[str, str]]:
-    """By suite and `<task>/<init> (<engine>)`, the id of the first trial's run."""
+    """Return the id of the first trial's run by suite and `<task>/<init> (<engine>)`."""
     found: dict[str, dict[str, str]] = {}
     for path in sorted((CONFIGS / "suites").glob("*.yaml")):
         runs = expand(load_suite(path), INITS, DETECTION_ENGINES, version="1", available=8)

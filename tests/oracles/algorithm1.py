@@ -43,7 +43,7 @@ class Algorithm1:
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
 
     def step(self, x_q: Tensor, x_k: Tensor) -> float:
-        """One minibatch; returns the loss."""
+        """Train on one minibatch and return the loss."""
         leaves = {name: p.clone().requires_grad_(True) for name, p in self.q_params.items()}
         queries = self.forward_q(leaves, x_q)  # NxC
         with torch.no_grad():

@@ -27,7 +27,7 @@ def bombs() -> dict[str, bytes]:
 
 
 def png_bomb(side_px: int = 20_000) -> bytes:
-    """A PNG of one bit per pixel: 400 megapixels in 49 KB."""
+    """Return a PNG of one bit per pixel: 400 megapixels in 49 KB."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         content = kind + data
@@ -100,7 +100,7 @@ def _number(value: int) -> bytes:
 
 
 def _quadratic() -> Iterator[tuple[str, bytes]]:
-    """What takes hours, or the square of its size, in readers and in walks through the result."""
+    """Return pickles that take hours, or the square of their size, to read or to walk through."""
 
     def keys(some: Iterator[bytes], end: bytes = b"u") -> bytes:
         return b"\x80\x04}(" + b"".join(key + b"N" for key in some) + end + b"."
@@ -145,7 +145,7 @@ def _array(shape: Any, data: bytes) -> Call:
 
 
 def _view(shape: Any, stride: Any, offset: int = 0, count: int = 4, key: str = "0") -> bytes:
-    """A pickle of one tensor over the storage `data/0`."""
+    """Return a pickle of one tensor over the storage `data/0`."""
     file = b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n("
     storage = ("storage", None, key, "cpu", count)
     part = pickle.dumps(storage, 2)[2:-1].replace(b"N", b"ctorch\nFloatStorage\n", 1)

@@ -20,7 +20,7 @@ WIDTH, HEIGHT = 60, 40
 
 
 def write_good(folder: Path, edit: Edit | None = None) -> Path:
-    """Two images of 60x40 px and three objects; returns the JSON file, edited."""
+    """Write two images of 60x40 px with three objects and return their JSON file, edited."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("1.jpg", "2.jpg"):
         Image.new("RGB", (WIDTH, HEIGHT)).save(folder / name)
@@ -103,7 +103,7 @@ BROKEN: dict[str, tuple[Edit, str]] = {
         "category 3: .*two",
     ),
     "annotation twice": (second(id=11), "annotation 11: .*two"),
-    "no id": (second(id=None), "annotation without .*id"),
+    "no id": (second(id=None), "annotation has no integer id"),
     "orphan image": (second(image_id=9), _OF_12 + "image_id 9"),
     "orphan category": (second(category_id=1), _OF_12 + "category_id 1"),
     "lists of ids": (second(image_id=[1]), _OF_12 + r"image_id \[1\]"),
@@ -140,7 +140,10 @@ BROKEN: dict[str, tuple[Edit, str]] = {
     "RLE too short": (_crowd(size=[40, 60], counts=[100, 20]), _OF_12 + "RLE .*120.*2400"),
     "RLE without counts": (_crowd(size=[40, 60]), _OF_12 + "RLE counts"),
     "RLE of negative runs": (_crowd(size=[40, 60], counts=[2401, -1]), _OF_12 + "RLE counts"),
-    "RLE of another code": (_crowd(size=[40, 60], counts="junk!!"), _OF_12 + "RLE counts are no"),
+    "RLE of another code": (
+        _crowd(size=[40, 60], counts="junk!!"),
+        _OF_12 + "RLE counts are neither",
+    ),
     "RLE text too short": (_crowd(size=[40, 60], counts="~~~~~~~~0"), _OF_12 + "RLE counts"),
     "odd crowd": (second(iscrowd="yes"), _OF_12 + "iscrowd is 'yes'"),
     "ignored": (second(ignore=1), _OF_12 + "'ignore'"),
@@ -164,7 +167,7 @@ COUNTED: dict[str, tuple[Edit, str]] = {
     ),
     "a polygon of two points": (
         second(segmentation=[[1, 2, 3, 4], [30, 5, 50, 5, 50, 15]]),
-        "polygons of fewer than 3 points or half a point, left out: 1" + _FIRST,
+        "polygons of fewer than 3 points or an odd number of coordinates, left out: 1" + _FIRST,
     ),
     "a polygon of seven numbers": (
         second(segmentation=[[1, 2, 3, 4, 5, 6, 7]]),

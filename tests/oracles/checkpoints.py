@@ -101,7 +101,7 @@ def caffe2(net: tv.ResNet, *, folded: bool = False) -> dict[str, np.ndarray]:
 
 
 def detectron2_layout(net: nn.Module, author: str = "torchvision") -> dict[str, Any]:
-    """What tools/convert-torchvision-to-d2.py and the official MoCo converter write."""
+    """Return what tools/convert-torchvision-to-d2.py and the official MoCo converter write."""
     return {
         "model": {official_names(k): v.numpy() for k, v in net.state_dict().items()},
         "__author__": author,
@@ -110,7 +110,9 @@ def detectron2_layout(net: nn.Module, author: str = "torchvision") -> dict[str, 
 
 
 def official_names(k: str) -> str:
-    """The official converter's chain of replacements, as the oracle of the table.
+    """Rename a tensor by the official converter's chain of replacements.
+
+    It is the oracle of the table of names.
 
     facebookresearch/moco@7397dfe detection/convert-pretrain-to-detectron2.py:22-36.
     """

@@ -102,7 +102,7 @@ def ultralytics():
 
 
 def spreadsheet():
-    """A table that kept numbers as fractions and text."""
+    """Turn numbers into fractions and text, as a spreadsheet exports them."""
     rows = annotations(iscrowd=False)
     for row in rows:
         row |= {"id": str(row["id"]), "category_id": float(row["category_id"])}
@@ -132,7 +132,7 @@ def write(folder, content):
 
 
 def scores(split, folder, package, *, left_out=()):
-    """The metrics of predictions that are right; classes by name, objects by their number."""
+    """Return the metrics of correct predictions, without the objects in `left_out`."""
     pytest.importorskip(package)
     evaluator = build_evaluator(split, doctor_config(split), folder)
     evaluator = dataclasses.replace(evaluator, package=package)

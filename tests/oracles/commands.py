@@ -96,7 +96,7 @@ def start(
 
 
 def wait(process: BaseProcess, folder: Path) -> Done:
-    """The end of a command, and of all that it has started."""
+    """Wait for the end of a command and of all processes that it has started."""
     process.join(SECONDS)
     left = process.is_alive() or not _ends(process.pid or 0)
     with suppress(ProcessLookupError):
@@ -108,14 +108,14 @@ def wait(process: BaseProcess, folder: Path) -> Done:
 
 
 def run(words: Sequence[object], folder: Path, fault: Fault | None = None, **limits: int) -> Done:
-    """`start` and `wait`; a fault must have come."""
+    """Run a command to its end; a fault must have come."""
     done = wait(start(words, folder, fault, **limits), folder)
     assert fault is None or (folder / "fault_happened").exists(), f"no fault: {done}"
     return done
 
 
 def wait_for_fault(process: BaseProcess, folder: Path) -> None:
-    """Until it has come; the command must not end before."""
+    """Wait for the fault; the command must not end before it."""
     end = time.monotonic() + SECONDS
     while not (folder / "fault_happened").exists():
         assert process.is_alive() and time.monotonic() < end
@@ -199,7 +199,7 @@ def _command(
 
 
 def _ends(group: int) -> bool:
-    """Whether a command and all processes that it has started end.
+    """Return whether a command and all processes that it has started end.
 
     Their environment tells, since torchrun and the suite's runner give theirs a session of their
     own; those that were forked have the command's session.

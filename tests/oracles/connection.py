@@ -1,4 +1,4 @@
-"""What is left of a connection between processes when it has ended; imports as little as it can."""
+"""Threads that a closed connection between processes leaves behind; imports few modules."""
 
 import gc
 from pathlib import Path
@@ -10,7 +10,7 @@ from moco.common.errors import UserError
 
 
 def gloo_threads(fails: bool) -> tuple[list[str], list[str]]:
-    """Names of gloo's threads within a session, which ends with an error or not, and after it."""
+    """Return the names of gloo's threads within a session, which may fail, and after it."""
     gc.disable()  # or its end is a matter of luck
     within: list[str] = []
     try:
@@ -36,7 +36,7 @@ def _threads() -> list[str]:
 
 
 def detectron2s_gloo_threads() -> tuple[list[str], list[str]]:
-    """The same, of a process that Detectron2 has connected, for the plugin's `session`."""
+    """Return gloo's threads within and after the plugin's `session`, with Detectron2's group."""
     from detectron2.utils import comm
 
     from detection.d2.engine import session

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torchvision import models
 
-from tests.oracles import layouts_fair, layouts_frameworks
 from tests.oracles.checkpoints import caffe2, detectron2_layout, official, own
 from tests.oracles.convert_files import File, changed, resnet, untrained, without
 from tests.oracles.convert_transformers import convnext, transformers_vit, vit, with_layer_scale
+from tests.oracles.layouts_projects import LAYOUTS, made
 from tests.oracles.resnets import make_resnet
 
 Q = "module.encoder_q."
@@ -33,7 +33,7 @@ NARROW = {  # of the official code's checkpoint here
 
 
 def damaged_resnets() -> dict[str, File]:
-    """One wrong tensor, or two, of the official code's query encoder."""
+    """Return files with one or two wrong tensors in the official code's query encoder."""
     edits: dict[str, tuple[str, Callable[[Tensor], Any]]] = {
         "without a weight": ("layer3.1.conv2.weight", lambda t: None),
         "without a statistic": ("bn1.running_mean", lambda t: None),
@@ -86,7 +86,7 @@ def damaged_resnets() -> dict[str, File]:
             lambda: models.ResNet(models.resnet.BasicBlock, [1, 2, 1, 1]).state_dict()
         ),
         "simclr v2, selective kernels": File(
-            lambda: layouts_fair.simclr_v2(selective_kernels=True).checkpoint
+            lambda: made("simclr v2 with selective kernels").checkpoint
         ),
         "mmpretrain, deep stem": File(_deep_stem),
         "pycontrast, L": File(_cmc, {"encoder": "L"}),
@@ -95,7 +95,7 @@ def damaged_resnets() -> dict[str, File]:
 
 
 def damaged_records() -> dict[str, File]:
-    """What files say of themselves, wrongly."""
+    """Return files with wrong metadata."""
     files: dict[str, File] = {}
     edits: dict[str, tuple[str, str, Any]] = {
         "without a mean": ("input", "mean", None),
@@ -150,7 +150,7 @@ def damaged_records() -> dict[str, File]:
         "another width": json.dumps({**config, "hidden_size": 32}),
         "another patch": json.dumps({**config, "patch_size": 8}),
         "no square": json.dumps({**config, "image_size": [16, 32]}),
-        "another activation": json.dumps({**config, "hidden_act": "quick_gelu"}),
+        "another activation": json.dumps({**config, "hidden_act": "relu"}),
         "a small epsilon": json.dumps({**config, "layer_norm_eps": "small"}),
         "no heads": json.dumps({**config, "num_attention_heads": -1}),
         "a list": "[1]",
@@ -159,7 +159,7 @@ def damaged_records() -> dict[str, File]:
         "2 MB of blanks": " " * 2_000_000,
     }.items():
         files[f"config.json: {name}"] = File(
-            transformers_vit, name="pytorch_model.bin", beside={"config.json": text}
+            transformers_vit, name="pytorch_model.bin", sidecars={"config.json": text}
         )
     return files
 
@@ -261,7 +261,7 @@ def damaged_others() -> dict[str, File]:
 
 
 def _edited(*edits: tuple[str, Callable[[Tensor], Any]]) -> dict[str, Any]:
-    """The official code's checkpoint with other tensors in its query encoder."""
+    """Return the official code's checkpoint with other tensors in its query encoder."""
     content = official()
     state = content["state_dict"]
     for name, edit in edits:
@@ -278,14 +278,14 @@ def _one_storage() -> dict[str, Tensor]:
 
 
 def _deep_stem() -> dict[str, Any]:
-    content = layouts_frameworks.mmpretrain(published=True).checkpoint
+    content = LAYOUTS["mmpretrain published"].make().checkpoint
     state = content["state_dict"]
     state["backbone.stem.0.weight"] = state.pop("backbone.conv1.weight")
     return content
 
 
 def _cmc() -> dict[str, Any]:
-    return layouts_frameworks.pycontrast(modal="CMC").checkpoint
+    return made("pycontrast CMC").checkpoint
 
 
 def _msra_resnext() -> dict[str, np.ndarray]:

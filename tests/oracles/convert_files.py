@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from moco.common.files import load_torch
-from tests.oracles import layouts_fair, layouts_frameworks, layouts_lightning, layouts_vit
+from tests.oracles import layouts, layouts_lightning, layouts_vit
 from tests.oracles.checkpoints import caffe2, detectron2_layout, official, own
-from tests.oracles.layouts_frameworks import wrapped
+from tests.oracles.layouts import wrapped
+from tests.oracles.layouts_projects import LAYOUTS, made
 from tests.oracles.resnets import headless, make_resnet, sgd_state
 
 
@@ -28,27 +29,27 @@ class File:
     """A generated file and how it is converted.
 
     Attributes:
-        content: what is saved by torch.save, bytes that are written as they are, or a function
-            that writes the file.
-        options: of convert_file.
-        name: says nothing about the content, as a rule.
-        beside: names of files next to it and their text.
-        pickled: by this protocol instead of torch.save.
-        needs: packages without which there is no such file or another verdict.
-        inspected: whether it is described as well, which for some takes seconds.
+        content: Function that returns what torch.save saves, bytes to write as they are, or a
+            function that writes the file.
+        options: Options of convert_file.
+        name: File name, which by default does not identify the content.
+        sidecars: Names of files next to it -> their text.
+        pickled: Protocol of pickle, instead of torch.save.
+        needs: Packages that are required for the file or its verdict.
+        inspected: True if it is inspected as well, which for some takes seconds.
     """
 
     content: Callable[[], Any]
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     name: str = "some.file"
-    beside: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    sidecars: Mapping[str, str] = dataclasses.field(default_factory=dict)
     pickled: int | None = None
     needs: tuple[str, ...] = ()
     inspected: bool = True
 
     def write(self, folder: Path) -> tuple[Path, Any]:
-        """The path of the file, and its content for who looks where tensors came from."""
-        for name, text in self.beside.items():
+        """Write the file; return its path and its content, to look up where tensors came from."""
+        for name, text in self.sidecars.items():
             (folder / name).write_text(text)
         path, content = folder / self.name, self.content()
         if isinstance(content, bytes):
@@ -59,34 +60,30 @@ class File:
         elif self.pickled is not None:
             path.write_bytes(pickle.dumps(content, self.pickled))
         else:
-            with layouts_fair.pickles_as_main(), layouts_frameworks.pickles_as_mmengine():
+            with layouts.pickles_as_main(), layouts.pickles_as_mmengine():
                 torch.save(content, path)
         return path, content
 
 
 def resnet(prefix: str = "", **kwargs: Any) -> dict[str, Tensor]:
-    """A plain state dict."""
+    """Return a plain state dict."""
     return {prefix + key: value for key, value in make_resnet(**kwargs).state_dict().items()}
 
 
 def without(state: Mapping[str, Any], *starts: str) -> dict[str, Any]:
-    """All but the keys that begin so."""
+    """Return a state without the keys that start like this."""
     return {key: value for key, value in state.items() if not key.startswith(starts)}
 
 
 def changed(checkpoint: dict[str, Any], key: str, **values: Any) -> dict[str, Any]:
-    """The checkpoint with other values in one of its dicts; None removes. `__` is a dot."""
+    """Replace values in one dict of a checkpoint; None removes, and `__` stands for a dot."""
     part = {**checkpoint[key], **{name.replace("__", "."): v for name, v in values.items()}}
     return {**checkpoint, key: {name: v for name, v in part.items() if v is not None}}
 
 
 def self_supervised() -> dict[str, File]:
-    """Checkpoints of the projects' own code."""
-    files = {
-        name: File(lambda make=make: make().checkpoint)
-        for name, make in (layouts_fair.LAYOUTS | layouts_frameworks.LAYOUTS).items()
-    }
-    made, frameworks = layouts_fair.LAYOUTS, layouts_frameworks
+    """Return checkpoints of the projects' own code."""
+    files = {name: File(lambda name=name: made(name).checkpoint) for name in LAYOUTS}
     linear = functools.partial(resnet, depth=50)
     return files | {
         "moco v1": File(lambda: official(1)),
@@ -103,15 +100,15 @@ def self_supervised() -> dict[str, File]:
             },
             {"encoder": "key"},
         ),
-        "moco, the CIFAR notebook": File(lambda: frameworks.cifar_notebook().checkpoint),
+        "moco, the CIFAR notebook": File(lambda: made("cifar notebook").checkpoint),
         "moco, one of three": File(
             lambda: {**official(), "another": resnet("module.", seed=7)}, {"encoder": "another"}
         ),
         "dino, the student alone": File(
-            lambda: without(made["dino"]().checkpoint, "teacher"), {"encoder": "student"}
+            lambda: without(made("dino").checkpoint, "teacher"), {"encoder": "student"}
         ),
         "simclr v1 without fc": File(
-            lambda: {"state_dict": without(made["simclr v1"]().checkpoint["state_dict"], "fc.")}
+            lambda: {"state_dict": without(made("simclr v1").checkpoint["state_dict"], "fc.")}
         ),
         "statistics after all weights": File(
             lambda: dict(make_resnet().named_parameters()) | dict(make_resnet().named_buffers())
@@ -130,7 +127,7 @@ def self_supervised() -> dict[str, File]:
 
 
 def our_own() -> dict[str, File]:
-    """What moco/ and convert/ write."""
+    """Return files that moco/ and convert/ write."""
     files = {
         f"own, {stem} stem": File(lambda stem=stem: own(stem=stem))
         for stem in ("imagenet", "cifar", "stride2")
@@ -146,7 +143,7 @@ def our_own() -> dict[str, File]:
 
 
 def plain() -> dict[str, File]:
-    """State dicts of nobody in particular, and what training scripts save beside them."""
+    """Return state dicts of no particular project, and what training scripts save with them."""
     net = make_resnet()
     optimizer = sgd_state(net)
     moments = {key: {"exp_avg": torch.ones_like(v)} for key, v in net.named_parameters()}
@@ -167,6 +164,7 @@ def plain() -> dict[str, File]:
         "optimizer by names": File(
             lambda: {"model": resnet(), "o": {"state": moments, "param_groups": [{"lr": 0.1}]}}
         ),
+        "optimizer in a dict": File(lambda: {"state_dict": resnet(), "g": {"sgd": optimizer}}),
         "optimizer in a list": File(lambda: {"state_dict": resnet(), "solver": [optimizer]}),
         "a dense head": File(
             lambda: {"state_dict": resnet() | {"dense.0.weight": torch.ones(16, 64, 1, 1)}}
@@ -229,7 +227,7 @@ def plain() -> dict[str, File]:
             lambda: {
                 "net": {
                     f"encoder.{key}": value
-                    for key, value in layouts_fair.simclr_v2().checkpoint["resnet"].items()
+                    for key, value in made("simclr v2").checkpoint["resnet"].items()
                 }
             }
         ),
@@ -252,7 +250,7 @@ def plain() -> dict[str, File]:
             }
         ),
     }
-    for name, value in BESIDE.items():
+    for name, value in SIDECARS.items():
         for kind, make in (("official", official), ("plain", resnet)):
             files[f"{kind} and {name}"] = File(
                 lambda make=make, name=name, value=value: {**make(), name: value}
@@ -285,10 +283,13 @@ def plain() -> dict[str, File]:
     return files
 
 
-BESIDE = {
+SIDECARS = {
     "best_acc1": torch.tensor(71.5),
     "rng": torch.zeros(5056, dtype=torch.uint8),
     "cuda_rng_state": [torch.zeros(16, dtype=torch.uint8)],
+    "best_prec1": torch.tensor(71.5),
+    "class_weights": torch.ones(10),
+    "keys": torch.ones(16, 32),
     "metrics": {"top1": torch.tensor(1.0), "confusion": torch.ones(10, 10)},
     "samples": torch.ones(4, 3, 8, 8),
     "head": {"weight": torch.ones(10, 64), "bias": torch.ones(10)},
@@ -297,7 +298,7 @@ BESIDE = {
 
 
 def of_detectron2() -> dict[str, File]:
-    """What Detectron2 publishes, and what its converters write."""
+    """Return files that Detectron2 publishes, and that its converters write."""
     r50 = functools.partial(make_resnet, 50)
     files = {
         "MSRA": File(lambda: caffe2(r50()), pickled=2),
@@ -309,6 +310,8 @@ def of_detectron2() -> dict[str, File]:
             lambda: {
                 **caffe2(r50()),
                 "conv1_b": caffe2(r50())["conv1_b"] * 0,
+                "res2_0_branch2a_b": caffe2(r50())["conv1_b"] * 0,
+                "res2_0_branch2a_w_momentum": caffe2(r50())["conv1_b"],
                 "conv1_w": caffe2(r50())["conv1_w"].astype("f8"),
             },
             pickled=2,
@@ -334,7 +337,7 @@ def of_detectron2() -> dict[str, File]:
 
 
 def by_packages() -> dict[str, File]:
-    """What lightly, Lightning and timm write themselves."""
+    """Return files that lightly, Lightning and timm write themselves."""
     lightly, vits = layouts_lightning.lightly, layouts_vit.lightly
     kinds = ("moco example", "dino example", "smog example", "vicregl example")
     files = {
@@ -368,7 +371,7 @@ _MM_CAFFE = "model = dict(backbone=dict(type='ResNet', depth=50, style='caffe'))
 
 
 def converted(make: Callable[[], Any], options: Mapping[str, Any]) -> Callable[[Path], None]:
-    """A function that writes what a conversion of `make()` gives."""
+    """Return a function that writes the conversion of `make()`."""
     from convert.convert_to_d2 import convert_file
 
     def write(path: Path) -> None:
@@ -404,7 +407,7 @@ def _almost_untrained() -> dict[str, Tensor]:
 
 
 def untrained() -> Any:
-    """A ResNet whose batch norms are as their initialization left them."""
+    """Return a ResNet whose batch norms are as initialized."""
     net = make_resnet()
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):

@@ -15,11 +15,12 @@ from safetensors.torch import save as save_safetensors
 from torch import Tensor, nn
 from torchvision import models
 
-from tests.oracles import layouts_fair, layouts_vit
+from tests.oracles import layouts_vit
 from tests.oracles.bombs import bombs
 from tests.oracles.checkpoints import caffe2, detectron2_layout, official, own
 from tests.oracles.convert_files import File, resnet, without
 from tests.oracles.convert_transformers import transformers_vit, vit
+from tests.oracles.layouts_projects import made
 from tests.oracles.payloads import Payload, corpus, harmless
 from tests.oracles.resnets import headless, make_resnet
 
@@ -34,7 +35,6 @@ def unclear() -> dict[str, File]:
     style = "model = dict(backbone=dict(type='ResNet', depth=50, style='caffe'))"
     pixels = "dict(mean=[103.53, 116.28, 123.675], std=[1.0, 1.0, 1.0], to_rgb=False)"
     other = {"stage.0.conv.weight": torch.ones(8, 8, 3, 3), "stage.0.conv.bias": torch.ones(8)}
-    dino = layouts_fair.dino
     given = {"mean": [103.53, 116.28, 123.675], "std": [1, 1, 1], "channel_order": "BGR"}
     files = {
         "two networks": File(
@@ -53,7 +53,7 @@ def unclear() -> dict[str, File]:
         "moco, the key encoder alone": File(
             lambda: {**official(), "state_dict": without(official()["state_dict"], Q)}
         ),
-        "dino, the student alone": File(lambda: without(dino().checkpoint, "teacher")),
+        "dino, the student alone": File(lambda: without(made("dino").checkpoint, "teacher")),
         "an encoder of nobody": File(official, {"encoder": "rabbit"}),
         "an encoder of one": File(resnet, {"encoder": "key"}),
         "another stem than 7x7": File(resnet, {"stem": "cifar"}),
@@ -111,7 +111,6 @@ def other_files() -> dict[str, File]:
         ("stem.conv.weight", "s1.b1.conv1.conv.weight"),
         ("patch_embed.proj.0.weight", "blocks.0.norm1.weight"),
         ("visual.conv1.weight", "visual.conv3.weight", "visual.attnpool.positional_embedding"),
-        ("visual.class_embedding", "visual.transformer.resblocks.0.ln_1.weight"),
         ("resnet.embedder.embedder.convolution.weight",),
     ):
         files[f"a network with {keys[-1]}"] = File(
@@ -182,7 +181,8 @@ def networks_of_timm() -> dict[str, File]:
         "resnet50d",
         "resnet50c",
         "ecaresnet50t",
-        "swin_tiny_patch4_window7_224",
+        "swinv2_tiny_window8_256",
+        "mvitv2_tiny",
         "beit_base_patch16_224",
         "convnext_atto_ols",
     ):
@@ -201,7 +201,7 @@ def networks_of_timm() -> dict[str, File]:
         )
         files[f"{name} by its configuration"] = File(
             lambda: resnet(base=64),
-            beside={"config.json": json.dumps({"architecture": name})},
+            sidecars={"config.json": json.dumps({"architecture": name})},
         )
     return files
 
@@ -227,7 +227,7 @@ def too_large() -> dict[str, File]:
 
 
 def _shapes(name: str) -> dict[str, Tensor]:
-    """torchvision's network of a name, in tensors that take no memory."""
+    """Torchvision's network of a name, in tensors that take no memory."""
     with torch.device("meta"):
         net: nn.Module = models.get_model(name)
     return _of_ones(net)

@@ -1,4 +1,4 @@
-"""Vision transformers and ConvNeXts that the converter takes, as convert_files.py has ResNets."""
+"""Vision transformers and ConvNeXts that the converter accepts, next to convert_files.py."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import json
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchvision.models import convnext as tv_convnext
 
-from tests.oracles import layouts_vit
+from tests.oracles import layouts_transformers, layouts_vit
 from tests.oracles.convert_files import File, converted, without
 
 
 def transformers() -> dict[str, File]:
-    """Vision transformers."""
+    """Return files of vision transformers."""
     small = functools.partial(vit, width=384, depth=1, mlp=8)
     base = functools.partial(vit, width=768, depth=1, mlp=8)
     config = {"model_type": "vit", "hidden_size": 24, "num_attention_heads": 3}
@@ -49,6 +49,9 @@ def transformers() -> dict[str, File]:
         "converted": File(lambda: converted(vit, heads)),
         "12 heads": File(lambda: {"model": vit()}, {"num_heads": 12}),
         "registers": File(lambda: vit(registers=4), heads),
+        "DINOv3": File(
+            lambda: layouts_vit.dinov3_state(layouts_vit.timm_dinov3()), {"num_heads": 4}
+        ),
         "LayerScale": File(lambda: with_layer_scale(vit()), heads),
         "LayerScale, folded": File(
             lambda: with_layer_scale(vit()), {**heads, "fold_layer_scale": True}
@@ -68,18 +71,31 @@ def transformers() -> dict[str, File]:
         "transformers, with its configuration": File(
             transformers_vit,
             name="pytorch_model.bin",
-            beside={
+            sidecars={
                 "config.json": json.dumps({**config, "layer_norm_eps": 1e-5}),
                 "preprocessor_config.json": half,
             },
         ),
         "torchvision": File(lambda: layouts_vit.torchvision_vit(0).state_dict(), heads),
+        "openai/CLIP": File(lambda: _clip() | dict.fromkeys(_CLIP_SIZES, torch.tensor(7)), heads),
+        "open_clip": File(lambda: {"state_dict": _clip()}, {**heads, "activation": "gelu"}),
         "torchvision, ViT-B": File(lambda: layouts_vit.torchvision_vit(0, 768, 12).state_dict()),
     }
+    for name, config in (
+        ("basic blocks", {"layer_type": "basic"}),
+        ("stride in the 1x1", {"downsample_in_bottleneck": True}),
+    ):
+        files[f"transformers' ResNet, {name}"] = File(
+            lambda config=config: layouts_transformers.resnet(head=True, **config).state_dict(),
+            name="pytorch_model.bin",
+            sidecars={"config.json": json.dumps({"model_type": "resnet", **config})},
+            needs=("transformers",),
+        )
     for name, make, width, number in (
         ("ibot", layouts_vit.ibot, 384, 6),
         ("msn", layouts_vit.msn, 384, 6),
         ("dinov2", functools.partial(layouts_vit.dinov2, in_chunks=False), 384, 6),
+        ("dinov3", layouts_vit.dinov3, 384, 6),
         ("dinov2 in chunks", functools.partial(layouts_vit.dinov2, in_chunks=True), 384, 6),
         ("solo-learn", layouts_vit.solo_mae, 768, 12),
     ):
@@ -87,8 +103,15 @@ def transformers() -> dict[str, File]:
     return files
 
 
+_CLIP_SIZES = ("input_resolution", "context_length", "vocab_size")
+
+
+def _clip() -> dict[str, Tensor]:
+    return layouts_vit.two_towers(layouts_vit.randomize(layouts_vit.ClipTower(nn.GELU()), 0))
+
+
 def convnexts() -> dict[str, File]:
-    """ConvNeXts of both versions."""
+    """Return files of ConvNeXts of both versions."""
     files = {
         "torchvision": File(torchvision_convnext),
         "converted": File(lambda: converted(convnext, {})),
@@ -101,6 +124,17 @@ def convnexts() -> dict[str, File]:
             }
         ),
     }
+    for kind in ("v1 with a head", "v2", "dinov3"):
+        files[f"transformers, {kind}"] = File(
+            lambda kind=kind: layouts_transformers.convnext(kind).state_dict(),
+            needs=("transformers",),
+        )
+    files["Meta's DINOv3"] = File(
+        lambda: layouts_transformers.as_meta_names(
+            layouts_transformers.convnext("dinov3").state_dict()
+        ),
+        needs=("transformers",),
+    )
     for version, grn in (("v1", False), ("v2", True)):
         theirs = functools.partial(official_convnext, grn=grn)
         ours = functools.partial(convnext, grn=grn)
@@ -136,7 +170,7 @@ def vit(
     registers: int = 0,
     seed: int = 0,
 ) -> dict[str, Tensor]:
-    """A vision transformer in timm's names: patches of 4 px, images of 16 px."""
+    """Return a vision transformer in timm's names: patches of 4 px, images of 16 px."""
     shapes: dict[str, tuple[int, ...]] = {
         "cls_token": (1, 1, width),
         "pos_embed": (1, 17, width),
@@ -162,7 +196,7 @@ def vit(
 
 
 def with_layer_scale(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same with timm's `ls1.gamma` and `ls2.gamma` in each of two blocks."""
+    """Add timm's `ls1.gamma` and `ls2.gamma` to each of two blocks."""
     return state | {f"blocks.{i}.ls{k}.gamma": torch.rand(24) for i in (0, 1) for k in (1, 2)}
 
 
@@ -193,7 +227,7 @@ def transformers_vit() -> dict[str, Tensor]:
 
 
 def convnext(prefix: str = "", *, grn: bool = False) -> dict[str, Tensor]:
-    """A ConvNeXt (with `grn` the second version) in timm's names."""
+    """Return a ConvNeXt in timm's names, V2 with `grn`."""
     depths, dims = (1, 2, 1, 1), (8, 12, 16, 24)
     shapes: dict[str, tuple[int, ...]] = {"stem.0.weight": (8, 3, 4, 4), "stem.0.bias": (8,)}
     shapes |= {"stem.1.weight": (8,), "stem.1.bias": (8,)}
@@ -217,7 +251,7 @@ def convnext(prefix: str = "", *, grn: bool = False) -> dict[str, Tensor]:
 
 
 def official_convnext(prefix: str = "", *, grn: bool = False) -> dict[str, Tensor]:
-    """The same in the names of facebookresearch/ConvNeXt and ConvNeXt-V2."""
+    """Return it in the names of facebookresearch/ConvNeXt and ConvNeXt-V2."""
     names = {
         "stem.": "downsample_layers.0.",
         "blocks.": "",
@@ -241,7 +275,7 @@ def official_convnext(prefix: str = "", *, grn: bool = False) -> dict[str, Tenso
 
 
 def torchvision_convnext() -> dict[str, Tensor]:
-    """torchvision's own class."""
+    """Torchvision's own class."""
     blocks = ((8, 12, 1), (12, 16, 2), (16, 24, 1), (24, None, 1))
     net = tv_convnext.ConvNeXt([tv_convnext.CNBlockConfig(*block) for block in blocks])  # type: ignore[arg-type]
     return _random({key: tuple(value.shape) for key, value in net.state_dict().items()})

@@ -28,8 +28,8 @@ def model(cfg: CfgNode) -> nn.Module:
     return build_model(with_builder(cfg))
 
 
-def same_start(keys: dict[str, Any]) -> nn.Module:
-    """The embedded engine's model; under one seed both engines' have the same weights."""
+def same_start(keys: dict[str, Any]) -> tuple[nn.Module, nn.Module]:
+    """Build both engines' models, and check that one seed gives them equal weights."""
     torch.manual_seed(7)
     theirs = model(config(keys))
     torch.manual_seed(7)
@@ -37,17 +37,17 @@ def same_start(keys: dict[str, Any]) -> nn.Module:
     assert_same(theirs.state_dict(), ours.state_dict())
     trainable = {name for name, p in ours.named_parameters() if p.requires_grad}
     assert trainable == {name for name, p in theirs.named_parameters() if p.requires_grad}
-    return ours
+    return theirs, ours
 
 
 def inputs(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Samples of the embedded engine as Detectron2's mapper would give them."""
+    """Convert samples of the embedded engine to the dicts of Detectron2's mapper."""
     converted = []
     for sample in samples:
         instances = Instances(tuple(sample["image"].shape[-2:]))
         instances.gt_boxes = Boxes(sample["boxes"])
         instances.gt_classes = sample["classes"]
-        # As its mapper: what no object has is no field.
+        # As in its mapper, without objects there are no such fields.
         if "masks" in sample and len(sample["boxes"]):
             kind = BitMasks if isinstance(sample["masks"], Tensor) else PolygonMasks
             instances.gt_masks = kind(sample["masks"])
@@ -73,7 +73,7 @@ _ANSWERS = {
 
 
 def detections(net: nn.Module, samples: list[dict[str, Any]]) -> list[dict[str, Tensor]]:
-    """What the model says about each sample, with the embedded engine's names."""
+    """Return the model's outputs for each sample, with the embedded engine's names."""
     with torch.no_grad():
         outputs = net(inputs(samples))
     if "sem_seg" in outputs[0]:

@@ -1,9 +1,9 @@
-"""A COCO data set of what data sets have at their edges, under `$DETECTRON2_DATASETS`.
+"""COCO dataset with the edge cases of real datasets, in the layout of `$DETECTRON2_DATASETS`.
 
-Boxes and polygons of fractions, of whole numbers, and of both in one object, which Detectron2
-rounds in three ways; objects of one pixel and of one row; images that are ten times as wide as
-high, or as high as wide; crowds; images without objects, and with crowds alone. With `runs`, masks
-as polygons, as run lengths and as compressed ones.
+Boxes and polygons of floats, of integers, and of both in one object, which Detectron2 rounds in
+three ways; objects of one pixel and of one row; images with an aspect ratio of 10; crowds; images
+without objects, and with crowds alone. With `runs`, masks are polygons, run lengths and compressed
+run lengths.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from detection.datasets.coco import COCO_CATEGORIES, PERSON_KEYPOINTS
+from detection.datasets.coco_names import COCO_CATEGORIES, PERSON_KEYPOINTS
 from tests.oracles.shapes import COLORS
 from tests.oracles.tiny_coco import KINDS
 from tests.oracles.tiny_instances import rectangle, rle
@@ -85,7 +85,7 @@ def write_labels(root: Path) -> Path:
 def _objects(
     number: int, width: int, height: int, rng: np.random.RandomState, *, runs: bool
 ) -> list[dict[str, Any]]:
-    """Of one image, as its number says."""
+    """Return the objects of an image, which follow from its number."""
     if number % 8 == 5:
         return []
     crowd = _object([0, height - 3, width, 3], 0, height, width, "runs") | {"iscrowd": 1}
@@ -100,7 +100,7 @@ def _objects(
             boxes.append([x, y, w, h])
         elif (number + place) % 3 == 1:
             boxes.append([x + 0.37, y + 0.81, w - 0.63, h - 0.9 if h > 1 else 0.5])
-        else:  # one fraction among whole numbers
+        else:  # one float among integers
             boxes.append([x, y, w - 0.25, h])
     if number % 4 == 0:
         boxes += [[width // 2, height // 3, 1, 1], [width / 3 + 0.2, height / 2, 1.0, 1.0]]
@@ -115,7 +115,7 @@ def _objects(
 def _object(box: list[float], kind: int, height: int, width: int, shape: str) -> dict[str, Any]:
     x, y, w, h = box
     mask = rectangle(height, width, np.array([x, y, x + max(w, 1), y + max(h, 1)]))
-    # Cut off at a corner; of whole numbers where the box is.
+    # A box without a corner; of integers if the box is.
     polygon = [x, y, x + w, y, x + w, y + h, x, y + h, x, y + h // 2]
     counts = np.diff(np.flatnonzero(np.diff(np.r_[2, mask.ravel(order="F"), 2])))
     first = [] if mask[0, 0] == 0 else [0]
@@ -130,7 +130,7 @@ def _object(box: list[float], kind: int, height: int, width: int, shape: str) ->
 
 
 def _with_keypoints(item: dict[str, Any], rng: np.random.RandomState) -> dict[str, Any]:
-    """17 points around the box, some hidden, of whole numbers where the box is; a crowd's are 0."""
+    """Add 17 keypoints around the box, some hidden, integer if the box is; a crowd's are 0."""
     x, y, w, h = item["bbox"]
     points = rng.uniform(-0.1, 1.1, (17, 2)) * (w, h) + (x, y)
     if all(isinstance(value, int) for value in item["bbox"]):

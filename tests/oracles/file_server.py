@@ -10,26 +10,26 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass
 class Served:
-    """What the server does, which tests change, and what it was asked.
+    """Behavior of the server, which tests change, and the requests it got.
 
     Attributes:
         files: path → content, e.g. `"/file.pth"`.
-        etag: of every file; `""`: none is sent.
+        etag: of every file; `""`: none is sent; `"each"`: its path.
         stops_after: bytes of one answer, after which the connection is closed.
         redirects: path → address.
-        asked: path and Range header of each request.
+        requests: path and Range header of each request.
         url: beginning of the addresses, without a slash at its end.
     """
 
     files: dict[str, bytes]
     etag: str = '"one"'
     honors_range: bool = True
-    says_length: bool = True
+    sends_length: bool = True
     stops_after: int = 1 << 40
     status: int = 200
     redirects: dict[str, str] = field(default_factory=dict)
     headers: dict[str, str] = field(default_factory=dict)
-    asked: list[tuple[str, str | None]] = field(default_factory=list)
+    requests: list[tuple[str, str | None]] = field(default_factory=list)
     url: str = ""
 
 
@@ -43,15 +43,15 @@ def file_server(files: dict[str, bytes]) -> Iterator[Served]:
             self.do_GET()
 
         def do_GET(self) -> None:
-            path, asked = self.path.partition("?")[0], self.headers["Range"]
-            served.asked.append((path, asked))
+            path, range_header = self.path.partition("?")[0], self.headers["Range"]
+            served.requests.append((path, range_header))
             content, start, status = served.files.get(path, b""), 0, served.status
             if path not in served.files:
                 status = 404
             if path in served.redirects:
                 status = 302
             same = self.headers["If-Range"] in (None, served.etag)
-            match = re.fullmatch(r"bytes=(\d+)-", asked or "")
+            match = re.fullmatch(r"bytes=(\d+)-", range_header or "")
             if status == 200 and match and served.honors_range and same:
                 start = int(match[1])
                 status = 206 if start < len(content) else 416
@@ -63,8 +63,8 @@ def file_server(files: dict[str, bytes]) -> Iterator[Served]:
                 part = f"{start}-{len(content) - 1}" if status == 206 else "*"
                 self.send_header("Content-Range", f"bytes {part}/{len(content)}")
             if served.etag:
-                self.send_header("ETag", served.etag)
-            if served.says_length:
+                self.send_header("ETag", f'"{path}"' if served.etag == "each" else served.etag)
+            if served.sends_length:
                 self.send_header("Content-Length", str(len(body)))
             for name, value in served.headers.items():
                 self.send_header(name, value)
@@ -78,7 +78,7 @@ def file_server(files: dict[str, bytes]) -> Iterator[Served]:
 
     class Server(ThreadingHTTPServer):
         def handle_error(self, *arguments: object) -> None:
-            """A client that goes away is no error."""
+            """Ignore clients that go away."""
 
     server = Server(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)

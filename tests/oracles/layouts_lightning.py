@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models import resnet as tv
 
-from tests.oracles.layouts_fair import DIM, EPOCH
+from tests.oracles.layouts import DIM, EPOCH
 from tests.oracles.resnets import headless, randomize
 
 
@@ -96,7 +96,7 @@ def lightly(kind: str, path: Path) -> dict[str, tv.ResNet]:
 
 
 def lightly_own_resnet(path: Path) -> nn.Module:
-    """lightly's own ResNet (lightly/models/resnet.py) as its tutorials number it; the network."""
+    """Lightly's own ResNet (lightly/models/resnet.py) as its tutorials number it; the network."""
     from lightly.models import ResNetGenerator
     from lightly.models.modules import SimCLRProjectionHead
 
@@ -110,7 +110,7 @@ def lightly_own_resnet(path: Path) -> nn.Module:
 
 
 def lightning_module(parts: Mapping[str, nn.Module], hyper_parameters: Any = None) -> Any:
-    """A real LightningModule of these children; its loss is the mean of the first one's output."""
+    """Build a real LightningModule of these children, whose loss is the first one's mean output."""
     import pytorch_lightning as pl
 
     class Module(pl.LightningModule):
@@ -153,7 +153,7 @@ def write_lightning(module: Any, path: Path, *, fit: bool = False, **trainer: An
 
 
 def timm_saver(folder: Path, *, ema: bool) -> tuple[Path, dict[str, nn.Module]]:
-    """timm's real CheckpointSaver, as its train.py calls it: the file and the networks."""
+    """Timm's real CheckpointSaver, as its train.py calls it: the file and the networks."""
     import timm
     from timm.models.resnet import BasicBlock, ResNet
     from timm.utils import CheckpointSaver, ModelEmaV3

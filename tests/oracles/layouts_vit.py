@@ -1,11 +1,13 @@
 """Tiny checkpoints of vision transformers in the layouts of the projects that write them.
 
 Networks are timm's or torchvision's own classes, nested as the project nests them; the code that
-writes each dict is cited beside it. Nothing here shares a table with convert/.
+writes each dict is cited next to it. Nothing here shares a table with convert/.
 """
 
 from __future__ import annotations
 
+import functools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ WIDTH, DEPTH, HEADS, MLP, PATCH, IMAGE = 24, 2, 3, 48, 4, 16
 
 
 def randomize(net: nn.Module, seed: int) -> nn.Module:
-    """No parameter as initialization left it (in place)."""
+    """Replace every parameter of a network by random numbers, in place."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in net.parameters():
@@ -28,7 +30,7 @@ def randomize(net: nn.Module, seed: int) -> nn.Module:
 
 
 def timm_vit(seed: int, width: int = WIDTH, heads: int = HEADS, **others: Any) -> nn.Module:
-    """timm's own class, which facebookresearch's projects copied."""
+    """Timm's own class, which facebookresearch's projects copied."""
     from timm.models.vision_transformer import VisionTransformer as Timm
 
     settings = {"num_classes": 0, "mlp_ratio": MLP / WIDTH, "depth": DEPTH}
@@ -38,7 +40,7 @@ def timm_vit(seed: int, width: int = WIDTH, heads: int = HEADS, **others: Any) -
 
 
 def torchvision_vit(seed: int, width: int = WIDTH, heads: int = HEADS) -> VisionTransformer:
-    """torchvision's own class."""
+    """Torchvision's own class."""
     net = VisionTransformer(IMAGE, PATCH, DEPTH, heads, width, MLP, num_classes=5)
     randomize(net, seed)
     return net.eval()
@@ -109,6 +111,64 @@ def dinov2(
     return {"teacher": chunked(state) if in_chunks else state}
 
 
+# Arguments of timm's class for its DINOv3 networks, apart from sizes; timm/models/eva.py.
+DINOV3: dict[str, Any] = {
+    "img_size": 32,
+    "patch_size": 4,
+    "num_classes": 0,
+    "global_pool": "",
+    "embed_dim": 64,
+    "depth": 2,
+    "num_heads": 4,
+    "mlp_ratio": 1.5,
+    "swiglu_align_to": 8,
+    "init_values": 1e-5,
+    "num_reg_tokens": 4,
+    "use_abs_pos_emb": False,
+    "use_rot_pos_emb": True,
+    "rope_type": "dinov3",
+    "rope_temperature": 100,
+    "rope_rotate_half": True,
+    "use_fc_norm": False,
+    "dynamic_img_size": True,
+    "norm_layer": functools.partial(nn.LayerNorm, eps=1e-5),
+}
+
+
+def timm_dinov3(*, gated: bool = False, qkv_bias: bool = False, **changes: Any) -> nn.Module:
+    """Timm's own class of DINOv3's transformers."""
+    from timm.models.eva import Eva
+
+    net = Eva(**{**DINOV3, "swiglu_mlp": gated, "qkv_bias": qkv_bias, **changes})
+    return randomize(net, 0).eval()
+
+
+def dinov3_state(net: nn.Module) -> dict[str, Tensor]:
+    """facebookresearch/dinov3 dinov3/models/vision_transformer.py: names of a network without bias.
+
+    Biases are zero where the mask is not, as in the published networks.
+    """
+    state = {re.sub(r"gamma_(\d)", r"ls\1.gamma", k): v for k, v in net.state_dict().items()}
+    width = state["cls_token"].shape[2]
+    state["storage_tokens"] = state.pop("reg_token")
+    state["mask_token"] = torch.zeros(1, width)
+    for key in [key for key in state if key.endswith("attn.qkv.weight")]:
+        mask = torch.ones(3 * width)
+        mask[width : 2 * width] = 0
+        state[key.replace("weight", "bias")] = 1 - mask
+        state[key.replace("weight", "bias_mask")] = mask
+    rope: Any = net.get_submodule("rope")
+    state["rope_embed.periods"] = rope.periods.bfloat16()
+    return state
+
+
+def dinov3(width: int, heads: int) -> dict[str, Any]:
+    """facebookresearch/dinov3 dinov3/train/train.py, do_test (teacher_checkpoint.pth)."""
+    state = dinov3_state(timm_dinov3(embed_dim=width, num_heads=heads))
+    heads_of = _under("", dino_head=nn.Linear(4, 4), ibot_head=nn.Linear(4, 4))
+    return {"teacher": {f"backbone.{name}": x for name, x in state.items()} | heads_of}
+
+
 def solo_mae(width: int, heads: int) -> dict[str, Any]:
     """vturrisi/solo-learn@9187ea3 solo/methods/mae.py in Lightning's dict."""
     decoder = nn.ModuleDict({"decoder_embed": nn.Linear(4, 4), "decoder_pred": nn.Linear(4, 4)})
@@ -119,7 +179,7 @@ def solo_mae(width: int, heads: int) -> dict[str, Any]:
 
 
 def lightly(kind: str, width: int, heads: int, path: Path) -> None:
-    """A checkpoint of a LightningModule of lightly's with its real backbones.
+    """Write a checkpoint of a LightningModule with lightly's real backbones.
 
     lightly-ai/lightly benchmarks/imagenet/vitb16/{dino,ibot,mae}.py and
     examples/pytorch_lightning/msn.py.
@@ -166,3 +226,61 @@ def lightly(kind: str, width: int, heads: int, path: Path) -> None:
         },
     }[kind]()
     write_lightning(lightning_module(parts), path)
+
+
+class _ClipBlock(nn.Module):
+    def __init__(self, activation: nn.Module, width: int, heads: int) -> None:
+        super().__init__()
+        self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attn = nn.MultiheadAttention(width, heads, batch_first=True)
+        self.mlp = nn.Sequential()
+        self.mlp.add_module("c_fc", nn.Linear(width, MLP))
+        self.mlp.add_module("gelu", activation)
+        self.mlp.add_module("c_proj", nn.Linear(MLP, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.ln_1(x)
+        x = x + self.attn(y, y, y, need_weights=False)[0]
+        y = x + self.mlp(self.ln_2(x))
+        return y
+
+
+class ClipTower(nn.Module):
+    """An image tower whose parts have the names of openai/CLIP and open_clip.
+
+    openai/CLIP@d05afc4 clip/model.py, mlfoundations/open_clip@89fb801 src/open_clip/transformer.py.
+    """
+
+    def __init__(self, activation: nn.Module, width: int = WIDTH, heads: int = HEADS) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, width, PATCH, PATCH, bias=False)
+        self.class_embedding = nn.Parameter(torch.zeros(width))
+        self.positional_embedding = nn.Parameter(torch.zeros(1 + (IMAGE // PATCH) ** 2, width))
+        self.ln_pre, self.ln_post = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.proj = nn.Parameter(torch.zeros(width, 7))
+        blocks = [_ClipBlock(activation, width, heads) for _ in range(DEPTH)]
+        self.transformer = nn.ModuleDict({"resblocks": nn.Sequential(*blocks)})
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Return the tokens after the last block: (N, 3, H, W) -> (N, 1 + h w, C)."""
+        x = self.conv1(image).flatten(2).transpose(1, 2)
+        first = self.class_embedding.expand(len(x), 1, -1)
+        x = self.ln_pre(torch.cat([first, x], dim=1) + self.positional_embedding)
+        x = self.transformer["resblocks"](x)
+        return x
+
+
+def two_towers(tower: nn.Module) -> dict[str, Tensor]:
+    """Return a state dict of openai/CLIP or open_clip: this image tower and a text tower."""
+    text = nn.ModuleDict(
+        {
+            "token_embedding": nn.Embedding(9, 8),
+            "ln_final": nn.LayerNorm(8),
+            "transformer": nn.ModuleDict(
+                {"resblocks": nn.ModuleList([nn.ModuleDict({"ln_1": nn.LayerNorm(8)})])}
+            ),
+        }
+    )
+    others = {"positional_embedding": torch.ones(5, 8), "text_projection": torch.ones(8, 7)}
+    others["logit_scale"] = torch.ones(())
+    return {**_under("", visual=tower), **text.state_dict(), **others}

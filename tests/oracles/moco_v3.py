@@ -45,7 +45,7 @@ class MoCoV3Oracle:
         self.done = 0
 
     def step(self, x1: Tensor, x2: Tensor) -> float:
-        """One minibatch of two views; returns the loss."""
+        """Train on one minibatch of two views and return the loss."""
         base, head = self.encoder.leaves(), self.predictor.leaves()
         q1 = self.predict(head, self.encode_q(base, x1))
         q2 = self.predict(head, self.encode_q(base, x2))

@@ -78,7 +78,7 @@ NAMES = {"voc": "pascal_voc_R_50_C4_24k", "coco": "coco_R_50_C4_2x"}
 
 
 def write_official(folder: Path) -> Path:
-    """All five files into `folder`, which is returned."""
+    """Write all five files into `folder` and return it."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in FILES.items():
         (folder / name).write_text(text)

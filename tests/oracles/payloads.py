@@ -76,7 +76,7 @@ def tar_of(parts: dict[str, bytes]) -> bytes:
 
 
 def zip_of(parts: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> bytes:
-    """A zip file in torch.save's layout, of parts like `data.pkl` and `data/0`."""
+    """Return a zip file in torch.save's layout, of parts like `data.pkl` and `data/0`."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", compression) as archive:
         archive.writestr("archive/version", "3\n")  # torch asks for it
@@ -245,7 +245,7 @@ def corpus(marker: Path) -> dict[str, bytes]:
 
 
 def harmless(marker: Path) -> dict[str, bytes]:
-    """The same pickles where nothing unpickles them: as text and as the bytes of a tensor."""
+    """Return the pickles where nothing unpickles them: as text and as the bytes of a tensor."""
     from safetensors.torch import save
 
     pickled = pickle.dumps(Payload(marker, "reduce"), 0)
@@ -261,7 +261,7 @@ def harmless(marker: Path) -> dict[str, bytes]:
 
 
 def _legacy_with(payload: Any) -> bytes:
-    """What a legacy file says about the machine that wrote it is a pickle as well."""
+    """Return a legacy file with the payload in its record of the machine, a pickle, too."""
     file = io.BytesIO()
     values: list[Any] = [torch.serialization.MAGIC_NUMBER, 1001, {"little_endian": payload}, {}, []]
     for value in values:

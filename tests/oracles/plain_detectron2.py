@@ -1,7 +1,7 @@
-"""Detectron2's own `DefaultTrainer`, told only what it cannot train a task without.
+"""Detectron2's own `DefaultTrainer`, with only the changes that a task needs.
 
-Everything in which it differs from Detectron2's tools/train_net.py is in the table at the beginning
-of tests/detection/parity/test_plain_detectron2.py.
+All differences from Detectron2's tools/train_net.py are in the table at the beginning of
+tests/detection/parity/test_plain_detectron2.py.
 """
 
 import argparse
@@ -31,7 +31,15 @@ from detectron2.data.datasets.builtin_meta import _get_builtin_metadata
 from detectron2.engine import DefaultTrainer, default_setup, defaults, launch
 from detectron2.evaluation import COCOEvaluator, DatasetEvaluator, SemSegEvaluator
 from detectron2.evaluation.testing import flatten_results_dict
-from detectron2.modeling import GeneralizedRCNNWithTTA, build_model
+from detectron2.layers import ShapeSpec
+from detectron2.modeling import (
+    BACKBONE_REGISTRY,
+    FPN,
+    GeneralizedRCNNWithTTA,
+    SwinTransformer,
+    build_model,
+)
+from detectron2.modeling.backbone.fpn import LastLevelMaxPool
 from detectron2.modeling.backbone.vit import get_vit_lr_decay_rate
 from detectron2.solver.build import get_default_optimizer_params, maybe_add_gradient_clipping
 from detectron2.utils import comm
@@ -46,13 +54,40 @@ from detection.modeling.layer_decay import layer_of
 from detection.modeling.norms import with_process_norms
 from tests.oracles.sem_seg_mapper import build_mapper as sem_seg_mapper
 
+# Of projects/ViTDet/configs, of COCO/cascade_mask_rcnn_swin_b_in21k_50ep.py there, and ConvNeXt's.
+NOT_DECAYED = ("pos_embed", "relative_position_bias_table", "gamma")
+
+
+@BACKBONE_REGISTRY.register()
+def plain_swin_fpn(cfg: CfgNode, input_shape: ShapeSpec) -> FPN:
+    """Build Detectron2's own Swin under its own FPN, from this project's keys."""
+    swin, fpn = cfg.MODEL.SWIN, cfg.MODEL.FPN
+    bottom_up = SwinTransformer(
+        embed_dim=swin.EMBED_DIM,
+        depths=swin.DEPTHS,
+        num_heads=swin.NUM_HEADS,
+        window_size=swin.WINDOW_SIZE,
+        qkv_bias=swin.QKV_BIAS,
+        drop_path_rate=swin.DROP_PATH,
+        out_indices=(0, 1, 2, 3),
+    )
+    return FPN(
+        bottom_up,
+        ["p0", "p1", "p2", "p3"],
+        fpn.OUT_CHANNELS,
+        fpn.NORM,
+        LastLevelMaxPool(),
+        fpn.FUSE_TYPE,
+        cfg.MODEL.BACKBONE.SQUARE_PAD,
+    )
+
 
 class PlainTrainer(DefaultTrainer):
     compiled = False  # COCOeval
 
     @classmethod
     def build_evaluator(cls, cfg: CfgNode, name: str) -> DatasetEvaluator:
-        """As tools/train_net.py."""
+        """Build the evaluator as tools/train_net.py does."""
         folder = str(Path(cfg.OUTPUT_DIR, "inference"))
         kind = MetadataCatalog.get(name).evaluator_type
         if kind == "coco":
@@ -87,7 +122,7 @@ class PlainTrainer(DefaultTrainer):
         solver = cfg.SOLVER
         if solver.OPTIMIZER == "SGD":
             return super().build_optimizer(cfg, model)
-        factor = partial(_decay, cfg=cfg)
+        factor = partial(_decay, cfg=cfg) if solver.LR_DECAY != 1.0 else None
         if "vit" in cfg.MODEL.BACKBONE.NAME:
             depth = cfg.MODEL.VIT.DEPTH
             factor = partial(get_vit_lr_decay_rate, lr_decay_rate=solver.LR_DECAY, num_layers=depth)
@@ -98,7 +133,7 @@ class PlainTrainer(DefaultTrainer):
             weight_decay_norm=solver.WEIGHT_DECAY_NORM,
             weight_decay_bias=solver.WEIGHT_DECAY_BIAS,
             lr_factor_func=factor,
-            overrides={name: {"weight_decay": 0.0} for name in ("pos_embed", "gamma")},
+            overrides={name: {"weight_decay": 0.0} for name in NOT_DECAYED},
         )
         return maybe_add_gradient_clipping(
             cfg, torch.optim.AdamW(groups, solver.BASE_LR, betas=tuple(solver.BETAS))
@@ -110,7 +145,7 @@ class Compiled(PlainTrainer):
 
 
 class Seeded(PlainTrainer):
-    """Detectron2's own mapper for the training, each image from a seed of its own."""
+    """Trainer with Detectron2's own mapper, each image with a seed of its own."""
 
     @classmethod
     def build_train_loader(cls, cfg: CfgNode) -> Any:
@@ -122,7 +157,7 @@ class Stuff(Seeded):
 
 
 def densepose_trainer(cfg: CfgNode) -> DefaultTrainer:
-    """DensePose's trainer, likewise."""
+    """Build DensePose's trainer, each image with a seed of its own."""
     from densepose.data import DatasetMapper, build_detection_train_loader
     from densepose.engine import Trainer
 
@@ -134,7 +169,7 @@ def densepose_trainer(cfg: CfgNode) -> DefaultTrainer:
     return SeededTrainer(cfg)
 
 
-_SEEDS: list[np.random.RandomState] = []  # of the process, for PreciseBN after the training
+_SEEDS: list[np.random.RandomState] = []  # per process, because PreciseBN continues the stream
 
 
 def seeded(mapper: Callable[[Any], Any], cfg: CfgNode) -> Callable[[Any], Any]:
@@ -159,11 +194,14 @@ def seeded(mapper: Callable[[Any], Any], cfg: CfgNode) -> Callable[[Any], Any]:
 
 
 def train(config: Path, folder: Path, data: Path, num_processes: int, **options: Any) -> None:
-    """Train what the config.yaml of a run says, into `folder`: as Detectron2, and metrics.hex.json.
+    """Train the config.yaml of a run with plain Detectron2, and write metrics.hex.json.
 
     Args:
-        data: as `$DETECTRON2_DATASETS`.
-        options: see `_train`.
+        config: The config.yaml.
+        folder: Output folder.
+        data: Folder in the layout of `$DETECTRON2_DATASETS`.
+        num_processes: Number of processes.
+        **options: See `_train`.
     """
     launch(
         _train,
@@ -174,7 +212,7 @@ def train(config: Path, folder: Path, data: Path, num_processes: int, **options:
 
 
 def load_config(config: str, world_size: int) -> CfgNode:
-    """A run's configuration with the builders and norms that it has on this machine."""
+    """Load a run's config with the builders and norms for this number of processes."""
     cfg = get_cfg()
     if "DENSEPOSE_ON" in Path(config).read_text(encoding="utf-8"):
         from densepose import add_densepose_config
@@ -186,7 +224,7 @@ def load_config(config: str, world_size: int) -> CfgNode:
 
 
 def incompatible_keys(config: Path, checkpoint: Path) -> list[str]:
-    """What plain Detectron2's checkpointer finds missing, unknown or of another shape."""
+    """Return tensors that plain Detectron2's checkpointer misses, does not know or changes."""
     model = build_model(load_config(str(config), 1))
     checkpointer = DetectionCheckpointer(model)
     found: list[str] = []
@@ -208,10 +246,10 @@ def _decay(name: str, cfg: CfgNode) -> float:
 
 
 def _train(config: str, folder: str, data: str, options: tuple[tuple[str, Any], ...]) -> None:
-    """One process.
+    """Train on one process.
 
-    Options: `register`, a function in place of `register_data`; `trainer`, what makes a trainer of
-    a configuration.
+    The options are `register`, a function in place of `register_data`, and `trainer`, which builds
+    a trainer from a config.
     """
     _SEEDS.clear()
     given = dict(options)
@@ -219,6 +257,8 @@ def _train(config: str, folder: str, data: str, options: tuple[tuple[str, Any], 
     cfg.defrost()
     cfg.OUTPUT_DIR = folder
     cfg.MODEL.WEIGHTS = cfg.MODEL.WEIGHTS.replace("random", "")
+    if cfg.MODEL.BACKBONE.NAME == "build_swin_fpn_backbone":
+        cfg.MODEL.BACKBONE.NAME = plain_swin_fpn.__name__
     cfg.freeze()
     default_setup(cfg, argparse.Namespace(config_file="", eval_only=False))
     register: Callable[[CfgNode, Path], None] = given.get("register", register_data)
@@ -246,7 +286,7 @@ def _train(config: str, folder: str, data: str, options: tuple[tuple[str, Any], 
 
 
 def register_data(cfg: CfgNode, data: Path) -> None:
-    """DATASETS.TRAIN and TEST by Detectron2's own readers, from `data` instead of ./datasets."""
+    """Register DATASETS with Detectron2's own readers, from `data` instead of ./datasets."""
     for name in (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST):
         if name in DatasetCatalog:
             DatasetCatalog.remove(name)
@@ -263,15 +303,15 @@ def register_data(cfg: CfgNode, data: Path) -> None:
 
 
 def register_imported(name: str, cfg: CfgNode, data: Path) -> None:
-    """What a module of the user's registers, and Detectron2's own names."""
+    """Register the datasets of a user's module, and Detectron2's own names."""
     importlib.import_module(name)
     if cfg.DATASETS.TRAIN[0] not in DatasetCatalog or "coco" in cfg.DATASETS.TRAIN[0]:
         register_data(cfg, data)
 
 
 def register_densepose(cfg: CfgNode, data: Path) -> None:
-    """As its project registers them, from `data`."""
-    # Its evaluator passes a time limit that not every handler of paths knows.
+    """Register datasets as DensePose's project does, from `data`."""
+    # DensePose's evaluator passes a timeout that not every path handler accepts.
     PathManager.set_strict_kwargs_checking(False)
     from densepose.data.datasets.coco import CocoDatasetInfo, register_dataset
 
@@ -286,7 +326,7 @@ def register_densepose(cfg: CfgNode, data: Path) -> None:
 
 def _register_labels(name: str, voc: Path) -> None:
     split, folder = name.rpartition("sem_seg_")[2], "SegmentationClass"
-    folder += "Aug" * (split == "train_aug")
+    folder += "Aug" if split == "train_aug" else ""
     records = [
         {
             "file_name": str(voc / "JPEGImages" / f"{image_id}.jpg"),
@@ -296,5 +336,5 @@ def _register_labels(name: str, voc: Path) -> None:
         for image_id in (voc / f"ImageSets/Segmentation/{split}.txt").read_text().split()
     ]
     DatasetCatalog.register(name, lambda: records)
-    its: dict[str, Any] = {"stuff_classes": ["background", *VOC_CLASSES], "ignore_label": 255}
-    MetadataCatalog.get(name).set(**its, evaluator_type="sem_seg")
+    metadata: dict[str, Any] = {"stuff_classes": ["background", *VOC_CLASSES], "ignore_label": 255}
+    MetadataCatalog.get(name).set(**metadata, evaluator_type="sem_seg")

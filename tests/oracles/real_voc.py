@@ -1,6 +1,6 @@
-"""The real VOC2007 images, whose files may name the real file instead of holding the image.
+"""Real VOC2007 images, also if symbolic links were copied as text files.
 
-Where the data was copied without links, `JPEGImages/000030.jpg` is a text with the link's target.
+In such a copy, `JPEGImages/000030.jpg` is a text with the link's target.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def with_links(source: Path, folder: Path) -> Path:
-    """`source` (a VOC layout) again as `folder`, made of links to the real files."""
+    """Make `folder` a copy of `source` (in VOC layout) of links to the real files."""
     folder.mkdir(parents=True)
     for part in source.iterdir():
         if part.name != "JPEGImages":
@@ -24,7 +24,7 @@ def with_links(source: Path, folder: Path) -> Path:
 
 
 def few_images(source: Path, folder: Path, image_ids: tuple[str, ...]) -> Path:
-    """As `with_links`, but both trainval and test are these images."""
+    """Make a copy as `with_links` whose trainval and test are both these images."""
     with_links(source, folder)
     (folder / "ImageSets").unlink()
     lists = folder / "ImageSets" / "Main"

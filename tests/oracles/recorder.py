@@ -1,6 +1,6 @@
-"""What a training feeds its model and what the model answers, in every iteration of every process.
+"""Recorder of a model's inputs and losses in every training iteration of every process.
 
-Seen from outside, at the calls of `torch.nn.Module`: the same for any training loop.
+It hooks the calls of `torch.nn.Module`, and so works with any training loop.
 """
 
 import contextlib
@@ -19,9 +19,9 @@ from tests.oracles import processes
 
 @contextlib.contextmanager
 def recorded(folder: Path) -> Iterator[None]:
-    """Let the trainings of this process, and those that it starts, write `folder/rank<n>.jsonl`.
+    """Record trainings of this process, and of those that it starts, in `folder/rank<n>.jsonl`.
 
-    A line is an iteration: its losses, exactly, and a digest of its images.
+    Each line is an iteration: its exact losses and a digest of its images.
     """
     folder.mkdir(parents=True)
 
@@ -39,7 +39,7 @@ def recorded(folder: Path) -> Iterator[None]:
 
 
 def lines(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """What was recorded, by process."""
+    """Return the recorded iterations by process."""
     return {
         path.name: [json.loads(line) for line in path.read_text().splitlines()]
         for path in sorted(folder.iterdir())
@@ -56,7 +56,7 @@ def _record(path: Path) -> Any:
         if not (module.training and isinstance(output, dict) and output and _is_batch(inputs)):
             return
         if isinstance(module, nn.parallel.DistributedDataParallel):
-            return  # the model in it was seen
+            return  # the wrapped model is recorded
         losses = {name: float(value).hex() for name, value in output.items()}
         digest = hashlib.sha256()
         for sample in inputs[0]:

@@ -1,4 +1,4 @@
-"""What the rows of refused inputs read: small files by name, and ways to spoil them."""
+"""Small files by name that the rows of refused inputs read, and ways to damage them."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def saved(name: str, content: object) -> Edit:
 
 
 def pickled(name: str, content: object) -> Edit:
-    """As Python 2 wrote it."""
+    """Return a pickle as Python 2 wrote it."""
     return lambda folder: (folder / name).write_bytes(
         pickle.dumps(content() if callable(content) else content, protocol=2)
     )
@@ -154,7 +154,7 @@ def json_edit(name: str, change: Callable[[Any], object]) -> Edit:
 
 
 def both(*edits: Edit) -> Edit:
-    """One edit after the other."""
+    """Return an edit that makes several, one after the other."""
 
     def edit(folder: Path) -> None:
         for each in edits:
@@ -198,7 +198,7 @@ def _pair(key: str, *shape: int) -> dict[str, tuple[int, ...]]:
 
 
 def vit(width: int = 24, depth: int = 2, side: int = 4) -> dict[str, torch.Tensor]:
-    """A vision transformer in timm's names, of patches of 4 px in images of 4 * side px."""
+    """Return a vision transformer in timm's names, of patches of 4 px in images of 4 * side px."""
     shapes = {"cls_token": (1, 1, width), "pos_embed": (1, 1 + side * side, width)}
     shapes |= _pair("patch_embed.proj", width, 3, 4, 4)
     for i in range(depth):
@@ -211,7 +211,7 @@ def vit(width: int = 24, depth: int = 2, side: int = 4) -> dict[str, torch.Tenso
 
 
 def convnext(depths: tuple[int, ...] = (1, 2, 1, 1)) -> dict[str, torch.Tensor]:
-    """A ConvNeXt in timm's names, of 8 to 24 channels."""
+    """Return a ConvNeXt in timm's names, of 8 to 24 channels."""
     dims = (8, 12, 16, 24)
     shapes = {**_pair("stem.0", 8, 3, 4, 4), **_pair("stem.1", 8)}
     for i, (d, depth) in enumerate(zip(dims, depths, strict=True)):
@@ -242,7 +242,7 @@ def words(keys: Mapping[str, object]) -> str:
 
 
 def _converted(depth: int) -> Callable[[Path], object]:
-    """A ResNet of a quarter of the width, through the real conversion."""
+    """Write a ResNet of a quarter of the width by the real conversion."""
 
     def make(path: Path) -> None:
         torch.save(own(depth=depth, base=16), path.with_suffix(".tar"))
@@ -252,7 +252,7 @@ def _converted(depth: int) -> Callable[[Path], object]:
 
 
 def _small() -> dict[str, Any]:
-    """A checkpoint of a small pre-training of this project."""
+    """Return a checkpoint of a small pre-training of this project."""
     content = own(depth=10, stem="stride2", base=8)
     return {**content, "num_images": 9, "seconds": 1.0, "config": {"AUG.CROP_PX": 16}}
 
@@ -302,7 +302,7 @@ def obj(name: str = "red", inside: str = box(1, 1, 10, 10)) -> str:
 
 
 def write_one(root: Path, body: str = SIZE + obj(), image: str = "1.jpg") -> Path:
-    """A dataset of one image of 60x40 whose annotation has `body` in it."""
+    """Write a dataset of one image of 60x40 px whose annotation contains `body`."""
     for part in ("Annotations", "JPEGImages", "ImageSets/Main"):
         (root / part).mkdir(parents=True, exist_ok=True)
     for split in ("train", "test"):

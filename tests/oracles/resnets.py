@@ -14,7 +14,7 @@ BLOCKS = {10: [1, 1, 1, 1], 18: [2, 2, 2, 2], 34: [3, 4, 6, 3], 50: [3, 4, 6, 3]
 def make_resnet(
     depth: int = 18, *, stem: str = "imagenet", base: int = 8, seed: int = 0
 ) -> tv.ResNet:
-    """torchvision's ResNet with `base` instead of 64 channels and random batch-norm statistics."""
+    """Torchvision's ResNet with `base` instead of 64 channels and random batch-norm statistics."""
     torch.manual_seed(seed)
     block = tv.Bottleneck if depth >= 50 else tv.BasicBlock
     net = tv.ResNet(block, [1, 1, 1, 1] if base != 64 else BLOCKS[depth], num_classes=16)
@@ -55,7 +55,7 @@ def randomize(net: nn.Module, scale: tuple[float, float] = (0.5, 1.5)) -> None:
 
 
 def parallel(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict under DistributedDataParallel, whose only child is `module`."""
+    """Return the state dict under DistributedDataParallel, whose only child is `module`."""
     wrapper = nn.Module()
     wrapper.module = model
     return wrapper.state_dict()

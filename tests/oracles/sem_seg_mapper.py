@@ -14,10 +14,10 @@ from detection.datasets.labels import read_labels
 
 
 class SemSegMapper:
-    """A record → image (3, H, W) uint8 and, in training, labels (H, W) int64.
+    """Mapper from a record to an image (3, H, W) uint8 and, in training, labels (H, W) int64.
 
     Args:
-        augmentation: None for evaluation, which is at the original size.
+        augmentation: None in evaluation, which is at the original size.
         channel_order: "RGB" or "BGR".
     """
 
@@ -39,6 +39,6 @@ class SemSegMapper:
 
 
 def build_mapper(cfg: CfgNode, *, training: bool) -> SemSegMapper:
-    """The mapper of a task whose MODEL.META_ARCHITECTURE is SemanticSegmentor."""
+    """Build the mapper of a task with MODEL.META_ARCHITECTURE SemanticSegmentor."""
     augmentation = Augmentation.from_config(cfg)
     return SemSegMapper(augmentation if training else None, cfg.INPUT.FORMAT)

@@ -36,7 +36,7 @@ class Shape:
 def paint(
     rng: np.random.RandomState, first_kind: int, size: int = 96, *, one_large: bool = False
 ) -> tuple[Image.Image, list]:
-    """An image of about `size` px, wide or tall, and one or two shapes, left and right.
+    """Return an image of about `size` px, wide or tall, with one or two shapes, left and right.
 
     `one_large`: a single one, about half of the image.
     """

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 
 from detection.train_net import main
 from moco.common.run import RunRecord, read_record
 
+ENGINES = ("detectron2", "embedded")
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 # Sizes, durations, and no threshold for the scores; "sem_seg" tasks take the second table.
@@ -52,6 +55,14 @@ SMALL_VIT = {
     "SOLVER.PRECISION": "fp32",
     "SOLVER.AMP.ENABLED": False,
 }
+# Crops and windows of a few patches.
+SMALL_ADE = {
+    "INPUT.SEM_SEG_SIZE": 64,
+    "INPUT.SEM_SEG_CROP_SIZE": 64,
+    "INPUT.MIN_SIZE_TEST": 64,
+    "TEST.SEM_SEG_WINDOW": 64,
+    "MODEL.SEM_SEG_HEAD.CONVS_DIM": 16,
+}
 SHORT = {
     "SOLVER.IMS_PER_BATCH": 2,
     "SOLVER.MAX_ITER": 2,
@@ -85,7 +96,7 @@ SMALL_VOC = {
 
 
 def narrow_file(depth: int, folder: Path) -> Path:
-    """A converted ResNet of a quarter of the width, as this project's pre-training leaves it."""
+    """Write a converted ResNet of a quarter of the width, as our pre-training saves it."""
     from convert.convert_to_d2 import convert_file
     from tests.oracles.checkpoints import own
 
@@ -98,12 +109,17 @@ def narrow_file(depth: int, folder: Path) -> Path:
 def options(task: str) -> dict[str, object]:
     """Keys that make a task `voc/faster_rcnn_R_50_C4_24k` small."""
     small = SMALL_SEM_SEG if "fcn16s" in task else SMALL
-    return small | (SMALL_VIT if "ViT" in task else {}) | SHORT
+    vit = SMALL_VIT if "ViT" in task else {}
+    if task.startswith("ade20k/"):
+        vit = {**vit, **SMALL_ADE, "MODEL.BACKBONE.SQUARE_PAD": 0, "MODEL.VIT.DEPTH": 12}
+    elif "ViT" in task and "frozen" in task:
+        vit = {**SMALL_VIT, "MODEL.BACKBONE.FREEZE_AT": 5, "MODEL.VIT.DROP_PATH": 0.0}
+    return small | vit | SHORT
 
 
 def run(
     task: str,
-    weights: Path,
+    weights: Path | str,
     folder: Path,
     engine: str,
     *opts: object,
@@ -117,8 +133,22 @@ def run(
     return read_record(folder / "run.json")
 
 
+def run_both(task: str, weights: Path | str, folder: Path, *opts: object, **kw: Any) -> RunRecord:
+    """Run a task on both engines, check that nothing differs, and return the embedded record."""
+    for engine in ENGINES:
+        record = run(task, weights, folder / engine, engine, *opts, **kw)
+    assert_same_run(*(folder / engine for engine in ENGINES))
+    return record
+
+
+def logged(folder: Path) -> dict[str, Any]:
+    """Return the last value of every name in metrics.json."""
+    lines = (folder / "metrics.json").read_text(encoding="utf-8").splitlines()
+    return {name: value for line in lines for name, value in json.loads(line).items()}
+
+
 def assert_same_run(theirs: Path, ours: Path) -> None:
-    """Trained tensors and predictions in two folders: no difference at all."""
+    """Check that tensors, predictions and records in two folders are equal, and losses to 1e-6."""
     expected, actual = (
         torch.load(folder / "model_final.pth", weights_only=True)["model"]
         for folder in (theirs, ours)
@@ -126,6 +156,14 @@ def assert_same_run(theirs: Path, ours: Path) -> None:
     assert set(expected) == set(actual)
     different = [name for name, x in expected.items() if not torch.equal(x, actual[name])]
     assert not different
+    records = [read_record(folder / "run.json") for folder in (theirs, ours)]
+    for field in ("metrics", "coverage", "config_sha256", "recipe"):
+        assert getattr(records[0], field) == getattr(records[1], field), field
+    losses = [
+        {name: value for name, value in logged(folder).items() if "loss" in name}
+        for folder in (theirs, ours)
+    ]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6) and losses[0]
     predictions = [sorted((folder / "inference").glob("*.json")) for folder in (theirs, ours)]
     assert [path.name for path in predictions[0]] == [path.name for path in predictions[1]]
     for one, other in zip(*predictions, strict=True):

@@ -18,6 +18,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from detection.datasets import archives
+from tests.oracles.tiny_ade import write_ade
 from tests.oracles.tiny_cityscapes import write_cityscapes
 from tests.oracles.tiny_coco import write_coco
 from tests.oracles.tiny_lvis import write_lvis
@@ -30,7 +31,7 @@ SBD_ONLY = ["2012_000004", "2012_000005", "2012_000006"]
 
 
 def tiny_archives(name: str, folder: Path) -> dict[str, bytes]:
-    """The archives of a dataset, by file name; `folder` is for its files."""
+    """Return the archives of a dataset by file name; `folder` is for its files."""
     dataset = archives.datasets()[name]
     if name == "voc2007":
         write_voc(folder / "first" / "VOC2007", {"trainval": 3}, names=VOC_NAMES)
@@ -48,6 +49,8 @@ def tiny_archives(name: str, folder: Path) -> dict[str, bytes]:
         write_coco(folder, splits, densepose=True, crowd=False)
     elif name.startswith("lvis"):
         write_lvis(folder, {"train": 3, "val": 2}, version=name.removeprefix("lvis_"))
+    elif name == "ade20k":
+        write_ade(folder, {"train": 3, "val": 2})
     else:
         write_cityscapes(folder, {"train": 2, "val": 2}, train_ids=False)
     made = {}
@@ -61,7 +64,7 @@ def tiny_archives(name: str, folder: Path) -> dict[str, bytes]:
 
 
 def packed(name: str, files: dict[str, bytes]) -> bytes:
-    """An archive of the kind that the ending of `name` says, which also has a README."""
+    """Return an archive in the format of the ending of `name`, with a README in it."""
     buffer = io.BytesIO()
     files = {"README": b"read me", **files}
     if name.endswith(".zip"):

@@ -1,4 +1,4 @@
-"""A made-up body surface in the files that DensePose fetches, small and without the network.
+"""Small synthetic body surface in the files that DensePose downloads.
 
 24 parts of 4 vertices each instead of SMPL's 27554; distances are random. iopath looks for the
 files below `$FVCORE_CACHE` before it downloads them.
@@ -14,7 +14,7 @@ PARTS, VERTICES = 24, 4
 
 
 def write_body(cache: Path) -> Path:
-    """Write the files below `cache`, which `$FVCORE_CACHE` has to name."""
+    """Write the files into `cache`, the value of `$FVCORE_CACHE`."""
     folder = cache / "densepose" / "data"
     folder.mkdir(parents=True)
     rng = np.random.RandomState(0)

@@ -62,7 +62,7 @@ def write_cityscapes(
 
 
 def _objects(rng: np.random.RandomState, index: int, height: int, width: int) -> list[dict]:
-    """In drawing order: stuff, then things, the last of them over the one before."""
+    """Return the objects in drawing order: stuff, then things, the last over the one before."""
     horizon = int(height * 0.4)
     shapes: list[tuple[str, list[list[int]]]] = [
         ("sky", _box(0, 0, width - 1, horizon)),
@@ -119,7 +119,7 @@ def _image(
 def _label_maps(
     objects: list[dict[str, Any]], size: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """labelIds uint8, instanceIds uint16 (id * 1000 + number for things), labelTrainIds uint8."""
+    """LabelIds uint8, instanceIds uint16 (id * 1000 + number for things), labelTrainIds uint8."""
     labels, train = Image.new("L", size[::-1]), Image.new("L", size[::-1], 255)
     instances = Image.new("I", size[::-1])
     numbers: dict[str, int] = {}

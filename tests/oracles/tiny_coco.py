@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from detection.datasets.coco import COCO_CATEGORIES, PERSON_KEYPOINTS
+from detection.datasets.coco_names import COCO_CATEGORIES, PERSON_KEYPOINTS
 from tests.oracles.shapes import Shape, paint, save_jpeg
 
 KINDS = (1, 3, 18)  # category ids of person, car, dog, in the order of shapes.COLORS
@@ -92,7 +92,7 @@ def _annotation(annotation_id: int, image_id: int, shape: Shape) -> dict[str, An
 
 
 def _crowd(annotation_id: int, image_id: int, height: int, width: int) -> dict[str, Any]:
-    """A strip along the lower border, 4 px high; runs go down the columns."""
+    """Return a strip along the lower border, 4 px high; runs go down the columns."""
     counts = [height - 4, 4] * width
     return {
         "id": annotation_id,
@@ -120,7 +120,7 @@ def _with_keypoints(annotation: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_densepose(annotation: dict[str, Any], rng: np.random.RandomState) -> dict[str, Any]:
-    """The smallest that DensePose trains on: 14 part masks of 256x256 px and some points.
+    """Return the least that DensePose trains on: 14 part masks of 256x256 px and some points.
 
     Masks and points are in coordinates of the box, 0..255; parts 1..24, U and V in 0..1.
     """

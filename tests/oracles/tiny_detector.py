@@ -125,6 +125,17 @@ VIT_SFP = {
     "MODEL.VIT.GLOBAL_BLOCKS": [2],
     "MODEL.VIT.DROP_PATH": 0.4,
 }
+# Rotary positions, with tokens in every block.
+DINO = {
+    **VIT_SFP,
+    "MODEL.VIT.ROTARY": True,
+    "MODEL.VIT.TOKENS": 3,
+    "MODEL.VIT.KEEP_TOKENS": True,
+    "MODEL.VIT.REL_POS": False,
+    "MODEL.VIT.LAYER_SCALE": True,
+    "MODEL.VIT.SWIGLU": True,
+    "MODEL.VIT.ROPE_RESCALE": 2.0,
+}
 VIT_FPN = {
     **VIT_SFP,
     "MODEL.BACKBONE.NAME": "build_vit_fpn_backbone",
@@ -145,6 +156,48 @@ FCN = {
     "MODEL.SEM_SEG_HEAD.CONVS_DIM": 16,
     "MODEL.SEM_SEG_HEAD.NORM": "BN",
 }
+# Plain vision transformers, frozen and not, and a ResNet, under the heads of ADE20k's recipes.
+_SEGMENTER = {
+    "MODEL.META_ARCHITECTURE": "SemanticSegmentor",
+    "MODEL.BACKBONE.NAME": "build_vit_backbone",
+    "MODEL.SEM_SEG_HEAD.NUM_CLASSES": 5,
+}
+VIT_LINEAR = {
+    **VIT_SFP,
+    **_SEGMENTER,
+    "MODEL.SEM_SEG_HEAD.NAME": "LinearHead",
+    "MODEL.SEM_SEG_HEAD.IN_FEATURES": ["last_feat"],
+    "MODEL.SEM_SEG_HEAD.FEATURE_NORM": True,
+    "MODEL.SEM_SEG_HEAD.NORM": "",
+}
+VIT_LINEAR_FROZEN = {
+    **VIT_LINEAR,
+    "MODEL.BACKBONE.FREEZE_AT": -1,
+    "MODEL.VIT.PATCH_SIZE": 14,
+    "MODEL.VIT.PRETRAIN_IMAGE_SIZE": 98,
+    "MODEL.VIT.DROP_PATH": 0.0,
+    "MODEL.SEM_SEG_HEAD.IN_FEATURES": ["block1", "block2"],
+    "MODEL.SEM_SEG_HEAD.NORM": "BN",
+    "MODEL.SEM_SEG_HEAD.DROPOUT": 0.1,
+}
+VIT_UPERNET = {
+    **VIT_SFP,
+    **_SEGMENTER,
+    "MODEL.SEM_SEG_HEAD.NAME": "UPerHead",
+    "MODEL.SEM_SEG_HEAD.IN_FEATURES": ["block0", "block1", "block2", "block3"],
+    "MODEL.SEM_SEG_HEAD.CONVS_DIM": 64,  # more than one channel per group
+    "MODEL.SEM_SEG_HEAD.NORM": "GN",
+    "MODEL.SEM_SEG_HEAD.DROPOUT": 0.1,
+}
+R50_UPERNET = {
+    **FCN,
+    "MODEL.RESNETS.OUT_FEATURES": ["res2", "res3", "res4", "res5"],
+    "MODEL.RESNETS.RES5_DILATION": 1,
+    "MODEL.SEM_SEG_HEAD.NAME": "UPerHead",
+    "MODEL.SEM_SEG_HEAD.IN_FEATURES": ["res2", "res3", "res4", "res5"],
+    "MODEL.SEM_SEG_HEAD.CONVS_DIM": 64,  # more than one channel per group
+    "MODEL.SEM_SEG_HEAD.NORM": "GN",
+}
 
 
 FIRST_NORMS = ".0.conv1.norm.running"
@@ -153,7 +206,7 @@ PREDICTORS = {"cls_score": 0.1, "bbox_pred": 0.2, "objectness_logits": 0.3, "anc
 
 
 def task(keys: dict[str, Any]) -> CfgNode:
-    """The embedded engine's configuration."""
+    """Return the embedded engine's config with these keys."""
     return merge(default_task(), keys)
 
 
@@ -168,7 +221,7 @@ def assert_same(theirs: Mapping[str, Tensor | None], ours: Mapping[str, Tensor |
 
 
 def merge(cfg: CfgNode, keys: dict[str, Any]) -> CfgNode:
-    """A frozen copy of `cfg` with dotted keys set."""
+    """Return a frozen copy of `cfg` with dotted keys set."""
     cfg = cfg.clone()
     cfg.defrost()
     cfg.merge_from_list([item for pair in keys.items() for item in pair])
@@ -177,9 +230,9 @@ def merge(cfg: CfgNode, keys: dict[str, Any]) -> CfgNode:
 
 
 def fill(state: dict[str, Tensor], seed: int) -> dict[str, Tensor]:
-    """Weights for every tensor of a state dict, from NumPy's legacy generator (fixed for ever).
+    """Return values for all tensors of a state dict, from NumPy's legacy generator.
 
-    Scaled so that activations stay of order one, also with these statistics in batch norm.
+    They are scaled so that activations are of order one, also with these batch-norm statistics.
     """
     rng = np.random.RandomState(seed)
     filled = {}
@@ -202,14 +255,14 @@ def fill(state: dict[str, Tensor], seed: int) -> dict[str, Tensor]:
 
 
 def ends_a_branch(name: str, state: dict[str, Tensor]) -> bool:
-    """Whether this is the scale of the last batch norm before a residual sum."""
+    """Return whether this is the scale of the last batch norm before a residual sum."""
     block, _, conv = name.removesuffix(".norm.weight").rpartition(".")
     last = "conv3" if f"{block}.conv3.weight" in state else "conv2"
     return name.endswith(".norm.weight") and conv == last
 
 
 def images(sizes: list[tuple[int, int]], seed: int, num_classes: int = 5) -> list[dict[str, Any]]:
-    """Noise with bright rectangles: training samples of the given (height, width) sizes."""
+    """Make training samples of (height, width) sizes: noise with bright rectangles."""
     rng = np.random.RandomState(seed)
     samples = []
     for number, (height, width) in enumerate(sizes):
@@ -237,12 +290,12 @@ def images(sizes: list[tuple[int, int]], seed: int, num_classes: int = 5) -> lis
 
 
 def without_objects(sample: dict[str, Any]) -> dict[str, Any]:
-    """The same image without any annotation."""
+    """Remove the annotations of a sample."""
     return {**sample, "boxes": torch.zeros(0, 4), "classes": torch.zeros(0, dtype=torch.int64)}
 
 
 def with_shapes(sample: dict[str, Any], num_keypoints: int = 17) -> dict[str, Any]:
-    """Polygons (every third of two parts) and keypoints (some hidden), also beyond the box."""
+    """Add polygons (every third of two parts) and keypoints (some hidden), also beyond the box."""
     rng = np.random.RandomState(len(sample["boxes"]))
     masks, keypoints = [], []
     for number, (x0, y0, x1, y1) in enumerate(sample["boxes"].double().tolist()):
@@ -263,7 +316,7 @@ def with_shapes(sample: dict[str, Any], num_keypoints: int = 17) -> dict[str, An
 
 
 def with_bitmaps(sample: dict[str, Any]) -> dict[str, Any]:
-    """The masks of `with_shapes` as (G, H, W) bool: ellipses in the objects' boxes."""
+    """Replace the masks by bitmaps (G, H, W): ellipses in the objects' boxes."""
     height, width = sample["image"].shape[-2:]
     y, x = np.mgrid[:height, :width] + 0.5
     masks = [
@@ -274,7 +327,7 @@ def with_bitmaps(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_labels(sample: dict[str, Any], num_classes: int = 5) -> dict[str, Any]:
-    """Labels (H, W) of every pixel: stripes, and a part that does not count."""
+    """Add labels (H, W): stripes, and a part that is ignored."""
     height, width = sample["image"].shape[-2:]
     y, x = np.mgrid[:height, :width]
     labels = np.where((y < 20) & (x < 30), 255, (x // 11 + y // 17) % num_classes)
@@ -282,7 +335,7 @@ def with_labels(sample: dict[str, Any], num_classes: int = 5) -> dict[str, Any]:
 
 
 def one_pixel(sample: dict[str, Any]) -> dict[str, Any]:
-    """The same image with one object of one pixel."""
+    """Replace the objects of a sample by one of a single pixel."""
     box = torch.tensor([[37.0, 41.0, 38.0, 42.0]])
     return {**sample, "boxes": box, "classes": torch.zeros(1, dtype=torch.int64)}
 
@@ -293,7 +346,7 @@ def summary(
     detections: Callable[[list[dict[str, Any]]], list[dict[str, Tensor]]],
     keys: dict[str, Any],
 ) -> dict[str, Any]:
-    """A few numbers that a model with the weights of `fill` cannot have by accident.
+    """Summarize a model with the weights of `fill` in numbers that do not agree by accident.
 
     `losses` and `detections` run the model in training and evaluation mode; `keys` built it.
     """
@@ -335,7 +388,7 @@ def summary(
 
 
 def _short(answer: dict[str, Tensor]) -> dict[str, Any]:
-    """Eight of an image's detections; of masks their areas, of the scores of pixels a few."""
+    """Return eight of an image's detections, with areas of masks and a few scores of pixels."""
     shorter: dict[str, Callable[[Tensor], Tensor]] = {
         "masks": lambda x: x.sum(dim=(1, 2)),
         "keypoints": lambda x: x[:, ::4],

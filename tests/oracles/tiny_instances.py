@@ -12,7 +12,7 @@ Array = np.ndarray[Any, Any]
 
 
 def rle(mask: Array) -> dict[str, Any]:
-    """A compressed COCO run-length code of a mask (H, W)."""
+    """Encode a mask (H, W) as a compressed COCO run-length code."""
     from pycocotools import mask as mask_util
 
     code = mask_util.encode(np.asfortranarray(mask, dtype=np.uint8))
@@ -20,7 +20,7 @@ def rle(mask: Array) -> dict[str, Any]:
 
 
 def rectangle(H: int, W: int, box: Array) -> Array:
-    """A mask (H, W) of the inside of a box XYXY."""
+    """Return a mask (H, W) of the inside of a box XYXY."""
     x1, y1, x2, y2 = np.round(box).astype(int)
     mask = np.zeros((H, W), dtype=np.uint8)
     mask[max(y1, 0) : y2, max(x1, 0) : x2] = 1
@@ -30,7 +30,7 @@ def rectangle(H: int, W: int, box: Array) -> Array:
 def coco_annotations(
     seed: int, classes: int, keypoints: int, num_images: int = 5
 ) -> dict[str, Any]:
-    """A COCO file's content with ids that have gaps; the last class has no object.
+    """Return the content of a COCO file with gaps in its ids; the last class has no object.
 
     Objects are of all sizes; some are crowds, some have no keypoint that is labeled.
     """
@@ -114,7 +114,7 @@ def coco_split(path: Path, content: dict[str, Any], evaluator_type: str = "coco"
 def answers(
     split: Split, content: dict[str, Any], seed: int, keypoints: int = 0, extra: int = 3
 ) -> list[dict[str, Any]]:
-    """One prediction per record: shifted objects, some of them twice, some missing, some wrong."""
+    """Return a prediction per record: shifted objects, some twice, some missing, some wrong."""
     rng = np.random.default_rng(seed)
     ids = split.metadata["thing_dataset_id_to_contiguous_id"]
     predictions = []
@@ -155,7 +155,7 @@ def answers(
 
 
 def empty_prediction(keypoints: int = 0) -> dict[str, Any]:
-    """What a model says that finds nothing."""
+    """Return the prediction of a model that finds nothing."""
     return {
         "boxes": np.empty((0, 4), dtype=np.float32),
         "scores": np.empty(0, dtype=np.float32),
@@ -166,7 +166,7 @@ def empty_prediction(keypoints: int = 0) -> dict[str, Any]:
 
 
 def instances(*found: tuple[Any, float, int]) -> dict[str, Any]:
-    """A prediction of (box, score, class) triples, without masks; N = 0 too."""
+    """Return a prediction of (box, score, class) triples, possibly none, without masks."""
     return {
         "boxes": np.array([box for box, _, _ in found], dtype=np.float32).reshape(-1, 4),
         "scores": np.array([score for _, score, _ in found], dtype=np.float32),
@@ -175,12 +175,12 @@ def instances(*found: tuple[Any, float, int]) -> dict[str, Any]:
 
 
 def with_masks(prediction: dict[str, Any], H: int, W: int) -> dict[str, Any]:
-    """The same with a mask for each box, which fills it."""
+    """Return the prediction with a mask for each box, which fills it."""
     return {**prediction, "masks": [rle(rectangle(H, W, box)) for box in prediction["boxes"]]}
 
 
 def detectron2_instances(prediction: dict[str, Any], H: int, W: int) -> Any:
-    """The same as Detectron2's structure of an image (H, W)."""
+    """Return the prediction as Detectron2's structure of an image (H, W)."""
     import torch
     from detectron2.structures import Boxes, Instances
     from pycocotools import mask as mask_util

@@ -25,14 +25,12 @@ def train_step(
     parallel: torch.nn.Module | None = None,
     progress: float = 0.0,
 ) -> StepOutput:
-    """Loss, gradients, and both updates.
+    """Compute the loss and the gradients, and make both updates.
 
-    Args:
-        x_q, x_k: (N, 3, H, W) of all processes, in the order of the queries; each takes its part.
-            Mechanisms without key views are given an empty `x_k`.
-        images: (N,) numbers of the images; 0 to N - 1 if not given.
-        parallel: `data_parallel(model)`, with several processes.
-        progress: share of the run that is done with this step.
+    `x_q` and `x_k` (N, 3, H, W) are of all processes, in the order of the queries, and each takes
+    its part; mechanisms without key views take an empty `x_k`. `images` (N,) are their numbers, 0
+    to N - 1 by default, `parallel` is `data_parallel(model)`, and `progress` the share of the run
+    that is done with this step.
     """
     N, n = len(x_q), len(x_q) // world_size()
     mine = slice(rank() * n, (rank() + 1) * n)
@@ -50,15 +48,15 @@ def train_step(
 
 
 def newest(folder: Path, form: str = FORMAT) -> dict[str, Any]:
-    """The content of a run's last checkpoint."""
+    """Load a run's last checkpoint."""
     return load_checkpoint(list_checkpoints(folder)[-1], form)
 
 
 def weights(folder: Path, form: str = FORMAT) -> str:
-    """A hash of the model's state in it."""
+    """Return a hash of the model's state in the last checkpoint."""
     return sha256_state(newest(folder, form)["state_dict"])
 
 
 def metrics(folder: Path) -> list[dict[str, float]]:
-    """The lines of metrics.json."""
+    """Return the lines of metrics.json."""
     return [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]

@@ -1,6 +1,6 @@
-"""Modules of a user of Detectron2, for `--import`; to be formatted."""
+"""Templates of a Detectron2 user's modules, for `--import`."""
 
-# The box heads of a user's module, which log something now and then.
+# RoI heads that log a scalar in some iterations.
 SPARSE = """
 from detectron2.modeling import ROI_HEADS_REGISTRY
 from detectron2.modeling.roi_heads import StandardROIHeads
@@ -13,7 +13,7 @@ class {name}(StandardROIHeads):
             get_event_storage().put_scalar("users/sparse", len(images) + get_event_storage().iter)
         return super().forward(images, features, proposals, targets)
 """
-# A user's datasets: without sizes to train on, boxes in two modes, masks in run lengths.
+# Datasets without training sizes, with boxes in two modes and masks in run lengths.
 CATALOG = """
 from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.data.datasets import load_coco_json
@@ -36,7 +36,7 @@ for split in ("train", "val"):
     MetadataCatalog.get(f"users_{{split}}").set(json_file=json_file, evaluator_type="coco")
     DatasetCatalog.get(f"users_{{split}}")
 """
-# Labels of every pixel beside those instances, which DatasetMapper reads with `Image.convert`.
+# Labels of every pixel next to those instances, which DatasetMapper reads with `Image.convert`.
 PANOPTIC = """
 import numpy as np
 from pathlib import Path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +22,7 @@ class Transcription(nn.Module):
     def __init__(self, architecture: ViTArchitecture, tokens: Tensor | None = None) -> None:
         super().__init__()
         self.architecture, self.tokens = architecture, tokens
-        for key, value in ViT(architecture).state_dict().items():
+        for key, value in ViT(replace(architecture, tokens=0)).state_dict().items():
             *path, last = key.split(".")
             module: nn.Module = self
             for name in path:
@@ -33,12 +34,14 @@ class Transcription(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         a, p = self.architecture, self.state_dict()
-        x = F.conv2d(
-            image, p["patch_embed.proj.weight"], p["patch_embed.proj.bias"], stride=a.patch_size
-        )
+        patches = p["patch_embed.proj.weight"], p.get("patch_embed.proj.bias")
+        x = F.conv2d(image, *patches, stride=a.patch_size)
         x = x.flatten(2).transpose(1, 2) + p["pos_embed"][:, int(a.class_position) :]
         if self.tokens is not None:
             x = torch.cat([self.tokens, x], dim=1)
+        if a.pre_norm:
+            norm = p["norm_pre.weight"], p["norm_pre.bias"]
+            x = F.layer_norm(x, (a.embed_dim,), *norm, a.layer_norm_eps)
         for i in range(a.depth):
             for norm, branch, scale in (
                 ("norm1", self._attend, "ls1"),
@@ -65,5 +68,12 @@ class Transcription(nn.Module):
         return F.linear(x, p["attn.proj.weight"], p["attn.proj.bias"])
 
     def _mlp(self, x: Tensor, p: Mapping[str, Tensor]) -> Tensor:
-        x = F.gelu(F.linear(x, p["mlp.fc1.weight"], p["mlp.fc1.bias"]))
+        x = F.linear(x, p["mlp.fc1.weight"], p["mlp.fc1.bias"])
+        gate, *others = x.chunk(1 + self.architecture.swiglu, dim=2)
+        activation = {
+            "gelu": F.gelu,
+            "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+            "quick_gelu": lambda x: x / (1 + (-1.702 * x).exp()),
+        }[self.architecture.activation]
+        x = F.silu(gate) * others[0] if others else activation(gate)
         return F.linear(x, p["mlp.fc2.weight"], p["mlp.fc2.bias"])

@@ -1,7 +1,7 @@
-"""Rows of what is refused, a file for each group of commands; `tests/test_refusals.py` runs them.
+"""Rows of refused inputs, one file per group of commands; `tests/test_refusals.py` runs them.
 
-`moco-transfer` is not written. Paths are relative to the folder of the row: a name that
-`tests/oracles/refused_files.py` has is made there before, and `edit` may change what was made.
+Commands are written without `moco-transfer`. Paths are relative to the folder of the row: files
+that `tests/oracles/refused_files.py` knows are made there first, and `edit` may change them.
 """
 
 from tests.refusals.annotations import ANNOTATIONS

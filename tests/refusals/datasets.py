@@ -1,4 +1,4 @@
-"""What `train`, `doctor` and `datasets` refuse of data: names, folders, annotations, images."""
+"""Refusals of `train`, `doctor` and `datasets` about datasets: names, folders, annotations."""
 
 import json
 from collections.abc import Callable
@@ -17,7 +17,7 @@ R18 += " --config-file voc/faster_rcnn_R_18_C4_small"
 FPN = R18.replace("voc/faster_rcnn_R_18_C4_small", "coco/mask_rcnn_R_50_FPN_1x")
 FPN += " SOLVER.REFERENCE_WORLD_SIZE 0"
 
-# A folder in VOC's layout. Of `BODIES` each is the annotation and what the message names.
+# A folder in VOC's layout. `BODIES`: an annotation and a pattern of the message.
 ONE = f"{R18} DATASETS.VOC_DIR {{tmp}}/one DATASETS.VOC_CLASSES \"['blue','green','red']\""
 BODIES = (
     (SIZE + obj("purple"), "object 1: .*'purple'.* blue, green, red"),
@@ -43,7 +43,7 @@ UTF_16 = f"{DOCTYPE}<annotation>{SIZE}{obj()}</annotation>".encode("utf-16")
 
 
 def gray(folder: Path) -> None:
-    """16 bits, which Detectron2's reader would clip to white."""
+    """Write an image of 16 bits, which Detectron2's reader would clip to white."""
     write_one(folder / "one", image="1.png")
     (folder / "one/JPEGImages/1.jpg").unlink()
     pixels = np.full((40, 60), 999, np.uint16)
@@ -89,6 +89,22 @@ VOC = [
         code=3,
     ),
     *rows(f"{R18} DATASETS.VOC_DIR {{tmp}}/images", ("", "VOC_DIR .*Annotations/"), code=3),
+    *rows(f"{R18} DATASETS.COCO_DIR {{tmp}}/images", ("", "COCO_DIR .*train, valid"), code=3),
+    *rows(
+        f"{R18} DATASETS.YOLO_YAML {{tmp}}/images/data.yaml",
+        ("", r"data\.yaml: no such file"),
+        (text("images/data.yaml", "names: [a]"), "YOLO_YAML .* has no split; expected trainval or"),
+        (text("images/data.yaml", "train: .\nval: .\nnames: [a]"), "none of .* has a label file"),
+        code=3,
+    ),
+    *rows(
+        f"{R18} DATASETS.VOC_DIR {{tmp}}/voc DATASETS.YOLO_YAML x.yaml",
+        ("", "DATASETS.VOC_DIR and DATASETS.YOLO_YAML are both set; keep one"),
+    ),
+    *rows(
+        f"{R18} DATASETS.COCO_DIR {{tmp}}/voc DATASETS.COCO_TEST_JSON x.json",
+        ("", r"DATASETS.COCO_DIR and DATASETS.COCO_\*_JSON are both set; keep one"),
+    ),
 ]
 
 
@@ -101,7 +117,7 @@ def voc_mask(make: Callable[[int, int], np.ndarray]) -> Edit:
 
 
 def moved(folder: Path) -> None:
-    """All masks but one are with those of VOC."""
+    """Move all masks but one to the folder of VOC's own masks."""
     augmented = folder / "VOC2012/SegmentationClassAug"
     for mask in sorted(augmented.iterdir()):
         if mask.stem != "2012_000001":
@@ -236,9 +252,9 @@ COMMANDS = [
     ),
     *rows(
         "doctor --voc-dir one",
-        (gone("one/JPEGImages"), "without JPEGImages/; expected"),
-        (gone("one/Annotations", "one/JPEGImages"), "without Annotations/, JPEGImages/; expected"),
-        (gone("one/ImageSets"), r"without ImageSets/Main/\*.txt; expected"),
+        (gone("one/JPEGImages"), "has no JPEGImages/; expected"),
+        (gone("one/Annotations", "one/JPEGImages"), "has no Annotations/, JPEGImages/; expected"),
+        (gone("one/ImageSets"), r"has no ImageSets/Main/\*.txt; expected"),
         (gone("one"), "no such folder"),
         code=3,
     ),

@@ -1,6 +1,7 @@
-"""What `train` refuses before its folder is made: keys, weights, engines, processes, folders."""
+"""Refusals of `train` before its folder is made: keys, weights, engines, processes, folders."""
 
 import pickle
+import re
 from functools import partial
 
 import numpy as np
@@ -11,7 +12,6 @@ from tests.refusals.rows import Row, rows
 
 TASK = "voc/faster_rcnn_R_18_C4_small"
 ON = "MODEL.DEVICE cpu OUTPUT_DIR run"
-ENGINES = (("embedded", ()), ("detectron2", ("detectron2",)))
 SMALL = f"train --config-file {TASK} {ON} --engine"
 ON_VOC = "DATASETS.VOC_DIR {tmp}/voc MODEL.WEIGHTS random"
 LSJ = "INPUT.LSJ.ENABLED True"
@@ -23,43 +23,24 @@ KEYS = (
     ("SOLVER.STEPS '(20, 10)'", "SOLVER.STEPS"),
     ("SOLVER.WARMUP_ITERS 230", "WARMUP_ITERS: got 230, .* less than 225, .* reach 0.001, not"),
     ("SOLVER.STEPS () SOLVER.WARMUP_ITERS 300", "WARMUP_ITERS: got 300, .* less than 300"),
-    ("SOLVER.MAX_ITER 0", "SOLVER.MAX_ITER: got 0, .* 1"),
     ("SOLVER.BASE_LR 0", "SOLVER.BASE_LR: got 0.0, .* 0"),
-    ("SOLVER.BASE_LR nan", "SOLVER.BASE_LR: got nan"),
-    ("SOLVER.CHECKPOINT_PERIOD 0", "CHECKPOINT_PERIOD: got 0"),
-    ("SOLVER.PRECISION half", "SOLVER.PRECISION"),
     ("SOLVER.PRECISION fp16", "SOLVER.PRECISION fp16"),
     ("SOLVER.REFERENCE_WORLD_SIZE 3", "REFERENCE_WORLD_SIZE: got 3, .* 4"),
     ("SOLVER.REFERENCE_WORLD_SIZE -1", "REFERENCE_WORLD_SIZE: got -1, .* 4"),
     ("DATASETS.TEST \"('voc_test','voc_trainval')\"", "DATASETS.TEST: got .*expected one dataset"),
     ("SOLVER.OPTIMIZER Adam", "SOLVER.OPTIMIZER"),
-    ("SOLVER.BETAS '(0.9, 1.0)'", "SOLVER.BETAS"),
-    ("SOLVER.BETAS '(0.9,)'", "SOLVER.BETAS"),
-    ("SOLVER.LR_DECAY 0.0", "SOLVER.LR_DECAY"),
-    ("SOLVER.LR_DECAY 1.1", "SOLVER.LR_DECAY"),
     ("SOLVER.LR_DECAY 0.5 MODEL.BACKBONE.NAME build_my_own", "MODEL.BACKBONE.NAME"),
-    ("SOLVER.WEIGHT_DECAY_EMBED -0.1", "SOLVER.WEIGHT_DECAY_EMBED"),
     ("SOLVER.BASE_LR_END 0.1", "SOLVER.BASE_LR_END"),
-    ("SOLVER.STEPS '(50000,)'", "SOLVER.STEPS"),
-    ("INPUT.LSJ.SIZE 0", "INPUT.LSJ.SIZE"),
-    ("INPUT.LSJ.SCALE_RANGE '[2.0, 0.1]'", "INPUT.LSJ.SCALE_RANGE"),
     (f"{LSJ} MODEL.META_ARCHITECTURE SemanticSegmentor", "MODEL.META_ARCHITECTURE"),
     (
         f"{LSJ} MODEL.MASK_ON True DATALOADER.FILTER_EMPTY_ANNOTATIONS False",
         "DATALOADER.FILTER_EMPTY_ANNOTATIONS",
     ),
     (f"{LSJ} INPUT.CROP.ENABLED True", "INPUT.CROP.ENABLED"),
-    ("INPUT.FORMAT GRB", "INPUT.FORMAT.*RGB"),
-    ("MODEL.PIXEL_MEAN '[1.0, 2.0]'", "MODEL.PIXEL_MEAN"),
-    ("MODEL.PIXEL_MEAN '[1.0, 2.0, 1e400]'", "MODEL.PIXEL_MEAN"),
-    ("MODEL.PIXEL_STD '[1.0, 0.0, 1.0]'", r"MODEL.PIXEL_STD: got \[1.0, 0.0, 1.0\]"),
-    ("INPUT.MIN_SIZE_TRAIN ()", r"INPUT.MIN_SIZE_TRAIN: got \(\)"),
-    ("INPUT.MIN_SIZE_TRAIN (0,)", r"INPUT.MIN_SIZE_TRAIN: got \(0,\)"),
     (
         "INPUT.MIN_SIZE_TRAIN (64,) INPUT.MIN_SIZE_TRAIN_SAMPLING range",
         "INPUT.MIN_SIZE_TRAIN: .*MIN_SIZE_TRAIN_SAMPLING",
     ),
-    ("INPUT.MAX_SIZE_TEST 0", "INPUT.MAX_SIZE_TEST: got 0"),
     ("INPUT.CORRUPTION fog", r"INPUT\.CORRUPTION"),
     ("INPUT.CORRUPTION fog.6", r"INPUT\.CORRUPTION"),
     ("INPUT.CORRUPTION rain.3", r"INPUT\.CORRUPTION"),
@@ -72,7 +53,6 @@ KEYS = (
         "MODEL.WEIGHTS ''",
         "MODEL.WEIGHTS is empty; give a file from moco-transfer convert, a checkpoint .*random",
     ),
-    ("SEED 2147483648", "SEED: got 2147483648"),
     ("LOG.LOGGERS ('tensorboad',)", "LOG.LOGGERS.*tensorboad"),
     ("--visualize -1", "--visualize: got -1"),
     ("--resume --overwrite", "exclude each other"),
@@ -93,16 +73,22 @@ FILES = (
     ("--eval-only MODEL.WEIGHTS x.pth", "MODEL.WEIGHTS x.pth: no such file"),
     ("--eval-only --resume MODEL.WEIGHTS x.pth", "last_checkpoint is missing"),
 )
-BOTH = [
+# Detectron2's own configuration takes another path after the first checks of keys and files.
+LATE = [
     row
-    for engine, needs in ENGINES
-    for row in (
-        *rows(f"{SMALL} {engine} {ON_VOC}", *KEYS, needs=needs),
-        *rows(f"{SMALL} {engine} {ON_VOC}", *FILES, needs=needs, code=3),
+    for row in KEYS
+    if re.match(
+        "MODEL.DEVICE|SOLVER.PRECISION|SOLVER.REF|DATASETS.VOC_YEAR|MODEL.ROI|--num", row[0]
     )
 ]
+KEYS_AND_FILES = [
+    *rows(f"{SMALL} embedded {ON_VOC}", *KEYS),
+    *rows(f"{SMALL} embedded {ON_VOC}", *FILES, code=3),
+    *rows(f"{SMALL} detectron2 {ON_VOC}", *LATE, needs=("detectron2",)),
+    *rows(f"{SMALL} detectron2 {ON_VOC}", FILES[0], needs=("detectron2",), code=3),
+]
 WITH = f"{SMALL} embedded DATASETS.VOC_DIR {{tmp}}/voc MODEL.RESNETS.RES2_OUT_CHANNELS 16"
-# What a run takes its names, its folder and its weights from.
+# Names of tasks, task files, output folders and engines.
 PLACES = [
     *rows(
         f"train --config-file {{}} {ON} {ON_VOC} --engine embedded",
@@ -123,7 +109,7 @@ PLACES = [
         ),
         *(
             (text("task.yaml", f"_BASE_: {TASK}\n{key}: [antigravity]\n"), key)
-            for key in ("imports", "IMPORTS", "DATASETS.IMPORT")  # importing runs code
+            for key in ("imports", "IMPORTS", "DATASETS.IMPORT")  # Importing would run code.
         ),
     ),
     *rows(
@@ -142,7 +128,7 @@ PLACES = [
     ),
     *rows(
         f"{SMALL} detectron2 {ON_VOC}",
-        ("", "--engine detectron2: it cannot be imported"),
+        ("", "--engine detectron2: Detectron2 cannot be imported"),
         without=("detection.d2",),
     ),
     *rows(
@@ -157,14 +143,14 @@ TORCHRUN = [
     *rows(
         f"{SMALL} embedded {ON_VOC}",
         ("--num-gpus 2", "--num-gpus, .*torchrun has started the processes; omit"),
-        ("SEED -1", "SEED: several machines, or torchrun, need the same one"),
+        ("SEED -1", "SEED is not set; several machines, or torchrun, need a common one"),
         env=RANK,
     ),
 ]
 
 
 class Unknown:
-    """What a pickle may name and nobody reads."""
+    """Object whose pickle names a function that this project never calls."""
 
     def __reduce__(self) -> object:
         return np.random.default_rng, ()
@@ -176,7 +162,7 @@ EVALUATION = (
     "MODEL.RESNETS.STRIDE_IN_1X1 False MODEL.RESNETS.STEM_OUT_CHANNELS 16 "
     "MODEL.RESNETS.RES2_OUT_CHANNELS 16"
 )
-# A file of weights that is not whole, or contradicts the task.
+# Weights that are damaged or contradict the task.
 WEIGHTS = [
     *rows(
         WITH + " MODEL.WEIGHTS r18.pth",
@@ -184,11 +170,8 @@ WEIGHTS = [
             (f"{key} {value}", f"{key}: you set .*need {theirs}".replace("[", r"\["))
             for key, value, theirs in (
                 ("INPUT.FORMAT", "BGR", "'RGB'"),
-                ("MODEL.PIXEL_MEAN", "'[103.53, 116.28, 123.675]'", "[102"),
                 ("MODEL.PIXEL_STD", "'[1.0, 1.0, 1.0]'", "[51"),
                 ("MODEL.RESNETS.STRIDE_IN_1X1", "True", "False"),
-                ("MODEL.RESNETS.DEPTH", "34", "18"),
-                ("MODEL.RESNETS.STEM", "cifar", "'imagenet'"),
             )
         ),
     ),
@@ -217,17 +200,9 @@ WEIGHTS = [
     *rows(
         WITH + " MODEL.WEIGHTS r18.pth",
         (lambda c: c["model"].pop("res2.0.conv1.weight"), r"missing: 'res2\.0\.conv1\.w"),
-        (lambda c: c["model"].update(x=torch.ones(1)), "unknown: 'x'"),
-        (lambda c: c["model"]["stem.conv1.weight"].fill_(torch.nan), "NaN or Inf: 'stem.c"),
-        (lambda c: c["model"].update({"stem.conv1.weight": 1}), "expected a tensor"),
         (lambda c: c.update(model=[]), "'model' is a list"),
         (lambda c: c.pop("contract"), "contract"),
-        (lambda c: c["contract"]["architecture"].update(depth=50), "not a sound ResNet-50"),
         (lambda c: c["contract"].update(version=7), "version 7"),
-        (
-            lambda c: c["contract"]["architecture"].update(res2_out_channels=2**60),
-            "res2_out_channels",
-        ),
         code=3,
         on=partial(torch_edit, "r18.pth"),
     ),
@@ -238,23 +213,19 @@ WEIGHTS = [
             r"unknown layout .*'net\.conv1\.weight'",
         ),
         (
-            saved("x.pth", {"model": {"backbone.bottom_up.stem.conv1.weight": torch.ones(1)}}),
-            "a detection model, not a pre-trained backbone",
-        ),
-        (
             text("x.pth", pickle.dumps({"conv1.weight": np.random.default_rng})),
             r"unknown layout .*'conv1\.weight'",
         ),
-        (folder_of("x.pth"), "no such file; give a file .*random"),
+        (folder_of("x.pth"), "is a folder without weights"),
         code=3,
     ),
-    # Names of weights, without a network.
+    # Names and addresses of weights; nothing is downloaded.
     *rows(
         f"{SMALL} embedded DATASETS.VOC_DIR {{tmp}}/voc MODEL.WEIGHTS",
         ("detectron2://COCO-Detection/faster_rcnn_R_50_C4_1x/137/m.pkl", "a whole detector"),
         ("catalog://Caffe2Detectron/COCO/35857197/e2e_faster_rcnn_R-50-C4_1x", "a whole detector"),
         ("https://download.pytorch.org/models/resnet50-0676ba61.pth", "needs the file's hash"),
-        ("torchvision://R-50", "this address is not read; .*detectron2://ImageNetPre"),
+        ("torchvision://R-50", "unsupported address; .*detectron2://ImageNetPre"),
         ("https://host/r50.pth", r"https://host/r50\.pth#sha256="),
         ("https://host/r50.pth#0123abcd", "sha256="),
         ("https://host/r50.pth#sha1=0123abcd", "sha1"),
@@ -303,4 +274,4 @@ WEIGHTS = [
         leaves=(r"run/inference/.*", "run/log.txt"),  # the record of a run that failed
     ),
 ]
-DETECTION: list[Row] = [*BOTH, *PLACES, *TORCHRUN, *WEIGHTS]
+DETECTION: list[Row] = [*KEYS_AND_FILES, *PLACES, *TORCHRUN, *WEIGHTS]

@@ -1,4 +1,4 @@
-"""What `table`, `plot`, `errors` and `robustness` refuse of folders of runs."""
+"""Refusals of `table`, `plot`, `errors` and `robustness` about folders of runs."""
 
 import json
 from pathlib import Path
@@ -45,7 +45,7 @@ def metrics(name: str, *lines: dict[str, float]) -> Edit:
 
 RUNS = both(run("runs/random-0"), run("runs/random-1", seed=1, metrics={"bbox/AP": 12.0}))
 HUGE, NAN, INF = 10**400, float("nan"), float("inf")
-# A field of a record and values that it cannot have.
+# Fields of a run record with invalid values.
 WRONG: dict[str, list[object]] = {
     "kind": [{}],
     "status": [["done"], "running"],
@@ -120,7 +120,7 @@ TABLE = [
         *((f"--margin {m}", "--margin") for m in ("0", "-1", "nan", "101")),
         edit=RUNS,
     ),
-    # Runs that are not of one protocol.
+    # Runs of different protocols.
     *rows(
         "table runs --out out",
         ({"engine": "detectron2"}, "different engines.*detectron2 .*other.*embedded .*--engine"),
@@ -131,7 +131,7 @@ TABLE = [
         ({"iterations": 100}, r"iterations.*100 \(.*other\)"),
         (
             {"weights_sha256": "a" * 64},
-            r"'random' is of different weights: aaaaaaaaaa \(.*other\) / None \(",
+            r"'random' has different weights: aaaaaaaaaa \(.*other\) / None \(",
         ),
         ({"seed": 1}, "seed 1.*random-1.*"),
         on=lambda changes: both(RUNS, run("runs/other", **{"seed": 7, **changes})),

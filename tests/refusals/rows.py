@@ -1,4 +1,4 @@
-"""A row of what is refused."""
+"""Rows of refused inputs."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,18 +10,19 @@ Edit = Callable[[Path], object]
 
 @dataclass(frozen=True)
 class Row:
-    """A command and its refusal.
+    """Command with its refusal.
 
     Attributes:
-        what: of the input is wrong: the row's name.
-        words: that the message has, a regular expression; `{tmp}` is the row's folder.
-        code: of the exit: 2 for what was asked, 3 for files and data, 5 for a folder in use.
-        edit: changes the files in the row's folder before the command runs.
-        files: more names of files to make, which the command does not name.
-        env: further variables.
-        without: packages that cannot be imported.
-        needs: packages without which the row is left out.
-        leaves: files that the command leaves nevertheless, as documented; regular expressions.
+        command: Command line.
+        what: Error in the input, which names the row.
+        words: Regular expression of the message; `{tmp}` is the row's folder.
+        code: Exit code: 2 for errors of the user, 3 for files and data, 5 for a folder in use.
+        edit: Function that changes the files in the row's folder before the command runs.
+        files: Names of further files to make, which the command does not name.
+        env: Additional environment variables.
+        without: Packages that cannot be imported.
+        needs: Packages without which the row is skipped.
+        leaves: Regular expressions of files that the command may leave, as documented.
     """
 
     command: str
@@ -43,21 +44,23 @@ def rows(
     about: str = "",
     **fields: Any,
 ) -> list[Row]:
-    """Rows of one command.
+    """Return rows of one command.
 
     Args:
-        cases: what is wrong and the words of the message. A text is appended to the command, or
-            replaces `{}` in it; anything else edits the files.
-        on: makes the edit of what is wrong; else it is one.
-        about: words of each message that come before.
+        command: Command line.
+        *cases: Error in the input, and a pattern of the message. A text is appended to the
+            command or replaces `{}` in it; anything else edits the files.
+        on: Function that makes the edit of a case; by default the case is the edit.
+        about: Common start of the patterns.
+        **fields: Further fields of each row.
     """
     made = []
     for what, words in cases:
-        whole, edit, said = command, fields.get("edit"), about + words
+        whole, edit, pattern = command, fields.get("edit"), about + words
         if on is not None or not isinstance(what, str):
-            edit, name = on(what) if on else what, said
+            edit, name = on(what) if on else what, pattern
         else:
             whole = command.replace("{}", what) if "{}" in command else f"{command} {what}"
             name = what or words
-        made.append(Row(whole, name, said, **{**fields, "edit": edit}))
+        made.append(Row(whole, name, pattern, **{**fields, "edit": edit}))
     return made

@@ -1,4 +1,4 @@
-"""What `suite`, `quickstart`, `weights`, `configs` and the console command itself refuse."""
+"""Refusals of `suite`, `quickstart`, `weights`, `configs` and of the console command itself."""
 
 from typing import Any
 
@@ -21,9 +21,14 @@ def task(**keys: Any) -> Edit:
     return suite(tasks=[{**ONE, **keys}])
 
 
-GIVEN = "suite suite.yaml --engine embedded --executor cpu --output out --init random"
+def steps(*entries: Any, **changes: Any) -> Edit:
+    return suite(steps=list(entries), **changes)
+
+
+DRAW = {"program": "draw", "arguments": ["images"], "makes": "data/images"}
+SUITE = "suite suite.yaml --engine embedded --executor cpu --output out --init random"
 FILES = rows(
-    GIVEN,
+    SUITE,
     *(
         (edit, rf"suite\.yaml.*{words}")
         for edit, words in (
@@ -32,7 +37,7 @@ FILES = rows(
             (suite(tasks=[{}]), "task 1: config: "),
             (task(config="no.yaml"), "config no.yaml: "),
             (task(gpu=1), "unknown key 'gpu'.*nearest is gpus"),
-            (task(gpus=0), "gpus: got 0"),
+            (task(gpus=-1), "gpus: got -1"),
             (task(program="x"), "program: got 'x'"),
             (task(engines=["x"]), r"engines: got \['x'\]"),
             (task(without="x"), "without: got 'x'"),
@@ -43,6 +48,23 @@ FILES = rows(
             (suite(trials=0), "trials: got 0"),
             (suite(inits=["x"]), r"inits: got \['x'\]"),
             (suite(inits={"mine": ""}), "no weights; expected mine=FILE"),
+            (steps("x"), "step 1: got 'x'"),
+            (steps({}), "step 1: program: got no value"),
+            (steps({"program": "x"}), "step 1: program: got 'x'.*pretrain"),
+            (
+                steps({**DRAW, "config": "task.yaml"}),
+                "step 1: config: program pretrain needs it",
+            ),
+            (steps({"program": "pretrain"}), "step 1: config: program pretrain needs it"),
+            (steps({"program": "pretrain", "config": "no.yaml"}), r"config no\.yaml"),
+            (steps({"program": "convert"}), "step 1: makes: "),
+            (steps({**DRAW, "makes": "../x"}), r"step 1: makes: got '\.\./x'"),
+            (steps({**DRAW, "makes": "/x"}), "step 1: makes: got '/x'"),
+            (steps({**DRAW, "seconds": 0}), "step 1: seconds: got 0"),
+            (steps(DRAW, DRAW), "two steps or tasks are called draw"),
+            (steps(DRAW, inits={"mine": "${x}"}), r"init mine: \$\{x\} is no .*step.*draw"),
+            (steps({**DRAW, "arguments": ["${draw}"]}), r"step draw: \$\{draw\} is no .*step"),
+            (task(overrides={"DATASETS.VOC_DIR": "${x}"}), r"task task: \$\{x\}.*none"),
             (suite(tune={"share": 0}), "tune"),
             (suite(tune={"share": 2}), "tune"),
             (suite(tune={"steps": 3}), "tune"),
@@ -65,8 +87,11 @@ OPTIONS = [
         "suite suite.yaml --engine embedded --executor cpu --output out",
         ("--dry-run", "names no init; give --init"),
         *(
-            (" ".join(f"--init {each}" for each in given), f"--init.*{given[-1].partition('=')[0]}")
-            for given in (
+            (
+                " ".join(f"--init {each}" for each in options),
+                f"--init.*{options[-1].partition('=')[0]}",
+            )
+            for options in (
                 ("a=1", "a=2"),
                 ("a=1,2", "a=3"),
                 ("a=3", "a=1,2"),
@@ -81,7 +106,7 @@ OPTIONS = [
         code=3,
     ),
     *with_suite(
-        GIVEN,
+        SUITE,
         ("--status", r"suite\.json"),
         ("--skip c", "--skip c: no such task; .* task$"),
         ("--skip task", "no task of"),
@@ -96,17 +121,17 @@ OPTIONS = [
         ("--output mine.pth/out --dry-run", "mine.pth: is a file"),
         ("--engine tensorflow", "invalid choice: 'tensorflow'"),
     ),
-    *with_suite(GIVEN.replace("cpu", "local"), ("", "--executor local")),
+    *with_suite(SUITE.replace("cpu", "local"), ("", "--executor local")),
     *with_suite(
-        GIVEN.replace("cpu", "slurm"),
+        SUITE.replace("cpu", "slurm"),
         ("--dry-run", "--executor slurm: sbatch .*PATH"),
         env={"PATH": "{tmp}"},
     ),
     *with_suite(
-        GIVEN.replace("cpu", "slurm"),
+        SUITE.replace("cpu", "slurm"),
         *(
-            (f"--slurm {given}", f"--slurm {given}: ")
-            for given in (
+            (f"--slurm {options}", f"--slurm {options}: ")
+            for options in (
                 "partition",
                 "nodes=2",
                 "sbatch.signal=USR1",
@@ -115,14 +140,14 @@ OPTIONS = [
             )
         ),
     ),
-    *rows(GIVEN, (both(suite(), text("out/thesis.tex", "")), r"thesis\.tex")),
-    *rows(f"{GIVEN} --tune", (task(program="linear"), "no task of detection")),
+    *rows(SUITE, (both(suite(), text("out/thesis.tex", "")), r"thesis\.tex")),
+    *rows(f"{SUITE} --tune", (task(program="linear"), "no detection task")),
     *rows("suite no_such_suite", ("", "no_such_suite")),
 ]
 QUICKSTART = [
     *rows("quickstart --out out", ("--seeds 0", "--seeds: got 0")),
     *rows("quickstart --out out", ("--images none", "none"), ("--voc images", "images"), code=3),
-    *rows("quickstart --out out --images images", ("", "--images .*: 9 images")),
+    *rows("quickstart --out out --images images", ("", "--images .*: found 9 images")),
     *rows("quickstart --out images --smoke", ("", "holds other files")),
     *rows("quickstart --out images --smoke --overwrite", ("", "holds other files")),
 ]

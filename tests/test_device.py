@@ -1,0 +1,125 @@
+"""Trainings on a pretended GPU (tests/oracles/pretend_cuda.py), each in a process of its own.
+
+They mix no devices, and the CPU waits for the GPU at the places listed here and nowhere else.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import zipfile
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests.conftest import ROOT
+from tests.moco.conftest import write_images
+from tests.oracles import device_cases
+from tests.oracles.device_collectives import collectives
+from tests.oracles.processes import run_on
+
+pytestmark = [pytest.mark.device, pytest.mark.slow]
+
+# Waits of one step, by function. That of the report is for the step before, which is done by then.
+REPORT = {"moco/common/transfers.py Arriving.tolist": 1}
+OVERFLOW = {"moco/engine/training.py Training.update": 1}  # torch's GradScaler asks for it
+EMBEDDED = {
+    "detection/embedded/boxes.py match": 2,  # for each image
+    "detection/embedded/boxes.py sample": 8,  # foreground and background of anchors and regions
+    "detection/embedded/boxes.py encode": 3,  # torchvision sends the weights of the deltas
+    "detection/embedded/boxes.py decode": 2,
+    "detection/embedded/rpn.py RPN.losses": 2,
+    "detection/embedded/rpn.py RPN.choose": 8,
+    "detection/embedded/roi_heads.py RoIHeads.losses": 1,
+    "detection/embedded/regions.py box_losses": 1,
+}
+LOSSES = {"detection/engine/trainer.py Trainer.finite": 1}
+
+
+@pytest.fixture
+def run(tmp_path) -> Callable[[str], subprocess.CompletedProcess[str]]:
+    """`run(case)`: run a case to its end."""
+
+    def go(case: str) -> subprocess.CompletedProcess[str]:
+        words = [sys.executable, "-m", "tests.oracles.device_cases", case, str(tmp_path)]
+        return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+    return go
+
+
+def waits(done: subprocess.CompletedProcess[str]) -> Counter[str]:
+    """Return the waits of one step by file and function."""
+    assert done.returncode == 0, done.stderr
+    found: Counter[str] = Counter()
+    for place, number in json.loads(done.stdout.splitlines()[-1]).items():
+        found[re.sub(r":\d+ ([\w.]+?)(\.<locals>.*| .*)", r" \1", place)] += number
+    return found
+
+
+@pytest.mark.parametrize("case", ["fp32", "bf16", "fp16", "deterministic", "memory_bank"])
+def test_pretraining(run, case):
+    expected = REPORT | (OVERFLOW if case == "fp16" else {})
+    assert waits(run(case)) == expected and sum(expected.values()) <= 3
+
+
+def test_a_tensor_without_its_device_is_found(run):
+    done = run("mutated")
+    assert done.returncode and "DeviceMix: aten.add_" in done.stderr
+    assert f"{device_cases.MUTATED[0].replace('.', '/')}.py" in done.stderr.splitlines()[-1]
+
+
+def test_a_resumed_run_is_one_without_a_stop(run):
+    assert not waits(run("resume"))
+
+
+@pytest.mark.parametrize("command", ["linear", "finetune"])
+def test_classification(run, command):
+    assert waits(run(command)) == REPORT
+
+
+def test_a_file_saved_on_a_gpu_is_converted_without_one(run, tmp_path):
+    from convert.convert_to_d2 import convert_file
+
+    run("fp32")
+    file = next((tmp_path / "long").glob("checkpoint_*.pth.tar"))
+    with zipfile.ZipFile(file) as content:
+        (pickled,) = (name for name in content.namelist() if name.endswith("/data.pkl"))
+        assert b"cuda:0" in content.read(pickled)
+    convert_file(file, tmp_path / "backbone.pth")
+    model = torch.load(tmp_path / "backbone.pth", weights_only=True)["model"]
+    assert all(x.device.type == "cpu" for x in map(torch.as_tensor, model.values()))
+
+
+@pytest.mark.parametrize("mechanism", ["momentum_queue", "memory_bank", "moco_v3"])
+def test_the_collectives_of_two_gpus_are_those_of_the_cpu(tmp_path, mechanism):
+    """Each process calls the same ones in the same order; NCCL gets those of the GPU's tensors."""
+    write_images(tmp_path / "images")
+    cpu, gpu = (
+        run_on(2, collectives, tmp_path, kind, mechanism, connect=False, fresh=True)
+        for kind in ("cpu", "cuda")
+    )
+    for ours, theirs in zip(gpu, cpu, strict=True):
+        assert [call[:2] for call in ours] == [call[:2] for call in theirs]
+        found = {(place.split()[1], kind) for place, _, kinds in ours for kind in kinds}
+        on_cpu = {function for function, kind in found if kind == "cpu"}
+        # Counts and requests, and colors' parameters, which gloo brings where the images go.
+        assert on_cpu - {"exchange_rows"} == {"highest"}
+        gradients = "Pretraining.forward_backward"  # DDP's
+        expected = {"sum_over_ranks", "gather_rows", gradients}
+        assert expected <= {function for function, kind in found if kind == "cuda"}
+
+
+def test_the_embedded_engine(run):
+    assert waits(run("embedded")) == EMBEDDED | LOSSES
+
+
+def test_detectron2s_engine(run, detectron2):
+    """Its model waits more often than the embedded engine's, and our loop once."""
+    found = waits(run("detectron2"))
+    own = {place: number for place, number in found.items() if place.startswith("detection/")}
+    assert own == LOSSES | {
+        "detection/engine/trainer.py Trainer.step": 2
+    }  # in its model's backward
+    assert found.total() - sum(own.values()) > sum(EMBEDDED.values())
