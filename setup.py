@@ -2,9 +2,7 @@
 
 from setuptools import find_namespace_packages, setup
 
-PACKAGES = find_namespace_packages(
-    include=["moco*", "convert*", "detection*", "benchmarks*"], exclude=["benchmarks.speed"]
-)
+PACKAGES = find_namespace_packages(include=["moco*", "convert*", "detection*", "benchmarks*"])
 CONFIGS = ["moco.configs", *(f"moco.configs.{name}" for name in find_namespace_packages("configs"))]
 
 setup(packages=[*PACKAGES, *CONFIGS], package_dir={"moco.configs": "configs"})

@@ -32,6 +32,11 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "plot": ("benchmarks.plot_curves", (), "plot the curves of pre-training runs"),
     "errors": ("benchmarks.error_types", (), "find which errors finished runs make"),
     "robustness": ("benchmarks.robustness", (), "evaluate finished runs on corrupted images"),
+    "speed": (
+        "benchmarks.speed.__main__",
+        (),
+        "measure speed and compare it with goals",
+    ),
     "configs": ("benchmarks.list_configs", (), "list the task files, recipes and suites"),
     "completion": ("benchmarks.completion", (), "print a script that completes in a shell"),
 }

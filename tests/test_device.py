@@ -123,3 +123,25 @@ def test_detectron2s_engine(run, detectron2):
         "detection/engine/trainer.py Trainer.step": 2
     }  # in its model's backward
     assert found.total() - sum(own.values()) > sum(EMBEDDED.values())
+
+
+def test_speed_of_a_gpu_is_measured_by_one_command(tmp_path):
+    """Its numbers mean nothing here; on a GPU it runs the same lines with larger sizes."""
+    table, file = tmp_path / "table.md", tmp_path / "gpu.json"
+    words = [sys.executable, "-m", "tests.oracles.pretend_run", "speed", "gpu", "--quick"]
+    words += ["--goals", "step,momentum,grouped_bn,files", "--output", table, "--json", file]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(file.read_text())
+    assert found["hardware"]["gpus"] == ["pretended GPU"]
+    assert "GPU pretended GPU" in table.read_text()
+    assert all(row["what"] in table.read_text() for row in found["rows"])
+    against = {row["against"].partition(" as ")[0] for row in found["rows"]}
+    assert {
+        "official code",
+        "official code, autocast",
+        "lightly",
+        "step on random images",
+    } < against
+    floor = next(row for row in found["rows"] if row["kind"] == "floor")
+    assert floor["reference"] > 0 and floor["value"] == floor["reference"] / floor["ours"]

@@ -44,7 +44,7 @@ def test_what_is_in_the_wheel_and_the_sdist(built):
     with tarfile.open(sdist) as archive:
         source = {name.partition("/")[2] for name in archive.getnames()}
     listed = run("git", "ls-files", *PACKAGES, cwd=ROOT)
-    expected = {name for name in listed.splitlines() if not name.startswith("benchmarks/speed/")}
+    expected = set(listed.splitlines())
     configs = {str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.yaml")}
     assert expected | {f"moco/{name}" for name in configs} == {
         name for name in inside if ".dist-info/" not in name

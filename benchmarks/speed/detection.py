@@ -17,7 +17,7 @@ import torch
 from fvcore.common.config import CfgNode
 
 from benchmarks.speed.input import write_image
-from benchmarks.speed.measure import ROOT, Row, Setting, compare, interleaved, row
+from benchmarks.speed.measure import ROOT, Row, Setting, compare, interleaved
 from detection.config.engines import find_engine
 from detection.config.task import load_task
 from detection.d2 import measured
@@ -98,7 +98,7 @@ def training_iteration(cfg: CfgNode, engine: str) -> Callable[[], object]:
     seed_all(cfg.SEED)
     model = find_engine(engine).build_model(cfg).train()
     trainer = Trainer(cfg, engine, model, StopRequest())
-    numbers, batches = count(), TrainingData(cfg).batches(0)
+    numbers, batches = count(), TrainingData(cfg).batches(cfg.DATALOADER.NUM_WORKERS)
     return lambda: trainer.step(next(numbers), batches)
 
 
@@ -113,24 +113,27 @@ def training_loader(cfg: CfgNode, engine: str, start: int = 0) -> Callable[[], I
 def iteration(setting: Setting, device: str = "cpu") -> list[Row]:
     """Measure training iterations of both engines.
 
-    On a GPU only the paper's VOC C4 is measured, with one GPU's share of its batch.
+    On a GPU the ResNets are measured with one GPU's share of the recipes' batch, and with workers.
     """
-    few, faster = device != "cpu" or setting.quick, 2.0 if device == "cpu" else 1.3
-    px = 96 if setting.quick else 240 if device == "cpu" else 800
+    on_cpu, count = device == "cpu", 1 if setting.quick else 3 if device == "cpu" else 2
+    px = 96 if setting.quick else 240 if on_cpu else 800
+    faster = 2.0 if on_cpu else 1.3
     keys = {"INPUT.MIN_SIZE_TRAIN": [px], "SOLVER.IMS_PER_BATCH": 2, "MODEL.DEVICE": device}
-    if device == "cpu":  # with few regions, the network takes a small share of the time
+    keys["DATALOADER.NUM_WORKERS"] = 0 if on_cpu or setting.quick else WORKERS
+    if on_cpu or setting.quick:  # with few regions, the network takes a small share of the time
         keys |= {"MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 32, "SOLVER.CLIP_GRADIENTS.ENABLED": True}
     data = Generated("timed", setting.scratch, 32, IMAGE_PX)
     sides = [(PLAIN, "fp32")]
     sides += [(engine, kind) for kind in ("fp32", "bf16") for engine in (DETECTRON2, EMBEDDED)]
     configs = {
         (name, *side): task_config(data, side[0], keys, task, {"SOLVER.PRECISION": side[1]})
-        for name, task in list(TASKS.items())[: 1 if few else None]
+        for name, task in list(TASKS.items())[:count]
         for side in sides
     }
     rows = []
     for name in dict.fromkeys(key[0] for key in configs):
         runs = {", ".join(s): training_iteration(configs[name, *s], s[0]) for s in sides}
+        torch.backends.cudnn.benchmark = False  # as in trainings
         found = interleaved(runs, setting.rounds, device)
         reference, *others = runs
         for side in others:
@@ -165,7 +168,7 @@ def loader_memory(setting: Setting) -> list[Row]:
             call = process.submit(worker_bytes, engine, setting.scratch, number, mapped)
             mib[engine] = call.result() / 2**20
     what = f"memory (PSS) of {WORKERS} workers, {number} records, {mapped} of them read"
-    return [row(what, mib[EMBEDDED], mib[PLAIN], PLAIN, kind="share", unit="MiB")]
+    return [Row(what, mib[EMBEDDED], mib[PLAIN], PLAIN, kind="share", unit="MiB")]
 
 
 def worker_bytes(engine: str, folder: Path, number: int, mapped: int) -> int:

@@ -1,152 +1,196 @@
-"""Checks and timings on a GPU: every branch of the code against the CPU's result, then speed."""
+"""Timings on a GPU: pre-training and detection beside their peers in the same process.
 
-import copy
-import subprocess
-import sys
-import time
+N batch, K length of the queue, P crop size in pixels.
+"""
+
+import importlib.util
+import os
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.quickstart import NETWORKS, SMOKE_DETECTION, SMOKE_PRETRAIN
-from benchmarks.speed import pretrain
-from benchmarks.speed.measure import ROOT, Row, Setting, compare, interleaved, row
-from benchmarks.suites.synthetic import write_images, write_scenes
+from benchmarks.speed import detection, pretrain
+from benchmarks.speed.branches import branches, training
+from benchmarks.speed.input import write_image
+from benchmarks.speed.measure import Row, Setting, Timing, compare, interleaved
+from benchmarks.speed.peers import LightlyStep, TorchvisionStep
+from benchmarks.speed.reference import MEAN, STD
 from detection.config.engines import detectron2_installed
-from detection.data.random_state import random_state, restore_random
-from moco.common.errors import Preempted
 from moco.common.run import metrics_lines
+from moco.data.augment import V2, apply_colors, sample_colors
+
+OFFICIAL, AUTOCAST, LIGHTLY, OURS = "official code", "official code, autocast", "lightly", "bf16"
+FILES, IMAGES, PHOTO_PX = 96, 8192, (500, 375)  # distinct files; names of them; a typical size
 
 
-def difference(a: Tensor, b: Tensor) -> float:
-    """Return the largest absolute difference, relative to the largest value of `b`."""
-    a, b = a.detach().double().cpu(), b.detach().double().cpu()
-    return float((a - b).abs().max() / b.abs().max().clamp_min(1e-30))
+class Traffic(TorchDispatchMode):
+    """Count the bytes of operations, each of which reads its inputs and writes its outputs once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if not func.is_view and "empty" not in func.name():
+            tensors = [x for x in tree_leaves((args, kwargs, out)) if isinstance(x, Tensor)]
+            self.bytes += sum(x.numel() * x.element_size() for x in tensors)
+        return out
 
 
-def random_numbers(device: str) -> float:
-    """Sample after saving the random state, and again after restoring it; return the difference."""
-    torch.empty(1, device=device)  # a GPU has a random state only after its first use
-    state = copy.deepcopy(random_state())
-    first = torch.rand(8, device=device)
-    restore_random(state)
-    return difference(torch.rand(8, device=device), first)
-
-
-def collectives(device: str) -> float:
-    """Run the collectives in one process (NCCL on a GPU), where each has to return its input."""
-    backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        x, model = torch.randn(6, 4, 5, 5, device=device), nn.Conv2d(4, 3, 1).to(device)
-        found = [torch.zeros_like(x), torch.zeros_like(x), x.clone(), x.clone()]
-        dist.all_gather_into_tensor(found[0], x)
-        dist.all_to_all_single(found[1], x, [6], [6])
-        dist.all_reduce(found[2])
-        dist.broadcast(found[3], 0)
-        parallel = DistributedDataParallel(model, broadcast_buffers=False)
-        synced = nn.BatchNorm2d(4) if device == "cpu" else nn.SyncBatchNorm(4)  # refuses a CPU
-        pairs = [(parallel(x), model(x)), (synced.to(device)(x), nn.BatchNorm2d(4).to(device)(x))]
-        return max(difference(*pair) for pair in [*pairs, *((each, x) for each in found)])
-    finally:
-        dist.destroy_process_group()
-
-
-def training(name: str, keys: dict[str, object], *flags: str, stop: bool = False) -> Tensor:
-    """Run a training command, and return its losses; `stop` interrupts it once by SIGTERM."""
-    folder = Path(str(keys["OUTPUT_DIR"]))
-    pairs = [str(part) for pair in keys.items() for part in pair]
-    command = [sys.executable, "-m", "benchmarks", name, *flags, *pairs]
-    if stop:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
-        while process.poll() is None and len(metrics_lines(folder) or []) < 3:
-            time.sleep(0.05)
-        process.terminate()
-        assert process.wait() == Preempted.exit_code, f"stopped with {process.returncode}"
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    lines = metrics_lines(folder) or []
-    return torch.tensor(
-        [line[key] for line in lines for key in line if key in ("loss", "total_loss")]
+def ceilings(setting: Setting, device: str) -> tuple[float, float]:
+    """Measure the bytes of a copy per second, and the FLOP of a product of bf16 matrices."""
+    size, n = (2**20, 256) if setting.quick else (2**32, 8192)
+    source, a, b = (
+        torch.randint(0, 99, (size,), dtype=torch.uint8, device=device),
+        *(torch.randn(n, n, device=device, dtype=torch.bfloat16) for _ in range(2)),
     )
-
-
-def checks(device: str, scratch: Path) -> dict[str, tuple[float, Callable[[], float]]]:
-    """Return name → limit and check, which computes the largest difference from a reference."""
-    write_images(scratch / "images", 64, seed=0)
-    write_scenes(scratch / "scenes", 8, 4, seed=0)
-
-    def pretrain_losses(
-        where: str, precision: str = "fp32", *, compiled: bool = False, stop: bool = False
-    ) -> Tensor:
-        folder = scratch / f"{where}-{precision}-{compiled}-{stop}"
-        keys = {**SMOKE_PRETRAIN, **NETWORKS["resnet"].smoke, "DATA.ROOT": scratch / "images"}
-        keys |= {"OUTPUT_DIR": folder}
-        keys |= {"DEVICE": where, "SOLVER.PRECISION": precision, "SOLVER.COMPILE": compiled}
-        keys |= {"SOLVER.MAX_ITERS": 40, "LOG.EVERY_ITERS": 1}
-        flags = ("--resume", "--config-file", "pretrain/quickstart")
-        return training("pretrain", keys, *flags, stop=stop)
-
-    def train_loss(where: str) -> Tensor:
-        keys = {**SMOKE_DETECTION, "DATASETS.VOC_DIR": scratch / "scenes", "SEED": 0}
-        keys |= {"OUTPUT_DIR": scratch / f"detection-{where}", "MODEL.DEVICE": where}
-        keys |= {"MODEL.WEIGHTS": "random", "SOLVER.PRECISION": "bf16"}
-        flags = ("--overwrite", "--engine", "embedded", "--config-file", "voc/quickstart_R_10_C4")
-        return training("train", keys, *flags)[:1]
-
-    def first(**how: Any) -> float:
-        return difference(pretrain_losses(device, **how)[:3], pretrain_losses("cpu")[:3])
-
-    def resumed() -> float:
-        return difference(*(pretrain_losses(device, "bf16", stop=stop) for stop in (True, False)))
-
-    return {
-        "restored random state": (0.0, partial(random_numbers, device)),
-        "gather, exchange, sum, broadcast, DDP, SyncBN": (1e-4, partial(collectives, device)),
-        "first losses of pretrain, fp32": (1e-3, first),
-        "first losses of pretrain, fp32, compiled": (1e-3, partial(first, compiled=True)),
-        "first losses of pretrain, fp16": (5e-2, partial(first, precision="fp16")),
-        "first losses of pretrain, bf16": (5e-2, partial(first, precision="bf16")),
-        "losses of pretrain, stopped and resumed": (0.0, resumed),
-        "first loss of train, bf16": (1e-2, lambda: difference(*map(train_loss, (device, "cpu")))),
+    target, product = torch.empty_like(source), torch.empty_like(a)
+    runs: dict[str, Callable[[], object]] = {
+        "copy": lambda: target.copy_(source),
+        "product": lambda: torch.mm(a, b, out=product),
     }
+    found = interleaved(runs, setting.rounds, device)
+    return 2 * size / found["copy"].seconds, 2 * n**3 / found["product"].seconds
 
 
-def branches(setting: Setting) -> list[Row]:
-    """Run every check; one that raises does not stop the others."""
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    rows = []
-    for what, (limit, check) in checks("cuda", setting.scratch).items():
-        try:
-            found = check()
-        except Exception as error:  # a branch that never ran on a GPU may raise anything
-            print(f"{what} failed: {type(error).__name__}: {error}", flush=True)
-            found = float("inf")
-        rows.append(row(what, found, 0.0, "the same on the CPU", limit, "error", ""))
-    return rows
+def build_lightly(setting: Setting, N: int, P: int, device: str) -> Callable[[], Tensor]:
+    """Build lightly's step on random images, with the encoder of the other sides."""
+    network = pretrain.build_encoder(setting, "resnet50", device)[1]
+    K = pretrain.sizes(setting)[1]
+    constants = pretrain.DIM, K, pretrain.M, pretrain.T, pretrain.LR, torch.bfloat16
+    x_q, x_k = (torch.randn(N, 3, P, P, device=device) for _ in range(2))
+    plan = torch.randperm(N, device=device)
+    return partial(LightlyStep(network, *constants), x_q, x_k, plan)
 
 
-def step(setting: Setting) -> list[Row]:
-    """Measure a step of pre-training: time and memory."""
+def step(setting: Setting, device: str = "cuda") -> list[Row]:
+    """Measure a step of pre-training: time, memory, share of the floor, color transforms."""
     N, K, P, *_ = pretrain.sizes(setting)
-    contenders, peak = {}, {}
-    for side in ("official code", "autocast", "bf16"):
+    bandwidth, rate = ceilings(setting, device)
+    build: dict[str, Callable[[], Callable[[], Tensor]]] = {
+        name: partial(pretrain.build_step, setting, side, N, P, device=device)
+        for name, side in ((OFFICIAL, OFFICIAL), (AUTOCAST, "autocast"), (OURS, OURS))
+    }
+    if importlib.util.find_spec("lightly"):
+        build[LIGHTLY] = partial(build_lightly, setting, N, P, device)
+    contenders: dict[str, Callable[[], object]] = {}
+    peak = {}
+    for side, make in build.items():
         before = torch.cuda.memory_allocated()
-        contenders[side] = pretrain.build_step(setting, side, N, P, device="cuda")
+        contenders[side] = make()
         torch.cuda.reset_peak_memory_stats()
         contenders[side]()
         peak[side] = (torch.cuda.max_memory_allocated() - before) / 2**30
-    sides = interleaved(contenders, setting.rounds, "cuda")
-    what, both = f"step, resnet50, bf16; {P} px, N={N}, K={K}", (peak["bf16"], peak["autocast"])
+    contenders["colors"] = colors(N, P, device)
+    sides, of = interleaved(contenders, setting.rounds, device), f"resnet50, {P} px, N={N}, K={K}"
+    with FlopCounterMode(display=False) as flop, Traffic() as traffic:
+        contenders[OURS]()
+    goals = {OFFICIAL: 3.0, AUTOCAST: 1.6, LIGHTLY: None}
+    rows = [
+        compare(f"step, bf16; {of}", sides, OURS, side, goals[side])
+        for side in build
+        if side != OURS
+    ]
+    for side in (AUTOCAST, LIGHTLY):
+        if side in peak:
+            goal = 0.85 if side == AUTOCAST else None
+            what = f"peak memory of a step, bf16; {of}"
+            rows.append(Row(what, peak[OURS], peak[side], side, goal, "share", "GiB"))
+    floors = (
+        (traffic.bytes / bandwidth, f"{traffic.bytes / 1e9:.3g} GB as a copy does them, "
+         f"{bandwidth / 1e12:.3g} TB/s", 0.3),
+        (flop.get_total_flops() / rate, f"{flop.get_total_flops() / 1e12:.3g} TFLOP as a product "
+         f"of matrices does them, {rate / 1e12:.3g} TFLOP/s", None),
+    )  # fmt: skip
+    seconds = sides[OURS].seconds
+    rows += [
+        Row(f"step, bf16; {of}", seconds, floor, against, goal, "floor")
+        for floor, against, goal in floors
+    ]
+    whole = {"colors": sides["colors"], "step": sides[OURS]}
+    what = f"color transforms of both views, v2, on the GPU; {P} px, N={N}"
+    return [*rows, compare(what, whole, "colors", "step", 0.05, "share")]
+
+
+def colors(N: int, P: int, device: str) -> Callable[[], object]:
+    """Return a function that applies the color transforms of v2 to two views of N images."""
+    rng = Random(0)
+    pixels = torch.randint(0, 256, (2 * N, 3, P, P), dtype=torch.uint8).to(device)
+    params = torch.tensor([sample_colors(rng, V2) for _ in range(2 * N)])
+    return lambda: apply_colors(pixels, params, V2, MEAN, STD)
+
+
+def compiled(setting: Setting, device: str = "cuda") -> list[Row]:
+    """Measure what SOLVER.COMPILE gains in the step of one GPU's share of the recipe's batch."""
+    N, K, P, *_ = pretrain.sizes(setting)
+    N, sides = max(2, N // 8), (OURS, "compiled")
+    build = partial(pretrain.build_step, setting, N=N, P=P, device=device)
+    runs = {side: build(side=side) for side in sides}
+    found = interleaved(runs, setting.rounds, device)
+    what = f"step, bf16, SOLVER.COMPILE; resnet50, {P} px, N={N}, K={K}"
+    return [compare(what, found, "compiled", OURS, 1.4)]
+
+
+def from_files(setting: Setting, device: str = "cuda") -> list[Row]:
+    """Measure the pre-training command on JPEG files in memory, against steps on random images."""
+    N, K, P, *_ = pretrain.sizes(setting)
+    files, images, iters = (4, 16, 4) if setting.quick else (FILES, IMAGES, 120)
+    folder = setting.scratch / "photographs"
+    folder.mkdir()
+    for i in range(files):
+        write_image(folder / f"{i:05d}.jpg", PHOTO_PX, seed=i)
+    for i in range(files, images):
+        (folder / f"{i:05d}.jpg").symlink_to(folder / f"{i % files:05d}.jpg")
+    keys: dict[str, object] = {"DATA.ROOT": folder, "OUTPUT_DIR": setting.scratch / "run"}
+    keys |= {"DEVICE": device, "SOLVER.PRECISION": "bf16", "SOLVER.BATCH_SIZE": N, "MOCO.K": K}
+    keys |= {"SOLVER.MAX_ITERS": iters, "LOG.EVERY_ITERS": iters // 4, "AUG.CROP_PX": P}
+    keys |= {"SOLVER.REFERENCE_BATCH_SIZE": N}
+    keys |= {"DATA.NUM_WORKERS": 0 if setting.quick else os.cpu_count() or 1}
+    if setting.quick:
+        keys |= {"MODEL.ARCH": "resnet18", "MODEL.WIDTH": 0.125, "MOCO.BN_SPLITS": 2}
+    training("pretrain", keys, "--config-file", "pretrain/moco_v2_r50_in1m_200ep")
+    lines = metrics_lines(setting.scratch / "run") or []
+    speeds = [line["images_per_second"] for line in lines if "images_per_second" in line]
+    seconds = N * len(speeds[1:]) / sum(speeds[1:])  # the first includes the start of the workers
+    random = interleaved(
+        {"step": pretrain.build_step(setting, OURS, N, P, device=device)}, setting.rounds, device
+    )["step"]
+    what = f"pre-training from JPEG files, v2, {keys['DATA.NUM_WORKERS']} workers; {P} px, N={N}"
+    return [Row(what, seconds, random.seconds, "step on random images", 0.9, "floor")]
+
+
+def torchvision(setting: Setting, device: str = "cuda") -> list[Row]:
+    """Measure Mask R-CNN FPN on the embedded engine against torchvision's reference loop."""
+    # 512 regions of an image are the default of both.
+    px, regions, workers = (96, 4, 0) if setting.quick else (800, 512, detection.WORKERS)
+    batch = 2
+    data = detection.Generated("compared", setting.scratch, 32, detection.IMAGE_PX)
+    keys = {"INPUT.MIN_SIZE_TRAIN": [px], "SOLVER.IMS_PER_BATCH": batch, "MODEL.DEVICE": device}
+    keys |= {"DATALOADER.NUM_WORKERS": workers, "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": regions}
+    split, runs = data.read(), {}
+    for kind in ("fp32", "bf16"):
+        own = {"SOLVER.PRECISION": kind}
+        cfg = detection.task_config(data, detection.EMBEDDED, detection.MASK_FPN, keys, own)
+        runs[kind] = detection.training_iteration(cfg, detection.EMBEDDED)
+    for name, amp in (("torchvision's loop", False), ("torchvision's loop, --amp", True)):
+        numbers = len(split.classes), batch, px, regions, workers
+        runs[name] = TorchvisionStep(split.records, *numbers, device, amp)
+    # As in trainings: the number of regions varies, and each number would be tuned anew.
+    torch.backends.cudnn.benchmark = False
+    found: dict[str, Timing] = interleaved(runs, setting.rounds, device)
+    what = f"training iteration; Mask R-CNN FPN, {batch} images of {px} px; embedded"
     return [
-        compare(what, sides, "bf16", goal=3.0),
-        compare(what, sides, "bf16", "autocast", 1.6),
-        row(f"peak memory of a {what}", *both, "autocast", 0.85, "share", "GiB"),
+        compare(f"{what}, fp32", found, "fp32", "torchvision's loop"),
+        compare(f"{what}, bf16", found, "bf16", "torchvision's loop, --amp"),
+        compare(f"{what}, bf16", found, "bf16", "fp32"),
     ]
 
 
@@ -155,8 +199,10 @@ CASES: dict[str, Callable[[Setting], list[Row]]] = {
     "step": step,
     "momentum": partial(pretrain.momentum, device="cuda", goal=15.0),
     "grouped_bn": partial(pretrain.grouped_bn, device="cuda"),
+    "files": from_files,
+    "torchvision": torchvision,
+    **(
+        {"iteration": partial(detection.iteration, device="cuda")} if detectron2_installed() else {}
+    ),
+    "compiled": compiled,
 }
-if detectron2_installed():
-    from benchmarks.speed import detection
-
-    CASES["iteration"] = partial(detection.iteration, device="cuda")

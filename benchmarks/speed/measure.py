@@ -1,28 +1,29 @@
 """Interleaved timings on a shared machine, and Markdown tables of them."""
 
+import json
 import shlex
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from tabulate import tabulate
 
-from moco.common.run import provenance
+from moco.common.run import jsonable, provenance
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK_SECONDS = 0.1  # a round repeats short calls until they take this long
 HEADERS = ("what", "ours", "reference", "measured", "goal", "met")
-# Formats of value and goal by kind. times: reference ÷ ours; share: ours ÷ reference; error: ours.
+# Formats of value and goal by kind. times: reference ÷ ours, at least the goal; floor: the same for
+# a reference that cannot be reached; share: ours ÷ reference, at most the goal; error: ours.
 FORMATS = {
     "times": ("{:.4g} x", ">= {:g} x"),
+    "floor": ("{:.1%} of its speed", ">= {:.0%}"),
     "share": ("{:.3f} of it", "<= {:g}"),
     "error": ("{:.1e}", "<= {:.0e}"),
 }
-Row = tuple[str, ...]
 
 
 class Setting(NamedTuple):
@@ -44,14 +45,15 @@ class Timing(NamedTuple):
 def interleaved(
     contenders: Mapping[str, Callable[[], object]], rounds: int, device: str = "cpu"
 ) -> dict[str, Timing]:
-    """Time all contenders alternately in every round, after one warm-up call of each.
+    """Time all contenders alternately in every round, after warm-up calls of each.
 
     The result is the fastest round in CPU time on a CPU, as other load can only add to it, and the
     median by CUDA events on a GPU.
     """
     clock, pick = (_cpu_seconds, min) if device == "cpu" else (_gpu_seconds, median)
     for run in contenders.values():
-        run()
+        for _ in range(1 if device == "cpu" else 3):  # a GPU's libraries choose their kernels
+            run()
     found = [[clock(run) for run in contenders.values()] for _ in range(rounds)]
     timings = {}
     for name, *seconds in zip(contenders, *found, strict=True):
@@ -69,33 +71,52 @@ def _cpu_seconds(run: Callable[[], object]) -> float:
 
 def _gpu_seconds(run: Callable[[], object]) -> float:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    calls, begin = 0, time.perf_counter()
     start.record()
-    run()
+    while not calls or time.perf_counter() - begin < BLOCK_SECONDS:
+        run()
+        calls += 1
     end.record()
     end.synchronize()
-    return start.elapsed_time(end) / 1000
+    return start.elapsed_time(end) / 1000 / calls
 
 
-def row(
-    what: str,
-    ours: float,
-    reference: float,
-    against: str = "official code",
-    goal: float | None = None,
-    kind: str = "times",
-    unit: str = "s",
-    noise: float | None = None,
-) -> Row:
-    """Format a comparison of numbers in `unit`; `goal` bounds the value that `kind` selects."""
-    values = {"times": reference / (ours or 1e-30), "share": ours / (reference or 1e-30)}
-    value = values.get(kind, ours)
-    value_format, goal_format = FORMATS[kind]
-    measured = value_format.format(value) + ("" if noise is None else f" ({noise:.1%})")
-    cells = (what, _quantity(ours, unit), f"{_quantity(reference, unit)}, {against}", measured)
-    if goal is None:
-        return *cells, "", "-"
-    met = value >= goal if kind == "times" else value <= goal
-    return *cells, goal_format.format(goal), "yes" if met else "no"
+class Row(NamedTuple):
+    """Comparison of two numbers in `unit`; `kind` is what of them is compared with the goal."""
+
+    what: str
+    ours: float
+    reference: float
+    against: str = "official code"
+    goal: float | None = None
+    kind: str = "times"
+    unit: str = "s"
+    noise: float | None = None
+
+    @property
+    def value(self) -> float:
+        """Return the measured value that `kind` selects; see `FORMATS`."""
+        if self.kind in ("times", "floor"):
+            return self.reference / (self.ours or 1e-30)
+        return self.ours / (self.reference or 1e-30) if self.kind == "share" else self.ours
+
+    @property
+    def met(self) -> bool | None:
+        """Return whether the goal is met, or None without a goal."""
+        if self.goal is None:
+            return None
+        faster = self.kind in ("times", "floor")
+        return self.value >= self.goal if faster else self.value <= self.goal
+
+    def cells(self) -> tuple[str, ...]:
+        """Format the row of the table with columns `HEADERS`."""
+        value_format, goal_format = FORMATS[self.kind]
+        measured = value_format.format(self.value)
+        measured += "" if self.noise is None else f" ({self.noise:.1%})"
+        goal = "" if self.goal is None else goal_format.format(self.goal)
+        met = {None: "-", True: "yes", False: "no"}[self.met]
+        reference = f"{_quantity(self.reference, self.unit)}, {self.against}"
+        return self.what, _quantity(self.ours, self.unit), reference, measured, goal, met
 
 
 def compare(
@@ -108,7 +129,8 @@ def compare(
 ) -> Row:
     """Compare two of the timed sides; the noise is the larger of the two."""
     a, b = sides[ours], sides[reference]
-    return row(what, a.seconds, b.seconds, reference, goal, kind, noise=max(a.noise, b.noise))
+    noise = max(a.noise, b.noise)
+    return Row(what, a.seconds, b.seconds, reference, goal, kind, noise=noise)
 
 
 def _quantity(number: float, unit: str) -> str:
@@ -117,15 +139,40 @@ def _quantity(number: float, unit: str) -> str:
     return f"{number:.3g} s" if number >= 0.9995 else f"{number * 1000:.3g} ms"
 
 
-def section(rows: Sequence[Row], rounds: int) -> str:
-    """Format the table of rows, with date, command, hardware and versions of the measurement."""
+def measurement(
+    rows: Sequence[Row], words: Sequence[str], rounds: int, seconds: float
+) -> dict[str, Any]:
+    """Return the rows with date, command, hardware and versions, as they are saved in JSON.
+
+    Args:
+        rows: Rows of the table.
+        words: Arguments of `moco-transfer speed`.
+        rounds: Rounds of each timing.
+        seconds: Duration of the command.
+    """
     facts = provenance()
-    command = shlex.join(["python", "-m", "benchmarks.speed", *sys.argv[1:]])
-    cpu, gpus = facts["hardware"]["cpu"], ", ".join(facts["hardware"]["gpus"]) or "none"
-    table = tabulate(rows, HEADERS, tablefmt="github", disable_numparse=True)
-    versions = ", ".join(f"{name} {found}" for name, found in facts["versions"].items() if found)
-    return f"""- {facts["utc"]}, `{command}`, revision {facts["git"]}
-- CPU {cpu}, {torch.get_num_threads()} thread; GPU {gpus}; rounds of each timing: {rounds}
+    command = shlex.join(["moco-transfer", "speed", *words])
+    kept = {name: facts[name] for name in ("utc", "git", "hardware", "versions")}
+    lines = [{**row._asdict(), "value": row.value, "met": row.met} for row in rows]
+    own = {"command": command, "rounds": rounds, "seconds": round(seconds), "rows": lines}
+    content: dict[str, Any] = jsonable({**kept, **own})
+    return content
+
+
+def to_json(found: Mapping[str, Any]) -> str:
+    """Format a measurement as a JSON file."""
+    return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+
+
+def section(found: Mapping[str, Any], rows: Sequence[Row]) -> str:
+    """Format a measurement as a Markdown table below a list of its facts."""
+    cpu, gpus = found["hardware"]["cpu"], ", ".join(found["hardware"]["gpus"]) or "none"
+    table = tabulate(
+        [row.cells() for row in rows], HEADERS, tablefmt="github", disable_numparse=True
+    )
+    versions = ", ".join(f"{name} {value}" for name, value in found["versions"].items() if value)
+    return f"""- {found["utc"]}, `{found["command"]}`, revision {found["git"]}, {found["seconds"]} s
+- CPU {cpu}, {torch.get_num_threads()} thread; GPU {gpus}; rounds of each timing: {found["rounds"]}
 - {versions}
 
 {table}"""

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.speed import reference
-from benchmarks.speed.measure import Row, Setting, compare, interleaved, row
+from benchmarks.speed.measure import Row, Setting, compare, interleaved
 from moco.modeling import encoder
 from moco.modeling.encoder import EncoderSpec
 from moco.modeling.grouped_bn import GroupedBatchNorm2d
@@ -61,9 +61,12 @@ class OurStep:
 def build_step(
     setting: Setting, side: str, N: int, P: int, arch: str = "resnet50", device: str = "cpu"
 ) -> Callable[[], Tensor]:
-    """Build a step on N random images: the official code's, its autocast, our bf16 or our fp32."""
+    """Build a step on N random images.
+
+    Sides are the official code, its `autocast`, and ours: `fp32`, `bf16`, and `compiled` in bf16.
+    """
     spec, network = build_encoder(setting, arch, device)
-    K, dtype = sizes(setting)[1], torch.bfloat16 if side in ("bf16", "autocast") else None
+    K, dtype = sizes(setting)[1], None if side in ("official code", "fp32") else torch.bfloat16
     x_q, x_k = (torch.randn(N, 3, P, P, device=device) for _ in range(2))
     plan = torch.randperm(N, device=device)
     if side in ("official code", "autocast"):
@@ -72,7 +75,10 @@ def build_step(
     ours = OurStep(network, K, dtype)
     if side == "bf16" and device == "cpu":
         encoder.contiguous_last_stages(ours.model, spec, N, P)
-    return partial(ours, x_q, x_k, plan)
+    if side == "compiled":  # as SOLVER.COMPILE does
+        for network_ in (ours.model.encoder_q, ours.model.encoder_k):
+            network_.compile()
+    return partial(ours, x_q, x_k, plan.cpu())  # where a training plans it
 
 
 def loss(setting: Setting) -> list[Row]:
@@ -99,7 +105,7 @@ def loss(setting: Setting) -> list[Row]:
         what = f"InfoNCE and its gradient, {name}; N={N}, C={DIM}, K={K}"
         rows.append(compare(what, sides, name, goal=goal))
         what, against = f"largest error of that gradient, {name}", error["official code"]
-        rows.append(row(what, error[name], against, goal=limit, kind="error", unit=""))
+        rows.append(Row(what, error[name], against, goal=limit, kind="error", unit=""))
     return rows
 
 

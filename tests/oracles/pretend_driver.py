@@ -72,10 +72,12 @@ class _Event:
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *args, **kwargs: wait("event") if name == "synchronize" else 0.0
+        return lambda *args, **kwargs: wait("event") if name == "synchronize" else 1.0
 
 
 def _pin_memory(x: Tensor, *_: Any) -> Tensor:
+    if isinstance(x, OnGPU):
+        raise RuntimeError(f"cannot pin a tensor of {HERE} ({place()})")
     pinned = x if x.is_pinned() else x.clone()
     pinned._pinned = True  # type: ignore[attr-defined]
     return pinned

@@ -1,6 +1,7 @@
 """Speed benchmarks: the reference implementation equals ours, and the quick suites run."""
 
 import copy
+import json
 from collections import Counter
 
 import pytest
@@ -9,8 +10,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from benchmarks.speed import __main__ as command
-from benchmarks.speed import gpu, pretrain, reference
+from benchmarks.speed import branches, detection, gpu, peers, pretrain, reference
+from benchmarks.speed.measure import Row
 from moco.common import distributed
+from moco.common.errors import UserError
 from moco.modeling.encoder import EncoderSpec, build_encoder
 from moco.modeling.shuffle_bn import exchange_plan, shuffle_plan, unshuffle
 from tests.oracles.processes import run_on
@@ -141,6 +144,52 @@ def test_command_runs(argv, what, tmp_path, capsys, monkeypatch):
 
 
 def test_gpu_checks_run_on_the_cpu(tmp_path):
-    checks = gpu.checks("cpu", tmp_path)
+    checks = branches.checks("cpu", tmp_path)
     quick = [name for name in checks if "loss" not in name]  # the others start commands
     assert len(quick) == 2 and all(checks[name][1]() == 0.0 for name in quick)
+
+
+@pytest.mark.slow
+def test_torchvisions_loop_trains(tmp_path):
+    """On the pretended GPU or in fp16 on a CPU it would take minutes."""
+    split = detection.Generated("compared", tmp_path, 4, (64, 48)).read()
+    numbers = len(split.classes), 2, 48, 4, 0  # batch, pixels, regions, workers
+    step = peers.TorchvisionStep(split.records, *numbers, "cpu", amp=False)
+    before = {name: x.clone() for name, x in step._model.named_parameters()}
+    assert all(0 < step() < 100 for _ in range(2))
+    after = dict(step._model.named_parameters())
+    assert all(not torch.equal(after[name], x) for name, x in before.items() if "bbox" in name)
+
+
+@pytest.mark.parametrize(
+    ("row", "value", "met", "measured"),
+    [
+        (Row("a", 2.0, 6.0, goal=3), 3.0, True, "3 x"),
+        (Row("a", 4.0, 3.0, goal=0.8, kind="floor"), 0.75, False, "75.0% of its speed"),
+        (Row("a", 3.0, 4.0, goal=0.8, kind="share"), 0.75, True, "0.750 of it"),
+        (Row("a", 0.5, 0.0, goal=0.1, kind="error", unit=""), 0.5, False, "5.0e-01"),
+        (Row("a", 2.0, 6.0, noise=0.25), 3.0, None, "3 x (25.0%)"),
+    ],
+)
+def test_a_row_is_compared_with_its_goal(row, value, met, measured):
+    assert (row.value, row.met, row.cells()[3]) == (value, met, measured)
+
+
+def test_traffic_counts_what_operations_read_and_write():
+    x, y = torch.ones(4, 5), torch.ones(5)
+    with gpu.Traffic() as traffic:
+        (x.T.T + y).sum()  # reads 80 and 20 bytes, writes 80; reads 80, writes 4
+    assert traffic.bytes == 264
+
+
+def test_a_case_that_fails_does_not_end_the_others(tmp_path, monkeypatch, capsys):
+    def fails(setting):
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setitem(pretrain.CASES, "momentum", fails)
+    file = tmp_path / "speed.json"
+    argv = ["pretrain", "--quick", "--goals", "momentum,grouped_bn", "--json", str(file)]
+    with pytest.raises(UserError, match="failed, see above: momentum"):
+        command.main(argv)
+    assert "no such kernel" in capsys.readouterr().err
+    assert len(json.loads(file.read_text())["rows"]) == 2
