@@ -39,6 +39,8 @@ PRIVATE = (
     ("torch", "_foreach_mul", "moco/engine/lars.py"),
     ("torch", "_foreach_mul_", "moco/engine/lars.py"),
     ("torch", "_foreach_norm", "moco/engine/lars.py"),
+    # a mode that sees every operation, to count the bytes that it moves
+    ("torch.utils", "_python_dispatch", "benchmarks/speed/gpu.py"),
     # BoxCoder and Matcher, the parts of torchvision's detectors
     ("torchvision.models.detection", "_utils", "detection/embedded/boxes.py"),
     # a stage of another width than torchvision's constructors build

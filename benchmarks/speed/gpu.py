@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.speed import detection, pretrain
@@ -40,9 +39,14 @@ class Traffic(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if not func.is_view and "empty" not in func.name():
-            tensors = [x for x in tree_leaves((args, kwargs, out)) if isinstance(x, Tensor)]
-            self.bytes += sum(x.numel() * x.element_size() for x in tensors)
+            self.bytes += sum(_bytes(x) for x in (*args, *(kwargs or {}).values(), out))
         return out
+
+
+def _bytes(x: Any) -> int:
+    if isinstance(x, list | tuple):
+        return sum(map(_bytes, x))
+    return x.numel() * x.element_size() if isinstance(x, Tensor) else 0
 
 
 def ceilings(setting: Setting, device: str) -> tuple[float, float]:
