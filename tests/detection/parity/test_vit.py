@@ -128,6 +128,16 @@ def write_timm(out: Path) -> ConversionReport:
     return convert_file(out.parent / "timm.file", out, num_heads=4)
 
 
+def write_dinov2_giant(out: Path) -> ConversionReport:
+    """Write DINOv2's ViT with its giant's MLPs, gated by SiLU."""
+    from timm.layers import SwiGLUPacked
+
+    mlps = {"mlp_layer": SwiGLUPacked, "mlp_ratio": 4, "init_values": 1e-5}
+    net = timm_vit(4, 32, 4, depth=4, img_size=64, patch_size=16, num_classes=3, **mlps)
+    torch.save(net.state_dict(), out.parent / "giant.file")
+    return convert_file(out.parent / "giant.file", out, num_heads=4)
+
+
 def write_dinov2(out: Path, registers: int = 0) -> ConversionReport:
     """Write DINOv2's ViT of the same width, with LayerScale and patches of 14 px."""
     sizes = {"depth": 4, "img_size": 56, "patch_size": 14}
@@ -160,6 +170,7 @@ def write_moco_v3(out: Path) -> ConversionReport:
 
 FILES = {
     "timm": write_timm,
+    "giant": write_dinov2_giant,
     "dinov2": write_dinov2,
     "dinov2-registers": partial(write_dinov2, registers=4),
     "dinov3": write_dinov3,
@@ -263,7 +274,8 @@ def test_the_model_at_full_width_is_detectron2s(task, monkeypatch):
 def test_a_task_is_one_run_in_both_engines(task, converted, data_of, tmp_path):
     """Two iterations with a small transformer and small images are equal."""
     data_of(task)
-    is_dinov3 = "DINOv3" in task
-    record = run_both(task, converted("dinov3" if is_dinov3 else "timm"), tmp_path)
-    assert record.coverage["loaded"] == (5 + 4 * 13 if is_dinov3 else 3 + 4 * 12)
+    loaded = {"dinov3": 5 + 4 * 13, "giant": 3 + 4 * 14, "timm": 3 + 4 * 12}
+    name = "dinov3" if "DINOv3" in task else "giant" if "ViT_g" in task else "timm"
+    record = run_both(task, converted(name), tmp_path)
+    assert record.coverage["loaded"] == loaded[name]
     assert {"bbox/AP", "segm/AP"} <= set(record.metrics)
