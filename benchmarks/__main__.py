@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "train": ("detection.train_net", (), "fine-tune a detector and evaluate it"),
     "datasets": ("detection.datasets.__main__", (), "list, fetch and check datasets"),
     "doctor": ("detection.datasets.__main__", ("doctor",), "check a dataset before training"),
+    "evaluate": ("benchmarks.evaluate", (), "compare backbones on your own dataset"),
     "suite": ("benchmarks.run_suite", (), "run every task from every init, over several seeds"),
     "table": ("benchmarks.make_table", (), "make the table of finished runs"),
     "plot": ("benchmarks.plot_curves", (), "plot the curves of pre-training runs"),

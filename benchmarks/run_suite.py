@@ -85,15 +85,25 @@ def main(argv: Sequence[str] | None = None, programs: Programs | None = None) ->
     if args.status:
         status(folder)
         return
-    stated = parse_stated(args.seconds_per_iteration)
-    suite = with_options(suite, option_pairs(suite.tasks, args.opts), stated, args.trials)
     for name in args.skip:
         print(f"left out: {name}, by --skip")
-    if args.tune:
-        if args.engine == "each":
-            raise UserError("--tune: chooses for one engine; give --engine detectron2 or embedded")
-        suite = with_grids(suite)
+    suite = with_arguments(suite, args)
     run(suite, folder, args, programs or Programs())
+
+
+def with_arguments(suite: Suite, args: argparse.Namespace) -> Suite:
+    """Return a suite with the options of the command line.
+
+    Raises:
+        UserError: If an option does not fit the suite.
+    """
+    stated = parse_stated(args.seconds_per_iteration)
+    suite = with_options(suite, option_pairs(suite.tasks, args.opts), stated, args.trials)
+    if not args.tune:
+        return suite
+    if args.engine == "each":
+        raise UserError("--tune: chooses for one engine; give --engine detectron2 or embedded")
+    return with_grids(suite)
 
 
 @dataclass(frozen=True)

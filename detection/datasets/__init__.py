@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import functools
 from collections.abc import Iterable
+from pathlib import Path
 
 from fvcore.common.config import CfgNode
 
@@ -27,7 +28,7 @@ from detection.datasets.parts import PartSource
 from detection.datasets.voc import annotated_classes
 from detection.datasets.voc import folder_sources as folder_sources
 from detection.datasets.yolo import data_sources as data_sources
-from moco.common.errors import UserError, plural
+from moco.common.errors import DataError, UserError, plural
 
 _PROVIDED: dict[str, Source] = {}
 
@@ -56,6 +57,34 @@ def custom_keys(datasets: CfgNode) -> list[str]:
     """Return the keys of DATASETS that name custom datasets, as far as they are set."""
     keys = ("VOC_DIR", "COCO_DIR", "COCO_TRAIN_JSON", "COCO_TEST_JSON", "YOLO_YAML")
     return [key for key in keys if datasets.get(key, "")]
+
+
+def find_custom(folder: Path) -> dict[str, str]:
+    """Return the key of DATASETS that reads the dataset in a folder, and its value.
+
+    Raises:
+        DataError: If the folder has no dataset in a known layout, or several.
+    """
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder; give that of a dataset")
+    found = {
+        key: str(value)
+        for format_ in formats().values()
+        if format_.custom
+        for key, value in format_.custom.find(folder).items()
+    }
+    if len(found) == 1:
+        return found
+    layouts = (
+        "Annotations/ and JPEGImages/ (VOC), a data.yaml (YOLO), or train/_annotations.coco.json "
+        "(Roboflow)"
+    )
+    if found:
+        raise DataError(f"{folder}: has several datasets ({', '.join(found)}); move all but one")
+    raise DataError(
+        f"{folder}: no dataset; expected {layouts}. Other files in COCO's format: moco-transfer "
+        "suite with a task, and DATASETS.COCO_TRAIN_JSON and COCO_TEST_JSON in --opts"
+    )
 
 
 def read_split(name: str, cfg: CfgNode) -> Split:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from fvcore.common.config import CfgNode
@@ -186,6 +187,7 @@ class Custom:
         sources: Node DATASETS of a configuration → the splits that its keys name.
         parse: (value of the flag, --root) → the splits, and the keys of DATASETS for them.
         arguments: Node DATASETS → the doctor's arguments, one list per call.
+        find: Folder → the key of DATASETS for a dataset in it, if there is one in this format.
         check: Readable split → further findings.
     """
 
@@ -195,6 +197,7 @@ class Custom:
     sources: Callable[[CfgNode], Sequence[Source]]
     parse: Callable[[Any, str], tuple[Sequence[Source], dict[str, str]]]
     arguments: Callable[[CfgNode], list[list[str]]]
+    find: Callable[[Path], dict[str, Path]]
     check: Callable[[Any], Iterable[Finding]] = lambda source: ()
 
 

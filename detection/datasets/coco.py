@@ -368,6 +368,9 @@ coco/
             sources=lambda datasets: [*roboflow_sources(datasets), *custom_sources(datasets)],
             parse=_parse_custom,
             arguments=_doctor_arguments,
+            find=lambda folder: (
+                {"DATASETS.COCO_DIR": folder} if (folder / "train" / _ROBOFLOW).is_file() else {}
+            ),
             check=_check_custom,
         ),
     )

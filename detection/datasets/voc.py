@@ -380,6 +380,11 @@ VOC2007/  VOC2012/                     (trainval and test of 2007 in one folder)
             arguments=lambda datasets: (
                 [["--voc-dir", datasets.VOC_DIR]] if datasets.get("VOC_DIR", "") else []
             ),
+            find=lambda folder: (
+                {"DATASETS.VOC_DIR": folder}
+                if (folder / "Annotations").is_dir() and (folder / "JPEGImages").is_dir()
+                else {}
+            ),
         ),
     )
 

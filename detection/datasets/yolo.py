@@ -283,6 +283,7 @@ def yolo() -> Format:
             arguments=lambda datasets: (
                 [["--yolo", datasets.YOLO_YAML]] if datasets.get("YOLO_YAML", "") else []
             ),
+            find=_find,
         ),
     )
 
@@ -292,6 +293,12 @@ def _parse_custom(file: str, root: str) -> tuple[list[YOLOSource], dict[str, str
         raise UserError("--root belongs to --coco-json, or to the name of a published dataset")
     keys = {"YOLO_YAML": file}
     return data_sources(CfgNode(keys)), keys
+
+
+def _find(folder: Path) -> dict[str, Path]:
+    names = ("data_split.yaml", "data.yaml", "dataset.yaml")  # the first is of `datasets split`
+    file = next((folder / name for name in names if (folder / name).is_file()), None)
+    return {"DATASETS.YOLO_YAML": file} if file else {}
 
 
 def _custom_task(splits: Sequence[Split], keys: Mapping[str, str]) -> list[str]:

@@ -1,0 +1,127 @@
+"""Command from a folder of images with boxes to a table of backbones.
+
+moco-transfer evaluate --data DIR --init mine=FILE --init random
+
+It finds the layout of the dataset, a task that the weights fit, and a budget for the number of
+images, prints what it chose, and runs the suite of this one task with all options of
+`moco-transfer suite`; --dry-run stops before that.
+"""
+
+import argparse
+from collections.abc import Sequence
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from benchmarks import run_suite
+from benchmarks.suites.folder import SuiteFolder
+from benchmarks.suites.programs import Programs
+from benchmarks.suites.suite import EMBEDDED
+from benchmarks.suites.suite_file import parse_inits, read_suite
+from moco.common.command import RANDOM, program
+from moco.common.errors import UserError, plural, run_cli, say
+from moco.common.shipped import resolve, shown
+
+# Each image is seen in this many epochs, but a detector needs some iterations on any dataset, and
+# more than the paper's for VOC does not pay off.
+EPOCHS, LEAST, MOST = 50, 300, 24_000
+DECAYS = (3 / 4, 11 / 12)  # of the schedule; VOC's are at 18k and 22k of 24k iterations
+SEEDS = 3
+
+
+def budget(images: int, batch: int, warmup: int) -> dict[str, Any]:
+    """Return the keys of a schedule for a number of training images.
+
+    Args:
+        images: Training images.
+        batch: Images of an iteration.
+        warmup: Iterations of the task's warm-up, which is shortened to a tenth of the schedule.
+    """
+    iterations = min(max(ceil(EPOCHS * images / batch), LEAST), MOST)
+    return {
+        "SOLVER.MAX_ITER": iterations,
+        "SOLVER.STEPS": tuple(round(share * iterations) for share in DECAYS),
+        "SOLVER.WARMUP_ITERS": min(warmup, iterations // 10),
+    }
+
+
+def choose(data: Path, weights: str, task: str | None) -> tuple[str, dict[str, Any]]:
+    """Choose the task file and its keys, and print the choices.
+
+    Args:
+        data: Folder of the dataset.
+        weights: Weights whose backbone the task has to fit.
+        task: Task file or its shipped name; None: the example task of the backbone.
+
+    Raises:
+        UserError: If the weights fit no task, or the task is for another kind of dataset.
+        DataError: If the dataset or the weights are missing or damaged.
+    """
+    from detection.config.task import load_task
+    from detection.config.weights import read_weights
+    from detection.datasets import find_custom, read_split
+
+    keys: dict[str, Any] = dict(find_custom(data))
+    converted = read_weights(weights)
+    assert converted is not None
+    contract = converted.contract
+    example, its_keys, _ = contract.architecture.example_task()
+    needed = contract.d2_keys()
+    keys |= {key: needed[key] for key, value in its_keys.items() if needed[key] != value}
+    file = str(resolve(task or example).absolute())
+    pairs = {**keys, "MODEL.WEIGHTS": RANDOM}
+    cfg = load_task(file, [str(word) for pair in pairs.items() for word in pair], EMBEDDED).cfg
+    train = read_split(cfg.DATASETS.TRAIN[0], cfg)
+    images, solver = len(train.records), cfg.SOLVER
+    keys |= budget(images, solver.IMS_PER_BATCH, solver.WARMUP_ITERS)
+    epochs = keys["SOLVER.MAX_ITER"] * solver.IMS_PER_BATCH / images
+    say(
+        f"data: {', '.join(f'{key} {keys[key]}' for key in find_custom(data))}, "
+        f"{plural(images, 'training image')}, {plural(len(train.classes), 'class')}; "
+        f"evaluated on {', '.join(cfg.DATASETS.TEST)}",
+        f"task: {task or f'{shown(example)}, the example for a {contract.architecture}'}",
+        f"budget: {keys['SOLVER.MAX_ITER']} iterations of {solver.IMS_PER_BATCH} images, "
+        f"{epochs:.3g} epochs, steps at {keys['SOLVER.STEPS']}",
+    )
+    return file, keys
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of the options that `moco-transfer suite` does not have."""
+    parser = argparse.ArgumentParser(
+        prog=program("evaluate", "python -m benchmarks evaluate"),
+        description="Compare backbones on your own dataset: the layout, a task and a budget are "
+        "chosen and printed. All options of moco-transfer suite apply, too: --init for each row, "
+        f"--trials (default: {SEEDS}), --dry-run, --tune, --engine, --executor, --output, --opts.",
+    )
+    layouts = "folder of the dataset: in VOC's layout, YOLO's, or Roboflow's of COCO's format"
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help=layouts)
+    task = "task file or its shipped name (default: the example for the first weights' backbone)"
+    parser.add_argument("--task", metavar="FILE", help=task)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None, programs: Programs | None = None) -> None:
+    """Choose the task, and run its suite."""
+    own, rest = build_parser().parse_known_args(argv)
+    args = run_suite.build_parser().parse_args(["evaluate", *rest])
+    data = own.data.expanduser()
+    inits = parse_inits(args.init)
+    weights = [text for text in inits.values() if text != RANDOM]
+    if not weights:
+        raise UserError(
+            "evaluate: give the weights to evaluate, e.g. --init mine=FILE --init random"
+        )
+    file, keys = choose(data, weights[0], own.task)
+    args.time = args.time or not args.seconds_per_iteration
+    content = {
+        "tasks": [{"config": file, "overrides": keys}],
+        "trials": args.trials or SEEDS,
+    }
+    folder = SuiteFolder(args.output or Path("output", data.resolve().name))
+    suite = run_suite.with_arguments(read_suite(content, Path(data.resolve().name)), args)
+    run_suite.run(suite, folder, args, programs or Programs())
+
+
+if __name__ == "__main__":
+    run_cli(main)

@@ -1,0 +1,95 @@
+"""The command from a dataset's folder to a table: what it finds and chooses, and a whole run."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import evaluate
+from benchmarks.suites.synthetic import write_scenes
+from detection.datasets import find_custom
+from moco.common.errors import DataError, UserError
+from tests.oracles.resnets import make_resnet
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory) -> Path:
+    """Write ResNet-18 of random weights."""
+    file = tmp_path_factory.mktemp("weights") / "r18.pth"
+    torch.save(make_resnet(18, base=64).state_dict(), file)
+    return file
+
+
+def make(folder: Path, *files: str) -> Path:
+    for file in files:
+        path = folder / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("files", "key", "value"),
+    [
+        (["Annotations/a.xml", "JPEGImages/a.jpg"], "DATASETS.VOC_DIR", "."),
+        (["data.yaml"], "DATASETS.YOLO_YAML", "data.yaml"),
+        (["data.yaml", "data_split.yaml"], "DATASETS.YOLO_YAML", "data_split.yaml"),
+        (["train/_annotations.coco.json"], "DATASETS.COCO_DIR", "."),
+    ],
+)
+def test_the_layout_is_found(tmp_path, files, key, value):
+    assert find_custom(make(tmp_path, *files)) == {key: str(tmp_path / value)}
+
+
+@pytest.mark.parametrize(
+    ("files", "error"),
+    [
+        ([], "no dataset; expected Annotations/ and JPEGImages/"),
+        (["Annotations/a.xml"], "no dataset"),
+        (["data.yaml", "train/_annotations.coco.json"], "has several datasets"),
+    ],
+)
+def test_no_layout_or_several_are_refused(tmp_path, files, error):
+    with pytest.raises(DataError, match=error):
+        find_custom(make(tmp_path, *files))
+
+
+@pytest.mark.parametrize(
+    ("images", "iterations", "steps", "warmup"),
+    [
+        (8, 300, (225, 275), 30),  # the least
+        (240, 3000, (2250, 2750), 50),  # 50 epochs of 60 iterations
+        (100_000, 24_000, (18_000, 22_000), 50),  # VOC's schedule
+    ],
+)
+def test_the_budget_follows_the_number_of_images(images, iterations, steps, warmup):
+    assert evaluate.budget(images, batch=4, warmup=50) == {
+        "SOLVER.MAX_ITER": iterations,
+        "SOLVER.STEPS": steps,
+        "SOLVER.WARMUP_ITERS": warmup,
+    }
+
+
+def test_random_weights_alone_choose_no_task(tmp_path):
+    with pytest.raises(UserError, match="give the weights to evaluate"):
+        evaluate.main(["--data", str(tmp_path), "--init", "random"])
+
+
+@pytest.mark.slow
+def test_from_a_folder_to_a_table(tmp_path, weights, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_scenes(tmp_path / "scenes", 8, 4, seed=0)
+    argv = ["--data", "scenes", "--init", f"mine={weights}", "--init", "random"]
+    argv += ["--trials", "1", "--engine", "embedded", "--executor", "cpu"]
+    argv += ["--seconds-per-iteration", "0.1"]
+    evaluate.main([*argv, "--dry-run"])
+    shown = capsys.readouterr().out
+    assert "data: DATASETS.VOC_DIR scenes, 8 training images, 8 classes" in shown
+    assert "faster_rcnn_R_18_C4_small" in shown and "nothing was started" in shown
+    assert "budget: 300 iterations of 4 images, 150 epochs" in shown
+    assert not (tmp_path / "output").exists()
+    short = ["SOLVER.MAX_ITER", "4", "SOLVER.STEPS", "(2, 3)", "SOLVER.WARMUP_ITERS", "1"]
+    short += ["TEST.PRECISE_BN.NUM_ITER", "1", "INPUT.MIN_SIZE_TRAIN", "(64,)"]
+    evaluate.main([*argv, "--opts", *short])
+    tables = tmp_path / "output" / "scenes" / "tables"
+    assert "mine" in (tables / "table.md").read_text()
