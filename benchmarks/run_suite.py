@@ -7,6 +7,7 @@ r"""Command that runs a suite, or resumes it: from a list of checkpoints to the 
     ... --dry-run     list the runs and their hours, check everything, start nothing
     ... --status      print the progress of a running suite, from another shell
     ... --tune        choose the learning rate of every init from one grid first
+    ... --data FOLDER one task per dataset in a folder of them, for the suite `many`
 
 Everything is checked before the first run starts. After an interruption at any moment, the same
 command continues. A run that fails does not stop the others, and enters no number.
@@ -37,6 +38,7 @@ from benchmarks.suites.forecast import Speeds, make_forecast
 from benchmarks.suites.keep import FINAL, KEEP, disk_line, remove_checkpoints
 from benchmarks.suites.listing import detectable, listing, measured_speeds, status
 from benchmarks.suites.live import Live
+from benchmarks.suites.many import announce, over_datasets
 from benchmarks.suites.plan import expand, write_plan
 from benchmarks.suites.programs import Programs
 from benchmarks.suites.runner import Runner
@@ -80,11 +82,15 @@ class SuiteFailed(UserError):
 def main(argv: Sequence[str] | None = None, programs: Programs | None = None) -> None:
     """Run the suite that the command line describes."""
     args = build_parser().parse_args(argv)
-    suite = without_tasks(load_suite(resolve(args.suite, suite=True)), args.skip)
+    suite = load_suite(resolve(args.suite, suite=True))
     folder = SuiteFolder(args.output or Path("output", suite.name))
     if args.status:
         status(folder)
         return
+    suite = without_tasks(over_datasets(suite, args.data, args.task), args.skip)
+    if args.data is not None:
+        rows = {row_of(name) for name in parse_inits(args.init) or suite.inits}
+        print(*announce(suite, len(rows)), sep="\n")
     stated = parse_stated(args.seconds_per_iteration)
     suite = with_options(suite, option_pairs(suite.tasks, args.opts), stated, args.trials)
     for name in args.skip:
@@ -395,7 +401,16 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--init", **several, metavar="[NAME=]WEIGHTS", help=rows)
     add("--skip", **several, metavar="TASK", help="leave a task out; may be repeated")
-    add("--trials", type=int, help="seeds per row, 0, 1, ... (default: the suite's)")
+    data = "folder of datasets in COCO's format as Roboflow exports it, for the suites many*"
+    add("--data", type=Path, metavar="FOLDER", help=data)
+    add("--task", metavar="CONFIG", help="task file for all datasets of --data (the suite's)")
+    add(
+        "--trials",
+        "--seeds",
+        type=int,
+        metavar="N",
+        help="seeds per row, 0, 1, ... (default: the suite's)",
+    )
     add("--baseline", metavar="NAME", help="the init that gaps refer to")
     add("--output", type=Path, metavar="DIR", help="folder of the suite (output/<suite>)")
     engines = "detection engine; auto: detectron2 if it can be imported; each: one table per engine"
