@@ -207,9 +207,9 @@ class Collection:
     @property
     def notes(self) -> list[str]:
         """What the numbers cover, what the test can reach, and each number that is missing."""
-        text = "of the datasets that every row has all numbers of; intervals are over datasets and "
-        text += "seeds, so they hold for other datasets of this kind; the p-values of Wilcoxon's "
-        text += "signed-rank test are over datasets alone; wins and ranks are of rounded means"
+        text = "means, ranks and tests are over the datasets of which every row has all its runs; "
+        text += "intervals are over datasets and seeds, as if these were drawn from many of their "
+        text += "kind; wins and ranks compare rounded means"
         return [text, reach(len(self.complete), len(self.values))] + [
             f"{dataset}, {row}: {why}" for (row, dataset), why in self.absent.items()
         ]
