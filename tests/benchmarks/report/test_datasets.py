@@ -28,7 +28,9 @@ ABSENT = {("mine", "sea--d"): "failed: the loss is nan"}
 
 def collection(absent=None, values=AP) -> Collection:
     names = {name for of in values.values() for name in of} | {name for _, name in absent or ()}
-    return Collection("t", "embedded", "bbox/AP", values, tuple(sorted(names)), absent or {}, "random")
+    return Collection(
+        "t", "embedded", "bbox/AP", values, tuple(sorted(names)), absent or {}, "random"
+    )
 
 
 def test_means_ranks_and_wins_by_hand():
