@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import run_suite
+from benchmarks.suites.arguments import add_arguments
 from benchmarks.suites.folder import SuiteFolder
 from benchmarks.suites.programs import Programs
 from benchmarks.suites.suite import EMBEDDED
@@ -87,37 +88,34 @@ def choose(data: Path, weights: str, task: str | None) -> tuple[str, dict[str, A
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Build the parser of the options that `moco-transfer suite` does not have."""
+    """Build the parser of `moco-transfer evaluate`."""
     parser = argparse.ArgumentParser(
         prog=program("evaluate", "python -m benchmarks evaluate"),
         description="Compare backbones on your own dataset: the layout, a task and a budget are "
-        "chosen and printed. All options of moco-transfer suite apply, too: --init for each row, "
-        f"--trials (default: {SEEDS}), --dry-run, --tune, --engine, --executor, --output, --opts.",
+        "chosen and printed. After an interruption, the same command continues.",
     )
     layouts = "folder of the dataset: in VOC's layout, YOLO's, or Roboflow's of COCO's format"
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help=layouts)
     task = "task file or its shipped name (default: the example for the first weights' backbone)"
     parser.add_argument("--task", metavar="FILE", help=task)
+    add_arguments(parser)
+    parser.set_defaults(trials=SEEDS)
     return parser
 
 
 def main(argv: Sequence[str] | None = None, programs: Programs | None = None) -> None:
     """Choose the task, and run its suite."""
-    own, rest = build_parser().parse_known_args(argv)
-    args = run_suite.build_parser().parse_args(["evaluate", *rest])
-    data = own.data.expanduser()
+    args = build_parser().parse_args(argv)
+    data = args.data.expanduser()
     inits = parse_inits(args.init)
     weights = [text for text in inits.values() if text != RANDOM]
     if not weights:
         raise UserError(
             "evaluate: give the weights to evaluate, e.g. --init mine=FILE --init random"
         )
-    file, keys = choose(data, weights[0], own.task)
+    file, keys = choose(data, weights[0], args.task)
     args.time = args.time or not args.seconds_per_iteration
-    content = {
-        "tasks": [{"config": file, "overrides": keys}],
-        "trials": args.trials or SEEDS,
-    }
+    content = {"tasks": [{"config": file, "overrides": keys}], "trials": args.trials}
     folder = SuiteFolder(args.output or Path("output", data.resolve().name))
     suite = run_suite.with_arguments(read_suite(content, Path(data.resolve().name)), args)
     run_suite.run(suite, folder, args, programs or Programs())

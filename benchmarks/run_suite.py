@@ -7,6 +7,7 @@ r"""Command that runs a suite, or resumes it: from a list of checkpoints to the 
     ... --dry-run     list the runs and their hours, check everything, start nothing
     ... --status      print the progress of a running suite, from another shell
     ... --tune        choose the learning rate of every init from one grid first
+    ... --data FOLDER one task per dataset in a folder of them, for the suite `many`
 
 Everything is checked before the first run starts. After an interruption at any moment, the same
 command continues. A run that fails does not stop the others, and enters no number.
@@ -24,6 +25,7 @@ from typing import Any
 import benchmarks.suites.executors  # noqa: F401 - registers them
 from benchmarks.report.progress import PAGE_NAME
 from benchmarks.suites import children
+from benchmarks.suites.arguments import add_arguments
 from benchmarks.suites.checks import Findings, option_pairs
 from benchmarks.suites.data_digest import data_digests
 from benchmarks.suites.executors.base import EXECUTORS, Executor, Options, PlanExecutor
@@ -34,9 +36,10 @@ from benchmarks.suites.folder import (
     suite_content,
 )
 from benchmarks.suites.forecast import Speeds, make_forecast
-from benchmarks.suites.keep import FINAL, KEEP, disk_line, remove_checkpoints
+from benchmarks.suites.keep import FINAL, disk_line, remove_checkpoints
 from benchmarks.suites.listing import detectable, listing, measured_speeds, status
 from benchmarks.suites.live import Live
+from benchmarks.suites.many import announce, over_datasets
 from benchmarks.suites.plan import expand, write_plan
 from benchmarks.suites.programs import Programs
 from benchmarks.suites.runner import Runner
@@ -68,7 +71,6 @@ from moco.common.progress import format_seconds
 from moco.common.shipped import resolve
 
 MANY = 1000  # runs
-ENGINES = ("auto", "detectron2", "embedded", "each")
 
 
 class SuiteFailed(UserError):
@@ -80,11 +82,18 @@ class SuiteFailed(UserError):
 def main(argv: Sequence[str] | None = None, programs: Programs | None = None) -> None:
     """Run the suite that the command line describes."""
     args = build_parser().parse_args(argv)
-    suite = without_tasks(load_suite(resolve(args.suite, suite=True)), args.skip)
+    suite = load_suite(resolve(args.suite, suite=True))
     folder = SuiteFolder(args.output or Path("output", suite.name))
     if args.status:
         status(folder)
         return
+    suite = without_tasks(over_datasets(suite, args.data, args.task), args.skip)
+    if args.data is not None:
+        rows = {row_of(name) for name in parse_inits(args.init) or suite.inits}
+        print(*announce(suite, len(rows)), sep="\n")
+    for name in args.skip:
+        print(f"left out: {name}, by --skip")
+    suite = with_arguments(suite, args)
     for name in args.skip:
         print(f"left out: {name}, by --skip")
     suite = with_arguments(suite, args)
@@ -396,63 +405,14 @@ def build_parser() -> argparse.ArgumentParser:
         "write the tables. After an interruption, the same command continues.",
     )
     add = parser.add_argument
-    several: dict[str, Any] = {"action": "append", "default": []}
     add("suite", metavar="SUITE", help="a file or a shipped name, e.g. voc")
-    rows = (
-        "add a row to the tables: weights under a name, or random; may be repeated. Weights are "
-        "a file, a name or an address (see moco-transfer weights --help); NAME=A,B,C gives "
-        "several pre-trainings of one row"
-    )
-    add("--init", **several, metavar="[NAME=]WEIGHTS", help=rows)
-    add("--skip", **several, metavar="TASK", help="leave a task out; may be repeated")
-    add("--trials", type=int, help="seeds per row, 0, 1, ... (default: the suite's)")
-    add("--baseline", metavar="NAME", help="the init that gaps refer to")
-    add("--output", type=Path, metavar="DIR", help="folder of the suite (output/<suite>)")
-    engines = "detection engine; auto: detectron2 if it can be imported; each: one table per engine"
-    add("--engine", choices=ENGINES, default="auto", help=engines)
-    executors = sorted(name for name, _ in EXECUTORS)
-    where = "where runs are computed; auto: on the GPUs if there are any"
-    add("--executor", choices=executors, default="auto", help=where)
-    gpus = "GPUs of one run (default: the suite's)"
-    add("--gpus-per-run", type=int, metavar="N", help=gpus)
-    workers = (
-        "parallel runs on the CPU (default: one per core); with slurm, jobs in the queue at a "
-        "time (default: all)"
-    )
-    add("--workers", type=int, default=0, metavar="N", help=workers)
-    slurm = (
-        "option of --executor slurm; may be repeated: time (24:00:00), "
-        "gpus_per_node (8; GPUs of one node), cpus_per_gpu (5), cpus_per_task, array_parallelism "
-        "(256 at a time), signal_delay_s (90), setup and teardown (lines of the script), "
-        "srun_args, or any option of sbatch: partition, account, qos, constraint, mem, ..."
-    )
-    add("--slurm", **several, metavar="KEY=VALUE", help=slurm)
-    add("--dry-run", action="store_true", help="list the runs, check everything, start nothing")
-    plan = (
-        "write every run to a file instead of computing it: command, GPUs, dependencies, and the "
-        "file that exists when it is done"
-    )
-    add("--plan", type=Path, metavar="FILE.json", help=plan)
+    skip = "leave a task out; may be repeated"
+    add("--skip", action="append", default=[], metavar="TASK", help=skip)
+    data = "folder of datasets in COCO's format as Roboflow exports it, for the suites many*"
+    add("--data", type=Path, metavar="FOLDER", help=data)
+    add("--task", metavar="CONFIG", help="task file for all datasets of --data (the suite's)")
     add("--status", action="store_true", help="print the progress of the suite in DIR")
-    grid = (
-        "first train every detection task from every init with the same grid of learning rates, "
-        "shortened and without the test images; the best one of each init adds a row"
-    )
-    add("--tune", action="store_true", help=grid)
-    add("--retry-failed", action="store_true", help="repeat runs that failed before")
-    keep = (
-        "checkpoints to keep: the final one of each run (default), its last two, or all; if "
-        "given, it also applies to runs that were done before"
-    )
-    add("--keep", choices=KEEP, help=keep)
-    seconds = "speed to estimate from if DIR has no measurement; may be repeated"
-    add("--seconds-per-iteration", **several, metavar="[TASK=]S", help=seconds)
-    timed = "time 20 iterations of every task without a known speed, to estimate the hours"
-    add("--time", action="store_true", help=timed)
-    stop = "time that runs have to save when the suite is stopped (%(default)s)"
-    add("--stop-seconds", type=float, default=120.0, metavar="S", help=stop)
-    add("--debug", action="store_true", help="show the traceback of an error")
-    add("--opts", nargs="*", default=[], metavar="KEY VALUE", help="config overrides of all tasks")
+    add_arguments(parser)
     return parser
 
 

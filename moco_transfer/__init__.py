@@ -164,6 +164,7 @@ def evaluate(
         DataError: If weights or data are missing or damaged, or a module is of no known family.
     """
     from benchmarks import run_suite
+    from benchmarks.suites.arguments import ENGINES
     from benchmarks.suites.checks import option_pairs
     from benchmarks.suites.executors.base import EXECUTORS
     from benchmarks.suites.folder import SuiteFolder
@@ -173,8 +174,8 @@ def evaluate(
     from moco.common.registry import lookup
     from moco.common.shipped import resolve
 
-    if engine not in run_suite.ENGINES:
-        raise UserError(f"engine: got {engine!r}, expected one of {', '.join(run_suite.ENGINES)}")
+    if engine not in ENGINES:
+        raise UserError(f"engine: got {engine!r}, expected one of {', '.join(ENGINES)}")
     lookup(EXECUTORS, executor, "executor")
     args = run_suite.build_parser().parse_args(["evaluate", "--retry-failed"])
     vars(args).update(

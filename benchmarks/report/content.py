@@ -32,6 +32,7 @@ from benchmarks.report.captions import (
     versions,
 )
 from benchmarks.report.cells import Grid, TextCell, printed
+from benchmarks.report.datasets import Collection, collections
 from benchmarks.report.gaps import gap_grids
 from benchmarks.report.isolation import isolation
 from benchmarks.report.literature import LiteratureRow, rows_for
@@ -237,7 +238,7 @@ class Report:
 
     @cached_property
     def plots(self) -> "dict[str, Plot]":
-        """Figures by file name: `loss-<stem>` and `ap-<stem>` of each table."""
+        """Figures by file name: `loss-<stem>` and `ap-<stem>`, `differences-<task>` of datasets."""
         from benchmarks.report import plots
 
         found = {}
@@ -246,6 +247,9 @@ class Report:
             losses = plots.losses(table, self.results)
             found[f"loss-{section.stem}"] = plots.Plot(plots.loss_figure(losses, title))
             found[f"ap-{section.stem}"] = plots.Plot(plots.ap_figure(table, title))
+        for each in self.collections:
+            if (figure := plots.differences_figure(each)) is not None:
+                found[each.figure] = plots.Plot(figure)
         return found
 
     @cached_property
@@ -258,8 +262,14 @@ class Report:
 
     @cached_property
     def summary(self) -> Summary | None:
-        """Summary over all tables, or None if there is only one."""
-        return summarize(self.tables)
+        """Summary over all tables, or None if there is only one, or they are of one collection."""
+        known = {name for each in self.collections for name in each.datasets}
+        return None if known >= {t.title for t in self.tables} else summarize(self.tables)
+
+    @cached_property
+    def collections(self) -> list[Collection]:
+        """Summaries over datasets of suites that have one task on many of them."""
+        return collections(self.tables, self.results)
 
     @property
     def citation(self) -> str:

@@ -3,7 +3,6 @@
 import base64
 import io
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,16 +75,23 @@ def figures(report: Report, section: Section) -> Figures:
     return Figures(shown, missing, samples)
 
 
-def schedules(tables: Sequence[Table]) -> dict[str, str]:
-    """Plot AP against the length of the fine-tuning for tasks that differ in their schedule only.
+def overviews(report: Report) -> dict[str, str]:
+    """Plot several tables in one figure.
+
+    These are the differences between rows on each dataset of a collection, and AP against the
+    length of the fine-tuning for tasks that differ in their schedule only.
 
     Returns:
         Title → data URL of the image.
     """
     families: dict[Any, list[Table]] = {}
-    for table in tables:
+    for table in report.tables:
         families.setdefault(plots.family(table), []).append(table)
-    found = {}
+    found = {
+        f"{each.heading}: differences to {each.baseline}": _svg(report.plots[each.figure])
+        for each in report.collections
+        if each.figure in report.plots
+    }
     for (task, data, engine), members in families.items():
         if (figure := plots.schedule_figure(members)) is not None:
             title = f"{task}, {', '.join((*data, engine))}: by length of the fine-tuning"

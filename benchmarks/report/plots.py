@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from benchmarks.report import escape
 from benchmarks.report.aggregate import Row, Table
+from benchmarks.report.datasets import Collection
 from benchmarks.report.records import FinishedRun, Results
 from benchmarks.report.style import (
     GRAY,
@@ -243,6 +244,27 @@ def schedule_figure(tables: Sequence[Table]) -> "Figure | None":
     axis.set(xlabel="iterations of fine-tuning", ylabel=pretty(titles(ordered[0].metrics)[0]))
     if points:
         axis.legend(frameon=False)
+    return figure
+
+
+def differences_figure(collection: Collection) -> "Figure | None":
+    """Plot a panel per row: its difference to the baseline on each dataset, in order of size."""
+    base, names = collection.baseline, collection.complete
+    rows = [row for row in collection.values if row != base]
+    if not rows or not names:
+        return None
+    height = 1.0 + 0.2 * len(names)
+    figure, axes = new_figure(len(rows), 4.4, height, collection.heading, along="x")
+    palette, of_base = colors(list(collection.values)), collection.means(base)
+    for axis, row in zip(axes, rows, strict=True):
+        gaps = [mean - other for mean, other in zip(collection.means(row), of_base, strict=True)]
+        order = sorted(range(len(names)), key=gaps.__getitem__)
+        axis.scatter([gaps[i] for i in order], range(len(order)), s=18, color=palette[row])
+        axis.hlines(range(len(order)), 0, [gaps[i] for i in order], color=palette[row], alpha=0.4)
+        axis.axvline(0, color="#444444", linewidth=1)
+        axis.set_yticks(range(len(order)), [escape.figure(names[i]) for i in order], fontsize=7)
+        title = f"{escape.figure(row)}: {pretty(titles([collection.metric])[0])}"
+        axis.set(title=title, xlabel=f"points above {escape.figure(base)}")
     return figure
 
 

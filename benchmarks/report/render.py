@@ -7,6 +7,7 @@ only what is written in a template is.
 import base64
 import hashlib
 import re
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,7 @@ from benchmarks.report import escape, style
 from benchmarks.report.aggregate import Gap, Table
 from benchmarks.report.captions import facts
 from benchmarks.report.content import Report, Section, arrange, paper_rows
+from benchmarks.report.datasets import Collection
 from benchmarks.report.escape import csv_text
 from benchmarks.report.paper import OWN, PaperTable
 from benchmarks.report.progress import PAGE_NAME, Progress
@@ -59,6 +61,8 @@ def csv(report: Report) -> dict[str, str]:
         texts["table.paper.csv"] = _paper_csv(papers.values())
     if report.summary is not None:
         texts["table.summary.csv"] = _summary_csv(report.summary)
+    if report.collections:
+        texts["table.datasets.csv"] = _datasets_csv(report.collections)
     if any(section.published for section in report.sections):
         texts["table.literature.csv"] = _literature_csv(report.sections)
     return texts
@@ -77,20 +81,20 @@ def html(report: Report) -> dict[str, str]:
     from benchmarks.report import page
 
     figures = {section.stem: page.figures(report, section) for section in report.sections}
-    return {PAGE_NAME: page_text(report, figures, page.schedules(report.tables))}
+    return {PAGE_NAME: page_text(report, figures, page.overviews(report))}
 
 
 def page_text(
-    report: Report, figures: "Mapping[str, Figures]", schedules: Mapping[str, str]
+    report: Report, figures: "Mapping[str, Figures]", overviews: Mapping[str, str]
 ) -> str:
     """Render the HTML page of a report from figures that are already plotted.
 
     Args:
         report: Report of the page.
         figures: Stem of a section → its figures.
-        schedules: Title → data URL of the figures of `page.schedules`.
+        overviews: Title → data URL of the figures of `page.overviews`.
     """
-    return _render("table.html", report=report, figures=figures, schedules=schedules)
+    return _render("table.html", report=report, figures=figures, overviews=overviews)
 
 
 def with_progress(page: str, progress: Progress) -> str:
@@ -222,6 +226,23 @@ def _summary_csv(matrix: Summary) -> str:
             [init, task, mean, matrix.ranks[init][i], i in matrix.ranked, matrix.mean_rank(init)]
             for init, means in matrix.means.items()
             for i, (task, mean) in enumerate(zip(matrix.tasks, means, strict=True))
+        ],
+    )
+
+
+def _datasets_csv(collections: Sequence[Collection]) -> str:
+    """Format one line per row and dataset: mean, number of trials, why it is in no mean."""
+    return csv_text(
+        ["task", "engine", "init", "dataset", "metric", "n", "mean", "in_mean", "absent"],
+        [
+            [
+                *(each.task, each.engine, row, name, each.metric, len(of.get(name, ())), mean),
+                *(name in each.complete, each.absent.get((row, name))),
+            ]
+            for each in collections
+            for row, of in each.values.items()
+            for name in each.datasets
+            for mean in (statistics.fmean(of[name]) if of.get(name) else None,)
         ],
     )
 

@@ -63,7 +63,7 @@ def write_bundle(path: PathLike, own: Report, shared: Report) -> None:
     for mine, section in zip(own.sections, shared.sections, strict=True):
         found = page.figures(own, mine)
         figures[section.stem] = replace(found, missing=_without_folders(found.missing))
-    text = page_text(shared, figures, page.schedules(own.tables))
+    text = page_text(shared, figures, page.overviews(own))
     files = {"README.txt": README, PAGE_NAME: text}
     evidence: dict[str, tuple[FinishedRun, str]] = {}
     for run in (*shared.results.transfer, *shared.results.pretraining):

@@ -1,0 +1,75 @@
+"""Arguments that the commands which run suites share."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from benchmarks.suites.executors.base import EXECUTORS
+from benchmarks.suites.keep import KEEP
+
+ENGINES = ("auto", "detectron2", "embedded", "each")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `benchmarks.run_suite.run`."""
+    add = parser.add_argument
+    several: dict[str, Any] = {"action": "append", "default": []}
+    rows = (
+        "add a row to the tables: weights under a name, or random; may be repeated. Weights are "
+        "a file, a name or an address (see moco-transfer weights --help); NAME=A,B,C gives "
+        "several pre-trainings of one row"
+    )
+    add("--init", **several, metavar="[NAME=]WEIGHTS", help=rows)
+    add(
+        "--trials",
+        "--seeds",
+        type=int,
+        metavar="N",
+        help="seeds per row, 0, 1, ... (default: the suite's)",
+    )
+    add("--baseline", metavar="NAME", help="the init that gaps refer to")
+    add("--output", type=Path, metavar="DIR", help="folder of the suite (output/<suite>)")
+    engines = "detection engine; auto: detectron2 if it can be imported; each: one table per engine"
+    add("--engine", choices=ENGINES, default="auto", help=engines)
+    executors = sorted(name for name, _ in EXECUTORS)
+    where = "where runs are computed; auto: on the GPUs if there are any"
+    add("--executor", choices=executors, default="auto", help=where)
+    gpus = "GPUs of one run (default: the suite's)"
+    add("--gpus-per-run", type=int, metavar="N", help=gpus)
+    workers = (
+        "parallel runs on the CPU (default: one per core); with slurm, jobs in the queue at a "
+        "time (default: all)"
+    )
+    add("--workers", type=int, default=0, metavar="N", help=workers)
+    slurm = (
+        "option of --executor slurm; may be repeated: time (24:00:00), "
+        "gpus_per_node (8; GPUs of one node), cpus_per_gpu (5), cpus_per_task, array_parallelism "
+        "(256 at a time), signal_delay_s (90), setup and teardown (lines of the script), "
+        "srun_args, or any option of sbatch: partition, account, qos, constraint, mem, ..."
+    )
+    add("--slurm", **several, metavar="KEY=VALUE", help=slurm)
+    add("--dry-run", action="store_true", help="list the runs, check everything, start nothing")
+    plan = (
+        "write every run to a file instead of computing it: command, GPUs, dependencies, and the "
+        "file that exists when it is done"
+    )
+    add("--plan", type=Path, metavar="FILE.json", help=plan)
+    grid = (
+        "first train every detection task from every init with the same grid of learning rates, "
+        "shortened and without the test images; the best one of each init adds a row"
+    )
+    add("--tune", action="store_true", help=grid)
+    add("--retry-failed", action="store_true", help="repeat runs that failed before")
+    keep = (
+        "checkpoints to keep: the final one of each run (default), its last two, or all; if "
+        "given, it also applies to runs that were done before"
+    )
+    add("--keep", choices=KEEP, help=keep)
+    seconds = "speed to estimate from if DIR has no measurement; may be repeated"
+    add("--seconds-per-iteration", **several, metavar="[TASK=]S", help=seconds)
+    timed = "time 20 iterations of every task without a known speed, to estimate the hours"
+    add("--time", action="store_true", help=timed)
+    stop = "time that runs have to save when the suite is stopped (%(default)s)"
+    add("--stop-seconds", type=float, default=120.0, metavar="S", help=stop)
+    add("--debug", action="store_true", help="show the traceback of an error")
+    add("--opts", nargs="*", default=[], metavar="KEY VALUE", help="config overrides of all tasks")
