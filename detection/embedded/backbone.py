@@ -183,9 +183,10 @@ def build_fpn(
     return FPN(bottom_up, names, fpn.OUT_CHANNELS, norm, fpn.FUSE_TYPE, top_block)
 
 
-def _build_pyramid(family: Family, model: CfgNode) -> FPN:
+def _build_pyramid(family: Family, has_fpn: bool, model: CfgNode) -> Backbone:
     assert family.pyramid
-    return build_fpn(model, family.pyramid.network()(**network_arguments(family, model)))
+    net: Backbone = family.pyramid.network()(**network_arguments(family, model))
+    return build_fpn(model, net) if has_fpn else net
 
 
 register_pyramids(BACKBONES, _build_pyramid)

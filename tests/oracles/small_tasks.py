@@ -55,14 +55,16 @@ SMALL_VIT = {
     "SOLVER.PRECISION": "fp32",
     "SOLVER.AMP.ENABLED": False,
 }
-# Crops and windows of a few patches.
+# Crops of a few patches; for tasks that are tested in windows also these.
 SMALL_ADE = {
     "INPUT.SEM_SEG_SIZE": 64,
     "INPUT.SEM_SEG_CROP_SIZE": 64,
     "INPUT.MIN_SIZE_TEST": 64,
-    "TEST.SEM_SEG_WINDOW": 64,
     "MODEL.SEM_SEG_HEAD.CONVS_DIM": 16,
+    "SOLVER.PRECISION": "fp32",
+    "SOLVER.AMP.ENABLED": False,
 }
+WINDOWS = ("TEST.SEM_SEG_WINDOW", 64, "TEST.SEM_SEG_STRIDE", 40)
 SHORT = {
     "SOLVER.IMS_PER_BATCH": 2,
     "SOLVER.MAX_ITER": 2,
