@@ -22,8 +22,8 @@ FPN_1X = ROOT / "configs" / "coco" / "mask_rcnn_R_50_FPN_1x.yaml"
 
 # Taken when every row equaled a second transcription, made independently from the sources; the 53
 # first rows on ADE20k were transcribed once, from the survey, and read against it a second time.
-# UPerNet's of ResNets, Swins and ConvNeXts were read in the READMEs and configuration files, those of
-# the official Swin in a copy of its README.
+# UPerNet's of ResNets, Swins and ConvNeXts were read in the READMEs and configuration files, those
+# of the official Swin in a copy of its README.
 DIGEST = "f791dd555b5b4499a004ad0bf48615e4f6d18b73726f7b80edb666fb27e3c689"
 
 

@@ -67,8 +67,9 @@ METRICS = {
     "cityscapes/mask": {"segm/AP", "segm/AP50"},
     "fcn16s": {"sem_seg/mIoU", "sem_seg/pACC"},
 }
-# ConvNeXt's, Swin's and vision transformers' are in parity/, with weights of their own.
-PAPER_TASKS = [path for path in task_files() if not re.search("_small$|ConvNeXt|Swin|ViT", path)]
+# ConvNeXt's, Swin's, vision transformers' and ADE20k's are in parity/, with weights of their own.
+_IN_PARITY = "_small$|ConvNeXt|Swin|ViT|ade20k/"
+PAPER_TASKS = [path for path in task_files() if not re.search(_IN_PARITY, path)]
 # One of each network, dataset and metric; the others differ in their schedules.
 _OTHER_SCHEDULES = r"_lr|_9k|_12k|_180k|C4_2x|FPN_2x|_6x"
 DISTINCT = [t for t in PAPER_TASKS if "keypoint" in t or not re.search(_OTHER_SCHEDULES, t)]

@@ -1,6 +1,7 @@
 """ADE20k in a miniature: tasks on both engines from a converted file, equal in every number."""
 
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,11 @@ import torch
 
 from convert.convert_to_d2 import convert_file
 from convert.prove import read_converted
+from detection.config.task import default_task
+from detection.embedded.build import build_model
+from detection.modeling.norms import with_process_norms
 from detection.train_net import main
+from moco.common.cfgnode import load_cfg
 from moco.common.run import read_record
 from tests.convert import test_convnext, test_swin
 from tests.oracles.layouts_vit import timm_vit
@@ -88,6 +93,40 @@ def test_a_task_is_one_run_on_both_engines(task, losses, options, weights, data,
     assert main([*argv, str(tmp_path / "embedded")]) == 0
     again = read_record(tmp_path / "embedded" / "inference" / "run.json")
     assert again.metrics == record.metrics
+
+
+SIZES = {
+    "R_50": {},
+    "Swin_T": {},
+    "ConvNeXt_T": {},
+    "Swin_T, B": {
+        "MODEL.SWIN.EMBED_DIM": 128,
+        "MODEL.SWIN.DEPTHS": [2, 2, 18, 2],
+        "MODEL.SWIN.NUM_HEADS": [4, 8, 16, 32],
+    },
+    "ConvNeXt_T, S": {"MODEL.CONVNEXT.DEPTHS": [3, 3, 27, 3]},
+}
+# Parameters in millions, of the READMEs of the official Swin and ConvNeXt; R50's is computed here.
+PARAMETERS = (66, 60, 60, 121, 82)
+
+
+@pytest.mark.parametrize(("name", "millions"), zip(SIZES, PARAMETERS, strict=True))
+def test_the_model_at_full_width_is_of_the_published_size(name, millions, monkeypatch):
+    from tests.oracles import detectron2_engine as d2
+
+    # The rates of stochastic depth are read, and meta tensors have no values.
+    monkeypatch.setattr(torch, "linspace", partial(torch.linspace, device="cpu"))
+    file = CONFIGS / "ade20k" / f"upernet_{name.partition(',')[0]}_160k.yaml"
+    keys = {**SIZES[name], "MODEL.DEVICE": "meta"}
+    opts = [str(item) for pair in keys.items() for item in pair]
+    cfg = with_process_norms(load_cfg(default_task(), file, opts), 1)
+    with torch.device("meta"):
+        theirs, ours = (
+            {name: p.shape for name, p in build(cfg).named_parameters()}
+            for build in (d2.model, build_model)
+        )
+    assert ours == theirs
+    assert round(sum(shape.numel() for shape in ours.values()) / 1e6) == millions
 
 
 def test_an_earlier_block_is_a_key(weights, data, tmp_path):
