@@ -200,13 +200,6 @@ TIMM = {
     "MODEL.TIMM.DROP_PATH": 0.3,
     "MODEL.FPN.NORM": "",
 }
-PLAIN = {"convnext": CONVNEXT, "swin": SWIN, "timm": TIMM}
-
-
-def upernet(family: str, keys: dict[str, object]) -> dict[str, object]:
-    """Return the keys of UPerNet on a network without the FPN that it has in `keys`."""
-    own = {key: value for key, value in keys.items() if key.startswith(f"MODEL.{family.upper()}.")}
-    return {**tiny.R50_UPERNET, **own, "MODEL.BACKBONE.NAME": f"build_{family}_backbone"}
 
 
 ARCHITECTURES = {
@@ -249,7 +242,7 @@ ARCHITECTURES = {
     "swin-fpn-mask": SWIN,
     "swin-cascade-mask-square": SWIN_CASCADE,
     "timm-fpn-mask": TIMM,
-    **{f"{name}-upernet": upernet(name, keys) for name, keys in PLAIN.items()},
+    **tiny.upernets(convnext=CONVNEXT, swin=SWIN, timm=TIMM),
 }
 
 
