@@ -112,7 +112,7 @@ def options(task: str) -> dict[str, object]:
     """Keys that make a task `voc/faster_rcnn_R_50_C4_24k` small."""
     small = SMALL_SEM_SEG if "fcn16s" in task else SMALL
     vit = SMALL_VIT if "ViT" in task else {}
-    if task.startswith("ade20k/"):
+    if task.startswith("ade20k/") or "upernet" in task:
         vit = {**vit, **SMALL_ADE, "MODEL.BACKBONE.SQUARE_PAD": 0, "MODEL.VIT.DEPTH": 12}
     elif "ViT" in task and "frozen" in task:
         vit = {**SMALL_VIT, "MODEL.BACKBONE.FREEZE_AT": 5, "MODEL.VIT.DROP_PATH": 0.0}
