@@ -14,6 +14,7 @@ from detection.datasets.coco_json import require_polygons
 from detection.datasets.coco_names import PERSON_KEYPOINTS
 from detection.datasets.flips import pairs_note
 from detection.modeling.layer_decay import LAYER_RULES, family_of
+from detection.modeling.norms import process_norms
 from detection.modeling.optimizer import OPTIMIZERS
 from moco.common.cfgnode import flatten, same_value
 from moco.common.errors import DataError, UserError, first_few
@@ -62,6 +63,11 @@ def check_values(cfg: CfgNode) -> None:
             f"SOLVER.LR_DECAY {solver.LR_DECAY}: the layers of MODEL.BACKBONE.NAME "
             f"{cfg.MODEL.BACKBONE.NAME} are unknown; only {families} support it; set it to 1.0"
         )
+    if solver.LR_DECAY_BY_STAGE and family_of(cfg) != "convnext":
+        raise UserError(
+            "SOLVER.LR_DECAY_BY_STAGE True: only ConvNeXts have layers by stage, not "
+            f"MODEL.BACKBONE.NAME {cfg.MODEL.BACKBONE.NAME}; set it to False"
+        )
     window, stride = cfg.TEST.SEM_SEG_WINDOW, cfg.TEST.SEM_SEG_STRIDE
     if stride > window:
         raise UserError(
@@ -104,6 +110,23 @@ def check_warmup(solver: CfgNode) -> None:
             f"SOLVER.WARMUP_ITERS: got {solver.WARMUP_ITERS}, expected less than {first}, the "
             "first decay or the end; with it the learning rate would reach "
             f"{highest_rate(solver):g}, not SOLVER.BASE_LR {solver.BASE_LR:g}"
+        )
+
+
+def check_pooled_norm(cfg: CfgNode, num_processes: int) -> None:
+    """Raise UserError if UPerHead's batch norm would get a single value per channel.
+
+    One of its maps is pooled to one cell per image.
+    """
+    key, head = "MODEL.SEM_SEG_HEAD.NORM", cfg.MODEL.SEM_SEG_HEAD
+    if cfg.MODEL.META_ARCHITECTURE != "SemanticSegmentor" or head.NAME != "UPerHead":
+        return
+    norm = process_norms(cfg, num_processes).get(key, head.NORM)
+    if norm == "BN" and cfg.SOLVER.IMS_PER_BATCH == num_processes:
+        raise UserError(
+            f"SOLVER.IMS_PER_BATCH {cfg.SOLVER.IMS_PER_BATCH}: got 1 image per process, expected 2 "
+            f"or more, because {key} {head.NORM} of UPerHead normalizes maps of one cell; set it "
+            f"to {2 * num_processes} or more, or {key} to GN"
         )
 
 

@@ -117,7 +117,12 @@ _DETECTRON2S = (
             "build_vit_backbone",
             "build_vit_sfp_backbone",
             "build_vit_fpn_backbone",
-            *(f"build_{family.name}_fpn_backbone" for family in FAMILIES if family.pyramid),
+            *(
+                f"build_{family.name}{fpn}_backbone"
+                for fpn in ("", "_fpn")
+                for family in FAMILIES
+                if family.pyramid
+            ),
         ),
     ),
     Key(
@@ -877,6 +882,13 @@ _OURS = (
         Range(lambda value: 0 < value <= 1, "above 0 and at most 1"),
         resume=False,
         tunable=True,
+    ),
+    Key(
+        "SOLVER.LR_DECAY_BY_STAGE",
+        False,
+        "Whether every stage of a ConvNeXt is one layer of SOLVER.LR_DECAY, and every downsampling "
+        "belongs to the stem, as in its UPerNet.",
+        resume=False,
     ),
     Key(
         "SOLVER.BACKBONE_LR_FACTOR",

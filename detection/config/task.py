@@ -15,6 +15,7 @@ from fvcore.common.config import CfgNode
 
 from detection.config.checks import (
     changes_since,
+    check_pooled_norm,
     check_splits,
     check_values,
     check_warmup,
@@ -277,6 +278,7 @@ def _before_data(
     check_values(cfg)
     if not eval_only:
         check_warmup(cfg.SOLVER)
+        check_pooled_norm(cfg, num_processes)
     return cfg, weights, explicit, notes
 
 

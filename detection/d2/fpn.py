@@ -65,12 +65,13 @@ def build_fpn(cfg: CfgNode, bottom_up: Backbone, in_features: list[str] | None =
     return StageFPN(bottom_up, names, fpn.OUT_CHANNELS, fpn.NORM, fpn.FUSE_TYPE, square_pad)
 
 
-def _build_pyramid(family: Family, cfg: CfgNode, input_shape: ShapeSpec) -> FPN:
+def _build_pyramid(family: Family, has_fpn: bool, cfg: CfgNode, input_shape: ShapeSpec) -> Backbone:
     assert family.pyramid
     network = family.pyramid.network()
     # A subclass of the network that is also a Detectron2 backbone.
     backbone = type(f"{network.__name__}Backbone", (network, WithShapes), {})
-    return build_fpn(cfg, backbone(**network_arguments(family, cfg.MODEL)))
+    net: Backbone = backbone(**network_arguments(family, cfg.MODEL))
+    return build_fpn(cfg, net) if has_fpn else net
 
 
 register_pyramids(BACKBONE_REGISTRY, _build_pyramid)

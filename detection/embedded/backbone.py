@@ -183,9 +183,11 @@ def build_fpn(
     return FPN(bottom_up, names, fpn.OUT_CHANNELS, norm, fpn.FUSE_TYPE, top_block)
 
 
-def _build_pyramid(family: Family, model: CfgNode) -> FPN:
+def _build_pyramid(family: Family, has_fpn: bool, model: CfgNode) -> nn.Module:
     assert family.pyramid
-    return build_fpn(model, family.pyramid.network()(**network_arguments(family, model)))
+    net: Any = family.pyramid.network()(**network_arguments(family, model))
+    module: nn.Module = build_fpn(model, net) if has_fpn else net
+    return module
 
 
 register_pyramids(BACKBONES, _build_pyramid)

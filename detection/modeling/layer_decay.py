@@ -68,8 +68,17 @@ def convnext(name: str, cfg: CfgNode) -> tuple[int, int]:
     object_detection/mmcv_custom/layer_decay_optimizer_constructor.py. Its num_layers, 6 for
     ConvNeXt-T and 12 for the others, follow from the depth. The downsampling before a stage belongs
     to the layer of the stage's first block.
+
+    With SOLVER.LR_DECAY_BY_STAGE it is the rule of UPerNet (`decay_type="stage_wise"`), as in
+    mmsegmentation, mmseg/engine/optimizers/layer_decay_optimizer_constructor.py: the stages are
+    layers 1 to 4, and their downsampling belongs to the stem.
     """
-    return _by_stages(name, cfg.MODEL.CONVNEXT.DEPTHS, first_stage=0)
+    layer, last = _by_stages(name, cfg.MODEL.CONVNEXT.DEPTHS, first_stage=0)
+    if cfg.SOLVER.LR_DECAY_BY_STAGE and 0 < layer < last:
+        found = _STAGE.search(name)
+        assert found
+        layer = 0 if ".downsample." in name else int(found[1]) + 1
+    return layer, last
 
 
 def _by_stages(name: str, depths: Sequence[int], first_stage: int) -> tuple[int, int]:

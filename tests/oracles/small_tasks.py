@@ -55,14 +55,16 @@ SMALL_VIT = {
     "SOLVER.PRECISION": "fp32",
     "SOLVER.AMP.ENABLED": False,
 }
-# Crops and windows of a few patches.
+# Crops of a few patches; for tasks that are tested in windows also these.
 SMALL_ADE = {
     "INPUT.SEM_SEG_SIZE": 64,
     "INPUT.SEM_SEG_CROP_SIZE": 64,
     "INPUT.MIN_SIZE_TEST": 64,
-    "TEST.SEM_SEG_WINDOW": 64,
     "MODEL.SEM_SEG_HEAD.CONVS_DIM": 16,
+    "SOLVER.PRECISION": "fp32",
+    "SOLVER.AMP.ENABLED": False,
 }
+WINDOWS = ("TEST.SEM_SEG_WINDOW", 64, "TEST.SEM_SEG_STRIDE", 40)
 SHORT = {
     "SOLVER.IMS_PER_BATCH": 2,
     "SOLVER.MAX_ITER": 2,
@@ -110,7 +112,7 @@ def options(task: str) -> dict[str, object]:
     """Keys that make a task `voc/faster_rcnn_R_50_C4_24k` small."""
     small = SMALL_SEM_SEG if "fcn16s" in task else SMALL
     vit = SMALL_VIT if "ViT" in task else {}
-    if task.startswith("ade20k/"):
+    if task.startswith("ade20k/") or "upernet" in task:
         vit = {**vit, **SMALL_ADE, "MODEL.BACKBONE.SQUARE_PAD": 0, "MODEL.VIT.DEPTH": 12}
     elif "ViT" in task and "frozen" in task:
         vit = {**SMALL_VIT, "MODEL.BACKBONE.FREEZE_AT": 5, "MODEL.VIT.DROP_PATH": 0.0}

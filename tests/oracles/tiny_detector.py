@@ -200,6 +200,18 @@ R50_UPERNET = {
 }
 
 
+def upernets(**families: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the keys of UPerNet by test: on the networks of families, without an FPN."""
+    return {
+        f"{family}-upernet": {
+            **R50_UPERNET,
+            **{k: value for k, value in keys.items() if k.startswith(f"MODEL.{family.upper()}.")},
+            "MODEL.BACKBONE.NAME": f"build_{family}_backbone",
+        }
+        for family, keys in families.items()
+    }
+
+
 FIRST_NORMS = ".0.conv1.norm.running"
 # Scale of the weights of what predicts.
 PREDICTORS = {"cls_score": 0.1, "bbox_pred": 0.2, "objectness_logits": 0.3, "anchor_deltas": 0.05}

@@ -30,6 +30,7 @@ KEYS = (
     ("DATASETS.TEST \"('voc_test','voc_trainval')\"", "DATASETS.TEST: got .*expected one dataset"),
     ("SOLVER.OPTIMIZER Adam", "SOLVER.OPTIMIZER"),
     ("SOLVER.LR_DECAY 0.5 MODEL.BACKBONE.NAME build_my_own", "MODEL.BACKBONE.NAME"),
+    ("SOLVER.LR_DECAY_BY_STAGE True", "LR_DECAY_BY_STAGE True: only ConvNeXts"),
     ("SOLVER.BASE_LR_END 0.1", "SOLVER.BASE_LR_END"),
     (f"{LSJ} MODEL.META_ARCHITECTURE SemanticSegmentor", "MODEL.META_ARCHITECTURE"),
     (

@@ -33,6 +33,7 @@ TIMM = {
     "MODEL.BACKBONE.NAME": "build_timm_fpn_backbone",
     "MODEL.TIMM.NAME": "efficientvit_b0",
 }
+UPERNET = {**tiny.R50_UPERNET, "MODEL.SEM_SEG_HEAD.NORM": "SyncBN"}
 # A network, a changed key with its value, and a pattern of the message.
 REFUSED = (
     (tiny.NARROW_R50, "META_ARCHITECTURE", "PanopticFPN", "GeneralizedRCNN, RetinaNet"),
@@ -78,6 +79,7 @@ REFUSED = (
     (tiny.RETINANET, "MASK_ON", True, "MASK_ON True"),
     (tiny.FCN, "INPUT.RANDOM_FLIP", "vertical", "horizontal, none"),
     (tiny.FCN, "SEM_SEG_HEAD.IN_FEATURES", ["res4"], "res5"),
+    (UPERNET, "SOLVER.IMS_PER_BATCH", 1, "got 1 image per process, expected 2 .*set it to 2"),
     (tiny.VIT_SFP, "VIT.PATCH_SIZE", 14, "4, 8, 16"),
     (tiny.VIT_SFP, "VIT.NUM_HEADS", 5, "num_heads"),
     (tiny.VIT_SFP, "VIT.DEPTH", 3, "at least 4"),
@@ -116,7 +118,7 @@ MODELS: list[Row] = []
 
 def of_network(keys: dict[str, object], message: str, **fields: object) -> Row:
     """Return a row about the keys of a network, on data that fit it."""
-    data = SEM_SEG if keys.get("MODEL.SEM_SEG_HEAD.NAME") == "FCN16sHead" else DATA
+    data = SEM_SEG if keys.get("MODEL.META_ARCHITECTURE") == "SemanticSegmentor" else DATA
     own = {name: value for name, value in keys.items() if name not in OF_DATA}
     [row] = rows(f"{ON} {data} {words(own)}", ("", message), **fields)  # type: ignore[arg-type]
     return row

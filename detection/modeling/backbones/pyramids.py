@@ -1,9 +1,10 @@
-"""Backbones of families with maps of strides 4 to 32, under an FPN, for both engines.
+"""Backbones of families with maps of strides 4 to 32, plain and under an FPN, for both engines.
 
-Each family of convert/families with a `Pyramid` gets one builder, such as
-`build_convnext_fpn_backbone`.
+Each family of convert/families with a `Pyramid` gets two builders, such as
+`build_convnext_backbone`, with the maps res2 to res5, and `build_convnext_fpn_backbone`.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from moco.common.errors import UserError
 from moco.common.keys import Keys
 
 STAGES = ["res2", "res3", "res4", "res5"]
-PYRAMIDS = {f"build_{family.name}_fpn_backbone": family for family in families() if family.pyramid}
+_STAGED = [family for family in families() if family.pyramid]
 
 
 def network_arguments(family: Family, model: CfgNode) -> dict[str, Any]:
@@ -31,9 +32,11 @@ def network_arguments(family: Family, model: CfgNode) -> dict[str, Any]:
     return arguments
 
 
-def _type(family: Family) -> BackboneType:
+def _type(family: Family, has_fpn: bool) -> BackboneType:
     def maps(cfg: CfgNode) -> list[str]:
         network_arguments(family, cfg.MODEL)
+        if not has_fpn:
+            return STAGES
         if (names := list(cfg.MODEL.FPN.IN_FEATURES)) != STAGES:
             raise UserError(f"MODEL.FPN.IN_FEATURES {names}: expected {STAGES}")
         return ["p2", "p3", "p4", "p5", "p6"]
@@ -47,27 +50,28 @@ def _type(family: Family) -> BackboneType:
     parts = family.pyramid.num_parts
     return BackboneType(
         family.name,
-        ("backbone.bottom_up.",),
+        ("backbone.bottom_up.",) if has_fpn else ("backbone.",),
         maps,
         num_parts=lambda cfg: parts,
-        pyramid=True,
+        pyramid=has_fpn,
         timm_model=timm_model if family.named_by else lambda cfg: None,
     )
 
 
 def register_pyramids(registry: Registry, make: Callable[..., Any]) -> None:
-    """Register one builder for each family with a pyramid.
+    """Register two builders for each family with a pyramid, without and with an FPN.
 
     Args:
         registry: Where the builders are registered.
-        make: Function that a builder calls with its family and its own arguments.
+        make: Function that a builder calls with its family, whether it has an FPN, and its own
+            arguments.
     """
-    for name, family in PYRAMIDS.items():
+    for family, has_fpn in itertools.product(_STAGED, (False, True)):
 
-        def build(*args: Any, family: Family = family) -> Any:
-            return make(family, *args)
+        def build(*args: Any, family: Family = family, has_fpn: bool = has_fpn) -> Any:
+            return make(family, has_fpn, *args)
 
-        build.__name__ = name
+        build.__name__ = f"build_{family.name}{'_fpn' if has_fpn else ''}_backbone"
         registry.register(build)
 
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from detection.config.checks import check_splits, check_values, highest_rate
+from detection.config.checks import check_pooled_norm, check_splits, check_values, highest_rate
 from detection.config.task import default_task
 from detection.datasets.base import Split
 from detection.datasets.flips import flip_pairs
@@ -22,6 +22,31 @@ def test_accepted():
     cosine = {"SOLVER.LR_SCHEDULER_NAME": "WarmupCosineLR", "SOLVER.STEPS": (50000,)}
     adamw = {"SOLVER.OPTIMIZER": "AdamW", "SOLVER.LR_DECAY": 0.65, "SOLVER.BASE_LR_END": 1e-5}
     check_values(tiny.merge(default_task(), {**cosine, **adamw, **LSJ}))
+
+
+@pytest.mark.parametrize(
+    ("norm", "batch", "processes", "fits"),
+    [
+        ("SyncBN", 1, 1, False),
+        ("SyncBN", 2, 1, True),
+        ("SyncBN", 2, 2, True),  # its statistics are those of both
+        ("naiveSyncBN", 2, 2, True),
+        ("BN", 2, 2, False),
+        ("BN", 4, 2, True),
+        ("GN", 1, 1, True),
+        ("", 1, 1, True),
+    ],
+)
+def test_batch_norm_of_maps_of_one_cell_needs_two_images(norm, batch, processes, fits):
+    keys = {"MODEL.SEM_SEG_HEAD.NORM": norm, "SOLVER.IMS_PER_BATCH": batch}
+    cfg = tiny.merge(default_task(), {**tiny.R50_UPERNET, **keys})
+    if fits:
+        check_pooled_norm(cfg, processes)
+        return
+    message = rf"IMS_PER_BATCH {batch}: got 1 image per process.* set it to {2 * processes} or more"
+    with pytest.raises(UserError, match=message):
+        check_pooled_norm(cfg, processes)
+    check_pooled_norm(tiny.merge(cfg, {"MODEL.SEM_SEG_HEAD.NAME": "LinearHead"}), processes)
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ NEW_RETINANET = (
     "head.bbox_pred",
 )
 NEW_FCN = ("sem_seg_head.head.convs", "sem_seg_head.head.predictor")
+NEW_UPERNET = ("pooled", "bottleneck", "laterals", "outputs", "fuse", "predictor", "auxiliary")
 # Task → the layers that start at random. Everything else comes from the weights.
 NEW_LAYERS = {
     "voc/faster_rcnn_R_50_C4_24k": NEW_C4,
@@ -38,6 +39,7 @@ NEW_LAYERS = {
         *RPN, "backbone.reduce", "roi_heads.box_head", "roi_heads.box_predictor",
     ),
     "voc/fcn16s_R_50_30k": NEW_FCN,
+    "voc/upernet_R_50_40k": tuple(f"sem_seg_head.{part}" for part in NEW_UPERNET),
     "coco/mask_rcnn_R_50_C4_1x": (*NEW_C4, "roi_heads.mask_head"),
     "coco/mask_rcnn_R_50_FPN_1x_frozen": NEW_FPN_MASK,
     "voc/faster_rcnn_R_50_C4_24k_frozen_to_res4": NEW_C4,
@@ -66,9 +68,11 @@ METRICS = {
     "lvis": {"bbox/AP", "segm/AP", "segm/AP50", "segm/AP75", "segm/APr", "segm/APc", "segm/APf"},
     "cityscapes/mask": {"segm/AP", "segm/AP50"},
     "fcn16s": {"sem_seg/mIoU", "sem_seg/pACC"},
+    "upernet": {"sem_seg/mIoU", "sem_seg/pACC"},
 }
-# ConvNeXt's, Swin's and vision transformers' are in parity/, with weights of their own.
-PAPER_TASKS = [path for path in task_files() if not re.search("_small$|ConvNeXt|Swin|ViT", path)]
+# ConvNeXt's, Swin's, vision transformers' and ADE20k's are in parity/, with weights of their own.
+_IN_PARITY = "_small$|ConvNeXt|Swin|ViT|ade20k/"
+PAPER_TASKS = [path for path in task_files() if not re.search(_IN_PARITY, path)]
 # One of each network, dataset and metric; the others differ in their schedules.
 _OTHER_SCHEDULES = r"_lr|_9k|_12k|_180k|C4_2x|FPN_2x|_6x"
 DISTINCT = [t for t in PAPER_TASKS if "keypoint" in t or not re.search(_OTHER_SCHEDULES, t)]
@@ -80,6 +84,7 @@ PARAMETERS = {
     "voc/faster_rcnn_R_50_C4": 33.2,
     "voc/faster_rcnn_R_50_dilated_C5": 62.2,
     "voc/fcn16s": 28.8,
+    "voc/upernet": 66.4,
     "coco/mask_rcnn_R_50_C4": 36.0,
     "coco/mask_rcnn_R_50_FPN": 44.4,
     "coco/mask_rcnn_R_50_FPN_1x_SparK": 45.7,  # four convolutions for one of two layers of the head
@@ -198,5 +203,5 @@ def check_run(task: str, folder: Path, record: RunRecord) -> None:
 def layer(name: str) -> str:
     """`roi_heads.mask_head.deconv.weight` → `roi_heads.mask_head`; numbers of levels go too."""
     parts = name.split(".")
-    depth = 3 if parts[:2] == ["roi_heads", "res5"] or parts[0] == "sem_seg_head" else 2
+    depth = 3 if parts[:2] in (["roi_heads", "res5"], ["sem_seg_head", "head"]) else 2
     return re.sub(r"\d+$", "", ".".join(parts[:depth]))

@@ -6,14 +6,16 @@ from fvcore.common.config import CfgNode
 from detection.modeling.layer_decay import family_of, layer_of
 
 
-def cfg(builder, **model):
-    return CfgNode({"MODEL": {"BACKBONE": {"NAME": builder}, **model}})
+def cfg(builder, by_stage=False, **model):
+    solver = {"LR_DECAY_BY_STAGE": by_stage}
+    return CfgNode({"MODEL": {"BACKBONE": {"NAME": builder}, **model}, "SOLVER": solver})
 
 
 R50 = cfg("build_resnet_fpn_backbone", RESNETS={"DEPTH": 50})
 C4 = cfg("build_resnet_backbone", RESNETS={"DEPTH": 101})
 TINY = cfg("build_convnext_fpn_backbone", CONVNEXT={"DEPTHS": (3, 3, 9, 3)})
 BASE = cfg("build_convnext_fpn_backbone", CONVNEXT={"DEPTHS": (3, 3, 27, 3)})
+STAGES = cfg("build_convnext_backbone", by_stage=True, CONVNEXT={"DEPTHS": (3, 3, 9, 3)})
 VIT = cfg("build_vit_sfp_backbone", VIT={"DEPTH": 4})
 
 
@@ -57,6 +59,21 @@ VIT = cfg("build_vit_sfp_backbone", VIT={"DEPTH": 4})
             {"bottom_up.stages.2.blocks.26.gamma": 11, "bottom_up.stages.3.norm": 12},
         ),
         (
+            STAGES,
+            7,
+            {
+                "stem.1.weight": 0,
+                "stages.0.blocks.2.gamma": 1,
+                "stages.1.downsample.0.weight": 0,
+                "stages.1.blocks.0.conv_dw.weight": 2,
+                "stages.2.blocks.0.gamma": 3,
+                "stages.2.blocks.8.norm.bias": 3,
+                "stages.3.downsample.1.bias": 0,
+                "stages.3.blocks.2.gamma": 4,
+                "norm3.weight": 7,
+            },
+        ),
+        (
             VIT,
             5,
             {
@@ -71,7 +88,7 @@ VIT = cfg("build_vit_sfp_backbone", VIT={"DEPTH": 4})
             },
         ),
     ],
-    ids=["R50", "R101-C4", "ConvNeXt-T", "ConvNeXt-B", "ViT"],
+    ids=["R50", "R101-C4", "ConvNeXt-T", "ConvNeXt-B", "stages", "ViT"],
 )
 def test_layers(config, last, layers):
     found = {name: layer_of(f"backbone.{name}", config) for name in layers}

@@ -242,6 +242,7 @@ ARCHITECTURES = {
     "swin-fpn-mask": SWIN,
     "swin-cascade-mask-square": SWIN_CASCADE,
     "timm-fpn-mask": TIMM,
+    **tiny.upernets(convnext=CONVNEXT, swin=SWIN, timm=TIMM),
 }
 
 
