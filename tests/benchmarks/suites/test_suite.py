@@ -16,7 +16,17 @@ from moco.common.cfgnode import read_yaml
 from moco.common.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[3]
-NOT_THE_PAPERS = ("smoke", "variants", "frozen", "low_data", "vit", "quickstart", "quickstart_vit")
+NOT_THE_PAPERS = (
+    "smoke",
+    "variants",
+    "frozen",
+    "low_data",
+    "vit",
+    "quickstart",
+    "quickstart_vit",
+    "many",
+    "many_small",
+)
 SUITES = sorted((ROOT / "configs" / "suites").glob("*.yaml"))
 ONE = {"random": Init("random", None)}
 INITS = {**ONE, "mine": Init("/weights/my.pth", "a" * 64)}
