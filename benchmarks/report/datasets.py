@@ -165,7 +165,7 @@ class Collection:
 
     @property
     def over(self) -> str:
-        """What means are over: `mean over 6 datasets`, or over how many of them and why."""
+        """Name of what means are over: `mean over 6 datasets`, or over how many of them and why."""
         k, n = len(self.complete), len(self.datasets)
         if k == n:
             return f"mean over {plural(n, 'dataset')}"
@@ -206,7 +206,7 @@ class Collection:
 
     @property
     def notes(self) -> list[str]:
-        """What the numbers cover, what the test can reach, and each number that is missing."""
+        """Notes on the coverage of the numbers, the reach of the test, and missing numbers."""
         text = "means, ranks and tests are over the datasets of which every row has all its runs; "
         text += "intervals are over datasets and seeds, as if these were drawn from many of their "
         text += "kind; wins and ranks compare rounded means"

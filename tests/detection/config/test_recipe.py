@@ -112,7 +112,11 @@ def test_every_recipe_has_its_config():
     assert sorted(found) == sorted(recipe.name for recipe in load_recipes())
 
 
-@pytest.mark.parametrize("path", OWN, ids=identify)
+# With VOC's data instead of a custom dataset, a ResNet-50 differs from Table 2a of the paper.
+ON_OWN_DATA = "faster_rcnn_R_50_FPN_small"
+
+
+@pytest.mark.parametrize("path", [p for p in OWN if p.stem != ON_OWN_DATA], ids=identify)
 def test_small_networks_and_own_data_are_no_task_of_the_paper(path):
     result = check(resolved(path), None)
     assert result == RecipeCheck(None, "not a task of the paper", ())
