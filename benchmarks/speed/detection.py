@@ -20,7 +20,6 @@ from benchmarks.speed.input import write_image
 from benchmarks.speed.measure import ROOT, Row, Setting, compare, interleaved
 from detection.config.engines import find_engine
 from detection.config.task import load_task
-from detection.d2 import measured
 from detection.data.pipeline import TrainingData
 from detection.data.random_state import seed_all
 from detection.data.records import records_forgotten
@@ -93,6 +92,8 @@ def task_config(data: Generated, engine: str, *overrides: dict[str, Any]) -> Cfg
 def training_iteration(cfg: CfgNode, engine: str) -> Callable[[], object]:
     """Return a function that does one training iteration: batch, losses, backward, update, log."""
     if engine == PLAIN:
+        from detection.d2 import measured
+
         return measured.training_iteration(cfg)
     cfg = with_process_norms(cfg, 1)
     seed_all(cfg.SEED)
@@ -105,6 +106,8 @@ def training_iteration(cfg: CfgNode, engine: str) -> Callable[[], object]:
 def training_loader(cfg: CfgNode, engine: str, start: int = 0) -> Callable[[], Iterator[Any]]:
     """Return a function that starts a loader: Detectron2's, or ours from iteration `start` on."""
     if engine == PLAIN:
+        from detection.d2 import measured
+
         loader = measured.training_loader(cfg)
         return lambda: iter(loader)
     return partial(TrainingData(cfg).batches, cfg.DATALOADER.NUM_WORKERS, skip=start)
