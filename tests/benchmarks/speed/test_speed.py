@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from benchmarks.speed import __main__ as command
 from benchmarks.speed import branches, detection, gpu, peers, pretrain, reference
-from benchmarks.speed.measure import Row
+from benchmarks.speed.measure import ROOT, Row
 from moco.common import distributed
 from moco.common.errors import UserError
 from moco.modeling.encoder import EncoderSpec, build_encoder
@@ -193,3 +193,14 @@ def test_a_case_that_fails_does_not_end_the_others(tmp_path, monkeypatch, capsys
         command.main(argv)
     assert "no such kernel" in capsys.readouterr().err
     assert len(json.loads(file.read_text())["rows"]) == 2
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "results" / "speed").glob("*.json")), ids=str)
+def test_a_measured_file_is_consistent_and_in_the_page(file):
+    page = (ROOT / "docs" / "speed.md").read_text()
+    for found in json.loads(file.read_text()):
+        assert found["rows"] and f"GPU {found['hardware']['gpus'][0]}" in page
+        for line in found["rows"]:
+            row = Row(**{name: line[name] for name in Row._fields})
+            assert (row.value, row.met) == (line["value"], line["met"])
+            assert all(cell in page for cell in row.cells())
