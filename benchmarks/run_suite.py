@@ -94,9 +94,6 @@ def main(argv: Sequence[str] | None = None, programs: Programs | None = None) ->
     for name in args.skip:
         print(f"left out: {name}, by --skip")
     suite = with_arguments(suite, args)
-    for name in args.skip:
-        print(f"left out: {name}, by --skip")
-    suite = with_arguments(suite, args)
     run(suite, folder, args, programs or Programs())
 
 
