@@ -62,13 +62,14 @@ def choose(data: Path, weights: str, task: str | None) -> tuple[str, dict[str, A
     from detection.config.weights import read_weights
     from detection.datasets import find_custom, read_split
 
-    keys: dict[str, Any] = dict(find_custom(data))
+    [(key, place)] = find_custom(data).items()
+    keys: dict[str, Any] = {key: place}
     converted = read_weights(weights)
     assert converted is not None
     contract = converted.contract
     example, its_keys, _ = contract.architecture.example_task()
     needed = contract.d2_keys()
-    keys |= {key: needed[key] for key, value in its_keys.items() if needed[key] != value}
+    keys |= {name: needed[name] for name, value in its_keys.items() if needed[name] != value}
     file = str(resolve(task or example).absolute())
     pairs = {**keys, "MODEL.WEIGHTS": RANDOM}
     cfg = load_task(file, [str(word) for pair in pairs.items() for word in pair], EMBEDDED).cfg
@@ -77,12 +78,11 @@ def choose(data: Path, weights: str, task: str | None) -> tuple[str, dict[str, A
     keys |= budget(images, solver.IMS_PER_BATCH, solver.WARMUP_ITERS)
     epochs = keys["SOLVER.MAX_ITER"] * solver.IMS_PER_BATCH / images
     say(
-        f"data: {', '.join(f'{key} {keys[key]}' for key in find_custom(data))}, "
-        f"{plural(images, 'training image')}, {plural(len(train.classes), 'class')}; "
-        f"evaluated on {', '.join(cfg.DATASETS.TEST)}",
+        f"data: {key} {place}, {plural(images, 'training image')}, "
+        f"{plural(len(train.classes), 'class')}; evaluated on {', '.join(cfg.DATASETS.TEST)}",
         f"task: {task or f'{shown(example)}, the example for a {contract.architecture}'}",
         f"budget: {keys['SOLVER.MAX_ITER']} iterations of {solver.IMS_PER_BATCH} images, "
-        f"{epochs:.3g} epochs, steps at {keys['SOLVER.STEPS']}",
+        f"{epochs:.3g} epochs, steps at {keys['SOLVER.STEPS']}; --opts replaces any of it",
     )
     return file, keys
 
