@@ -20,7 +20,7 @@ from moco.common.files import load_torch
 from tests.conftest import ROOT
 from tests.oracles.checkpoints import own
 from tests.oracles.resnets import make_resnet
-from tests.oracles.small_tasks import SHORT, SMALL, SMALL_VOC, narrow_file
+from tests.oracles.small_tasks import SHORT, SMALL, SMALL_VOC
 from tests.oracles.tiny_coco import write_coco
 from tests.oracles.tiny_voc import VOC_NAMES, write_voc
 
@@ -184,18 +184,21 @@ def test_own_annotations(tmp_path, shell):
     for split in ("train", "test"):
         write_coco(tmp_path / split, {f"{split}2017": 6}, crowd=False, one_large=True)
         (tmp_path / split / "coco").rename(tmp_path / f"own_{split}")
-    narrow_file(18, tmp_path).rename(tmp_path / "mine_r18.pth")
+    torch.save(make_resnet(18, base=64).state_dict(), tmp_path / "mine_r18.pth")
     text = script(
         "tutorials/own_dataset",
         {
             r"path/to/voc_layout": "mine",
             r"own/train\.json": "own_train/annotations/instances_train2017.json",
             r"own/test\.json": "own_test/annotations/instances_test2017.json",
-            r"OUTPUT_DIR runs/.*": rf"\g<0> {words(SMALL_VOC)} {random_like(NARROW_18)}",
+            r"OUTPUT_DIR runs/.*": rf"\g<0> {words(SMALL_VOC)}",
+            r"evaluate": r"\g<0> --seconds-per-iteration 0.1 --executor cpu",
+            r"--trials 5": f"--trials 1 --opts {words(SMALL_VOC)}",
         },
     )
     shell(text)
     assert rows(tmp_path / "tables" / "table.md") == ["random", "mine_r18"]
+    assert rows(tmp_path / "output" / "mine" / "tables" / "table.md") == ["random", "mine"]
     assert len(list((tmp_path / "runs/own_voc/mine_0/inference/visualize").iterdir())) == 3
     assert records(tmp_path / "runs/own_coco")["mine_0"]["metrics"]["bbox/AP"] is not None
 
