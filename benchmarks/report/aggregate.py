@@ -60,8 +60,9 @@ class Gap:
         printed: Difference of the means rounded to one decimal, as the paper computes its gaps.
         low: Lower end of the gap's 95% interval, without assuming equal variances (Welch).
         high: Upper end of that interval.
-        p_value: P-value of Welch's two-sided test of equal means. Like the interval, it is None if
-            either side has a single trial or neither side varies.
+        p_value: P-value of Welch's two-sided test of equal means, None like the interval without a
+            test.
+        untested: Reason why there is no test, empty if there is one.
     """
 
     value: float
@@ -69,6 +70,7 @@ class Gap:
     low: float | None
     high: float | None
     p_value: float | None
+    untested: str = ""
 
 
 @dataclass(frozen=True)
@@ -218,6 +220,15 @@ def aggregate(runs: Sequence[FinishedRun], baseline: str | None = None) -> list[
     return [_table(members, baseline or RANDOM) for _, members in sorted(groups.items())]
 
 
+def untuned(table: Table, tables: Iterable[Table]) -> Table | None:
+    """Return the table of a tuned task's untuned original, or None if there is none."""
+    if not table.runs[0].record.config.get("SOLVER.TUNED"):
+        return None
+    name, found = table.task.removesuffix("_tuned"), (table.tested_on, table.engine)
+    same = (other for other in tables if other.task == name and other is not table)
+    return next((other for other in same if (other.tested_on, other.engine) == found), None)
+
+
 def mean_cell(of_units: Iterable[Iterable[float | None]]) -> Cell | None:
     """Average the values within each unit, leaving out units with a missing value.
 
@@ -243,8 +254,10 @@ def gap(cell: Cell | None, base: Cell | None) -> Gap | None:
         return None
     value = cell.mean - base.mean
     printed = round(round(cell.mean, 1) - round(base.mean, 1), 1)
-    if min(cell.n, base.n) < 2 or not (varies(cell.values) or varies(base.values)):
-        return Gap(value, printed, None, None, None)
+    if min(cell.n, base.n) < 2:
+        return Gap(value, printed, None, None, None, untested="n = 1")
+    if not (varies(cell.values) or varies(base.values)):
+        return Gap(value, printed, None, None, None, untested="the values do not vary")
     from scipy import stats  # takes a second to import
 
     test = stats.ttest_ind(cell.values, base.values, equal_var=False)

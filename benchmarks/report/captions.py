@@ -6,14 +6,15 @@ from contextlib import suppress
 
 from benchmarks.report.aggregate import CONFIDENCE, Row, Table, row_of
 from benchmarks.report.records import FinishedRun
-from benchmarks.report.significance import Significance
-from benchmarks.report.style import MISSING, format_seeds
+from benchmarks.report.significance import POWER, Significance
+from benchmarks.report.style import MISSING, format_gap, format_seeds
 from detection.config.keys import at_edge, tuned_axes, tuned_values
 from detection.evaluation.metrics import has_matches, titles
 from detection.modeling.backbones import frozen_random
 from moco.common.command import RANDOM
 from moco.common.errors import first_few, plural
 
+AT_EDGE = "at the edge"  # of the grid
 EPOCHS = "SOLVER.MAX_EPOCHS"  # length of classification runs; detection counts iterations
 
 
@@ -49,7 +50,7 @@ def seeds(table: Table) -> str:
 
 def uncertainty(table: Table) -> str:
     """Describe which sources of variation the standard deviations, intervals and p-values cover."""
-    several = [f"{row.init} ({row.n} files of weights)" for row in table.rows if row.several]
+    several = any(row.several for row in table.rows)
     others = [row.init for row in table.rows if not row.several and row.init != RANDOM]
     lacks = [] if several else ["pre-training (one file of weights per row)"]
     if several and others:
@@ -63,12 +64,20 @@ def uncertainty(table: Table) -> str:
         unknown = [seeds(table), *lacks, *([] if resampled else [images])]
         known = f"no uncertainty is known, of {', '.join(unknown[:-1])} or {unknown[-1]}"
         return f"each row is one run: {known}{bootstrap}"
-    over = seeds(table)
-    if several:
-        over += f" and, of {', '.join(several)}, pre-training, each file as the mean of its runs"
-    text = f"standard deviations, intervals and p-values are over {over} only"
+    text = f"standard deviations, intervals and p-values are over {_covered(table)} only"
     text += f", not over {' or '.join([*lacks, images])}"
     return text + bootstrap
+
+
+def _covered(table: Table) -> str:
+    """Describe what the trials of the rows differ in."""
+    several = [f"{row.init} ({row.n} files of weights)" for row in table.rows if row.several]
+    if not several:
+        return seeds(table)
+    return (
+        f"{seeds(table)} and, of {', '.join(several)}, pre-training, each file as the mean of its "
+        "runs"
+    )
 
 
 def nothing_shown(table: Table, found: Sequence[Significance]) -> list[str]:
@@ -78,21 +87,71 @@ def nothing_shown(table: Table, found: Sequence[Significance]) -> list[str]:
         table: Table that the gaps belong to.
         found: Tests of all gaps that have an interval.
     """
-    if not found or min(each.holm for each in found) < 1 - CONFIDENCE:
+    if not found or any(each.significant for each in found):
         return []
-    metric = found[0].metric
-    known = [each for each in found if each.metric == metric and each.smallest is not None]
     text = f"these runs show no difference to {table.baseline}: no p-value (of "
     text += f"{plural(len(found), 'gap')}) is below {1 - CONFIDENCE:.2f} after Holm's correction"
-    if known:
-        title = titles(table.metrics)[table.metrics.index(metric)]
-        text += (
-            f"; {_span([str(e.n) for e in sorted(known, key=lambda e: e.n)])} runs per row find "
-        )
-        sizes = sorted(each.smallest for each in known if each.smallest is not None)
-        text += f"gaps of {_span([f'{size:.1f}' for size in sizes])} {title} 80% of the time, "
-        text += "with the same correction"
-    return [text]
+    return [
+        f"{text}; {reach}, with the same correction" if (reach := _reach(table, found)) else text
+    ]
+
+
+def _reach(table: Table, found: Sequence[Significance]) -> str:
+    """Format the gaps of the first metric that are found with power 0.8, or "" if none is known."""
+    metric = found[0].metric
+    known = [each for each in found if each.metric == metric and each.smallest is not None]
+    if not known:
+        return ""
+    title = titles(table.metrics)[table.metrics.index(metric)]
+    runs = _span([str(each.n) for each in sorted(known, key=lambda each: each.n)])
+    sizes = sorted(each.smallest for each in known if each.smallest is not None)
+    size = _span([f"{size:.1f}" for size in sizes])
+    return f"{runs} runs per row find gaps of {size} {title} {POWER:.0%} of the time"
+
+
+def different(table: Table, found: Sequence[Significance]) -> str:
+    """Return one line on the rows that differ from the baseline, by the criterion of bold gaps.
+
+    Args:
+        table: Table with the rows.
+        found: Tests of all gaps that have an interval.
+    """
+    others = [row.init for row in table.rows if row is not table.base]
+    if table.base is None or not others:
+        return "different: " + ("no other row" if table.base else "no baseline to compare with")
+    names = dict(zip(table.metrics, titles(table.metrics), strict=True))
+    shown: dict[str, list[str]] = {}
+    for each in found:
+        if each.significant and (gap := each.row.gaps[each.metric]):
+            text = f"{names[each.metric]} {format_gap(gap.printed)}"
+            shown.setdefault(each.row.init, []).append(text)
+    tested = {each.row.init for each in found}
+    parts = [first_few([f"{init} ({', '.join(gaps)})" for init, gaps in shown.items()])]
+    for what, inits in (
+        ("not shown for", tested - shown.keys()),
+        ("not tested:", {*others} - tested),
+    ):
+        parts += [f"{what} {first_few([o for o in others if o in inits])}"] if inits else []
+    return f"different from {table.baseline}: {'; '.join(filter(None, parts))}"
+
+
+def how_sure(table: Table, found: Sequence[Significance], proof: Sequence[str]) -> str:
+    """Return one line on what the differences rest on: the test, its reach, the compared records.
+
+    Args:
+        table: Table of the tests.
+        found: Tests of all gaps that have an interval.
+        proof: Lines that say whether only the weights differ.
+    """
+    if found:
+        text = f"Welch's test, p < {1 - CONFIDENCE:.2f} after Holm's correction for "
+        text += f"{plural(len(found), 'gap')}, over {_covered(table)} only"
+        if not any(each.significant for each in found) and (reach := _reach(table, found)):
+            text += f"; {reach}"
+    else:
+        reasons = dict.fromkeys(g.untested for row in table.rows for g in row.gaps.values() if g)
+        text = f"no test ({', '.join(reasons)})" if reasons else "nothing to test"
+    return f"how sure: {'; '.join([text, *proof])}"
 
 
 def _span(ordered: Sequence[str]) -> str:
@@ -128,32 +187,30 @@ def never_trained(table: Table) -> list[str]:
 
 
 def tuned(table: Table) -> list[str]:
-    """Return notes on the values that tuning chose for each row, and on the grid."""
+    """Return the note on the grid from which the values of each row were chosen, if they were."""
     grid = table.runs[0].record.config.get("SOLVER.TUNED", "")
     if not grid:
         return []
-    chosen = [
-        f"{row.init} "
-        + _by_seed(row, lambda run: ", ".join(tuned_values(run.record.config).values()))
-        for row in table.rows
-    ]
-    found = [
-        f"chosen for each row on held-out training images, by one run of each point of {grid}: "
-        f"{'; '.join(chosen)}; the untuned task has a separate table"
-    ]
-    edges = [
-        f"{row.init} {_by_seed(row, _edges)}" for row in table.rows if any(map(_edges, row.runs))
-    ]
-    where = "at the edge of the grid, so a better value may lie outside"
-    return [*found, f"{where}: {'; '.join(edges)}"] if edges else found
+    text = "chosen for each row on held-out training images, by one run of each point of "
+    return [f"{text}{grid}; {AT_EDGE}: a better value may lie outside the grid"]
 
 
-def _edges(run: FinishedRun) -> str:
-    """Format the tuned values that are at an edge of the grid: `SOLVER.BASE_LR 0.04`."""
-    axes, values = tuned_axes(run.record.config), tuned_values(run.record.config)
-    with suppress(ValueError):  # a record edited by hand may hold anything
-        return ", ".join(f"{key} {values[key]}" for key in axes if at_edge(values[key], axes[key]))
-    return ""
+def tuned_keys(table: Table) -> list[str]:
+    """Return the keys of the grid from which the values of each row were chosen."""
+    return [*tuned_axes(table.runs[0].record.config)]
+
+
+def tuned_value(row: Row, key: str) -> str:
+    """Format the value of a key that tuning chose for a row: `0.04 (at the edge)`."""
+    return _by_seed(row, lambda run: _tuned_value(run, key))
+
+
+def _tuned_value(run: FinishedRun, key: str) -> str:
+    value = tuned_values(run.record.config).get(key, MISSING)
+    with suppress(ValueError, LookupError):  # a record edited by hand may hold anything
+        edge = at_edge(value, tuned_axes(run.record.config)[key])
+        return f"{value} ({AT_EDGE if edge else 'inside'})"
+    return value
 
 
 def facts(row: Row) -> list[tuple[str, str]]:

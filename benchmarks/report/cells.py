@@ -4,7 +4,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.report.aggregate import Cell, Gap, Table
-from benchmarks.report.style import MISSING, format_cell, format_evidence, format_gap, is_strong
+from benchmarks.report.style import (
+    MISSING,
+    UNTESTED,
+    format_cell,
+    format_evidence,
+    format_gap,
+    is_strong,
+)
 
 
 @dataclass(frozen=True)
@@ -16,6 +23,8 @@ class TextCell:
         value: Sort key of the cell, or None to sort by the text.
         points: Gap to the baseline after rounding, or None.
         significant: True if the gap's p-value is below 0.05 after Holm's correction.
+        untested: True if the gap was measured without a test.
+        strong: True if the gap is green.
         best: True if no other row has a higher number after rounding.
     """
 
@@ -23,17 +32,16 @@ class TextCell:
     value: float | None = None
     points: float | None = None
     significant: bool = False
+    untested: bool = False
+    strong: bool = False
     best: bool = False
 
     @property
     def gap(self) -> str:
         """Gap as text, empty if there is none."""
-        return "" if self.points is None else format_gap(self.points)
-
-    @property
-    def strong(self) -> bool:
-        """True if the paper would print the gap in green."""
-        return self.points is not None and is_strong(self.points)
+        if self.points is None:
+            return ""
+        return format_gap(self.points) + (f", {UNTESTED}" if self.untested else "")
 
 
 @dataclass(frozen=True)
@@ -47,8 +55,9 @@ class Grid:
 
 
 def printed(value: float | None, gap: float | None = None) -> TextCell:
-    """Format one number, or a dash, as a cell."""
-    return TextCell(MISSING if value is None else f"{value:.1f}", value, gap)
+    """Format one number, or a dash, as a cell; a printed gap is green where the paper's is."""
+    text = MISSING if value is None else f"{value:.1f}"
+    return TextCell(text, value, gap, strong=gap is not None and is_strong(gap))
 
 
 def evidence(gap: Gap | None) -> TextCell:

@@ -16,11 +16,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.report.aggregate import CONFIDENCE, Row, Table, stems
+from benchmarks.report.aggregate import Cell, Row, Table, stems, untuned
 from benchmarks.report.analysis import analysis_grids, unread
 from benchmarks.report.captions import (
     EPOCHS,
+    different,
     heading,
+    how_sure,
     missing_numbers,
     never_trained,
     nothing_shown,
@@ -28,19 +30,28 @@ from benchmarks.report.captions import (
     setting,
     trial,
     tuned,
+    tuned_keys,
+    tuned_value,
     uncertainty,
     versions,
 )
 from benchmarks.report.cells import Grid, TextCell, printed
 from benchmarks.report.datasets import Collection, collections
 from benchmarks.report.gaps import gap_grids
-from benchmarks.report.isolation import isolation
+from benchmarks.report.isolation import isolation, shortened
 from benchmarks.report.literature import LiteratureRow, rows_for
 from benchmarks.report.paper import OWN, PaperTable, load_paper, tables_for
 from benchmarks.report.progress import Progress
 from benchmarks.report.records import Results
 from benchmarks.report.significance import significance
-from benchmarks.report.style import FEW_MARK, MISSING, UNVERIFIED_MARK, format_cell
+from benchmarks.report.style import (
+    FEW_MARK,
+    MISSING,
+    UNVERIFIED_MARK,
+    format_cell,
+    is_strong,
+    legend,
+)
 from benchmarks.report.summary import Summary, summarize
 from detection.evaluation.metrics import titles
 
@@ -111,28 +122,60 @@ class Section:
         self.published = [Published(differs, rows) for differs, rows in groups.items()]
         self.columns = [(metric, OWN) for metric in table.metrics]
         self.titles = list(titles(table.metrics))
-        self.head = ["pre-train", "n", *self.titles]
-        self.published_head = [*self.head, "source"]
+        head = ["pre-train", "n", *self.titles]
+        self.published_head = [*head, "source"]
+        self.untuned = untuned(table, tables)
+        self.tuned_head = tuned_keys(table)
+        self.tuned_head += [f"untuned {self.titles[0]}"] if self.tuned_head else []
+        self.head = [*head, *self.tuned_head]
         # The largest number of trials that the paper averages, or 0 if it does not say.
         self.trials = max((paper.trials or 0 for paper in self.papers), default=0)
         self.anchor, self.runs_anchor = f"table-{_slug(stem)}", f"runs-{_slug(stem)}"
         self.runs_head = ["seed", *self.titles, "iterations", "time", "finished", "folder"]
         self.significance = significance(table)
-        self.holm = {(each.row.init, each.metric): each.holm for each in self.significance}
-        self.isolation = [str(each) for each in isolation(table)]
+        self.shown = {(e.row.init, e.metric) for e in self.significance if e.significant}
+        compared = isolation(table)
+        self.comparisons = [str(each) for each in compared]
+        self.isolation = shortened(compared)
+        gaps = [gap for row in table.rows for gap in row.gaps.values() if gap]
+        self.legend = legend(gaps, table.baseline) if len(table.rows) > 1 else ""
+        self.ending = [
+            different(table, self.significance),
+            how_sure(table, self.significance, self.isolation),
+        ]
 
     def rows(self, columns: Sequence[Column] | None = None) -> list[list[TextCell]]:
-        """Return rows of formatted cells: name, n (marked if the paper averages more), columns."""
+        """Return rows of formatted cells: name, n (marked if the paper averages more), columns.
+
+        The table's own columns are followed by what was tuned and the result without tuning.
+        """
         return [
             [
                 TextCell(row.init),
                 TextCell(f"{row.n}{FEW_MARK if row.n < self.trials else ''}", row.n),
-                *(self._cell(row, *column) for column in columns or self.columns),
+                *(self.cell(row, *column) for column in columns or self.columns),
+                *([] if columns else self._tuned(row)),
             ]
             for row in self.table.rows
         ]
 
-    def _cell(self, row: Row, metric: str, method: str) -> TextCell:
+    def _tuned(self, row: Row) -> list[TextCell]:
+        if not self.tuned_head:
+            return []
+        chosen = [TextCell(tuned_value(row, key)) for key in self.tuned_head[:-1]]
+        cell = self.untuned_cell(row, self.table.metrics[0])
+        if cell is None:
+            return [*chosen, TextCell(MISSING)]
+        text = format_cell(cell, cell.n) + ("" if cell.n == row.n else f" (n = {cell.n})")
+        return [*chosen, TextCell(text, cell.mean)]
+
+    def untuned_cell(self, row: Row, metric: str) -> Cell | None:
+        """Return the number of a tuned row's init in the untuned task, if the report has it."""
+        rows = self.untuned.rows if self.untuned else ()
+        return next((other.cells.get(metric) for other in rows if other.init == row.init), None)
+
+    def cell(self, row: Row, metric: str, method: str = OWN) -> TextCell:
+        """Return the formatted cell of a row; empty for methods other than `OWN`."""
         cell, gap = row.cells.get(metric), row.gaps.get(metric)
         if cell is None or method != OWN:
             return TextCell(MISSING)
@@ -142,8 +185,9 @@ class Section:
         text, value = format_cell(cell, row.n), cell.mean
         if gap is None:
             return TextCell(text, value, best=best)
-        significant = self.holm.get((row.init, metric), 1.0) < 1 - CONFIDENCE
-        return TextCell(text, value, gap.printed, significant, best)
+        significant = (row.init, metric) in self.shown
+        strong = significant and is_strong(gap.printed)
+        return TextCell(text, value, gap.printed, significant, bool(gap.untested), strong, best)
 
     @cached_property
     def gaps(self) -> list[Grid]:
@@ -155,14 +199,18 @@ class Section:
         """Grids of convergence, error types and corrupted images."""
         return analysis_grids(self.table)
 
-    @cached_property
+    @property
     def notes(self) -> list[str]:
-        """Caveats of the table: few trials, missing numbers, schedules other than the paper's."""
+        """What the numbers cover, what they show, and the caveats."""
+        table = self.table
+        return [uncertainty(table), *nothing_shown(table, self.significance), *self.caveats]
+
+    @cached_property
+    def caveats(self) -> list[str]:
+        """Notes on few trials, missing numbers, and schedules other than the paper's."""
         table, found, trials = self.table, [], self.trials
         if any(row.n < trials for row in table.rows):
             found.append(f"{FEW_MARK} fewer than {trials} trials (the paper averages {trials})")
-        found.append(uncertainty(table))
-        found += nothing_shown(table, self.significance)
         missing = table.resamples.missing if table.resamples else {}
         for reason in dict.fromkeys(missing.values()):
             which = ", ".join(init for init in missing if missing[init] == reason)

@@ -29,6 +29,7 @@ _SPECIAL_IN_LATEX = {
     "–": "--",
     "−": "$-$",
     "→": "$\\to$",
+    "…": "\\ldots{}",
     **{char: f"${char}$" for char in "<>|"},  # LaTeX's default font encoding has others there
     **{char: f"\\{char}" for char in "&%$#_{}"},
 }

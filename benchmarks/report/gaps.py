@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 
-from benchmarks.report.aggregate import Resamples, Table
+from benchmarks.report.aggregate import Gap, Resamples, Table
 from benchmarks.report.captions import seeds
 from benchmarks.report.cells import Grid, TextCell, evidence
-from benchmarks.report.significance import Significance
+from benchmarks.report.significance import POWER, Significance
 from benchmarks.report.style import (
     MAX_RUNS,
     MINUS,
     MISSING,
+    UNTESTED,
+    format_gap,
     format_interval,
     format_p,
     format_runs,
@@ -31,33 +33,41 @@ def gap_grids(table: Table, found: Sequence[Significance]) -> list[Grid]:
 
 
 def _welch(table: Table) -> Grid:
-    """Return the grid of Welch's intervals: a line per row other than the baseline."""
-    title = f"Gap to {table.baseline}, 95% interval over {seeds(table)}, Welch's test"
+    """Return the grid of gaps, with Welch's intervals: a line per row other than the baseline."""
+    tested = any(gap and not gap.untested for row in table.rows for gap in row.gaps.values())
+    how = f"95% interval over {seeds(table)}, Welch's test" if tested else UNTESTED
     rows = [
         [TextCell(f"{row.init} {MINUS} {table.baseline}"), *map(evidence, row.gaps.values())]
         for row in table.rows
         if any(row.gaps.values())
     ]
-    return Grid(title, ["", *titles(table.metrics)], rows)
+    return Grid(f"Gap to {table.baseline}, {how}", ["", *titles(table.metrics)], rows)
 
 
 def _corrected(table: Table, found: Sequence[Significance]) -> Grid:
     """Return the grid of the tests of benchmarks/report/significance.py."""
-    head = ["", f"Holm ({plural(len(found), 'gap')})", "paired by seed"]
-    head += ["detectable gap", "runs for this gap"]
-    head += [f"within ±{table.margin:g}"] if table.margin is not None else []
-    rows = []
-    for each in found:
-        row = [
-            _name(table, each.row.init, each.metric),
-            TextCell(format_p(each.holm), each.holm),
-            _interval(each.paired, f"not possible: {each.unpaired}"),
-            TextCell(MISSING if each.smallest is None else f"{each.smallest:.2f}", each.smallest),
-            _runs(each),
+    columns = {
+        "": [_name(table, each.row.init, each.metric) for each in found],
+        f"Holm ({plural(len(found), 'gap')})": [
+            TextCell(format_p(each.holm), each.holm) for each in found
+        ],
+        "paired by seed": [
+            _interval(each.paired, f"not possible: {each.unpaired}") for each in found
+        ],
+    }
+    if any(each.smallest is not None for each in found):
+        columns[f"smallest gap found {POWER:.0%} of the time"] = [
+            TextCell(MISSING if each.smallest is None else f"{each.smallest:.2f}", each.smallest)
+            for each in found
         ]
-        rows.append([*row, TextCell(format_p(*each.same), each.same[0])] if each.same else row)
-    title = "The same gaps: corrected for their number, paired, and what this many runs can find"
-    return Grid(title, head, rows, folded=True)
+    if any(each.runs is not None for each in found):
+        columns["runs needed for this gap"] = [_runs(each) for each in found]
+    if table.margin is not None:
+        columns[f"within ±{table.margin:g}"] = [
+            TextCell(format_p(*each.same), each.same[0]) for each in found if each.same
+        ]
+    title = "The same gaps: corrected for their number, and paired"
+    return Grid(title, [*columns], [*zip(*columns.values(), strict=True)], folded=True)
 
 
 def _runs(each: Significance) -> TextCell:
@@ -67,18 +77,30 @@ def _runs(each: Significance) -> TextCell:
 
 
 def _resampled(table: Table, resamples: Resamples) -> Grid:
+    """Return the grid of both bootstraps, the one over runs and images first."""
+    gaps = {row.init: row.gaps for row in table.rows}
     rows = [
         [
             _name(table, init, metric),
+            _plus_minus(gaps[init][metric], each.both),
             _interval(each.images, "", each.bound),
-            _interval(each.both, "one run per row"),
         ]
         for (init, metric), each in resamples.gaps.items()
     ]
+    runs = "pre-trainings" if any(row.several for row in table.rows) else "seeds"
     many = f"{resamples.number} bootstrap resamples, the same of every row"
-    title = f"The same gaps over test images: {many}"
-    head = ["", "test images, for these models", "runs and test images"]
-    return Grid(title, head, rows)
+    head = ["", f"over {runs} and images: the recommended ±"]
+    head += ["over test images (these very models, not other seeds)"]
+    return Grid(f"The same gaps with other test images: {many}", head, rows)
+
+
+def _plus_minus(gap: Gap | None, numbers: tuple[float, float, float, float] | None) -> TextCell:
+    """Format a gap with half of its symmetric interval, its p-value and corrected p-value."""
+    if gap is None or numbers is None:
+        return TextCell("not known: n = 1")
+    low, high, p, corrected = numbers
+    text = f"{format_gap(gap.printed)} ± {(high - low) / 2:.1f}, {format_p(p, corrected)}"
+    return TextCell(text, p)
 
 
 def _name(table: Table, init: str, metric: str) -> TextCell:

@@ -20,7 +20,8 @@ from moco.common.errors import first_few, plural
 from moco.common.run import RunRecord
 
 NO_EFFECT = ("python",)  # packages whose version does not change results
-MAX_NAMED = 3  # maximum number of differences in a text
+MAX_NAMED = 3  # maximum number of tensors in a text
+SHORT = 4  # digits of a hash in a line, whose other digits are on the page of runs
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Isolation:
     Attributes:
         row: Name of the row.
         base: Name of the baseline.
+        summary: The proof in short, empty if anything differs or is not recorded.
         proof: Descriptions of what is equal, empty if anything differs or is not recorded.
         differs: Descriptions of what differs or is not recorded.
         tuned: Description of the values chosen for each from one grid, empty if they are equal.
@@ -37,6 +39,7 @@ class Isolation:
 
     row: str
     base: str
+    summary: str
     proof: tuple[str, ...]
     differs: tuple[str, ...]
     tuned: str = ""
@@ -44,10 +47,29 @@ class Isolation:
     def __str__(self) -> str:
         what = f"only the weights of {self.row} and {self.base}"
         what += " and what was tuned for each" if self.tuned else ""
+        found = "; ".join([*filter(None, [self.tuned]), *(self.differs or self.proof)])
+        return f"{'not shown that ' if self.differs else ''}{what} differ: {found}"
+
+    @property
+    def short(self) -> str:
+        """The comparison in a few words, without the names of the rows."""
+        what = f"only the weights{' and what was tuned' if self.tuned else ''} differ"
         if self.differs:
-            found = first_few([*self.differs, *filter(None, [self.tuned])], MAX_NAMED)
-            return f"not shown that {what} differ: {found}"
-        return f"{what} differ: {'; '.join([*filter(None, [self.tuned]), *self.proof])}"
+            return f"not shown that {what}: {first_few(self.differs, 1)}"
+        return f"{what} ({self.summary})"
+
+
+def shortened(found: Sequence[Isolation]) -> list[str]:
+    """Return a line per group of rows with the same short comparison, which names several groups.
+
+    The comparisons themselves are on the page of runs.
+    """
+    groups: dict[str, list[str]] = {}
+    for each in found:
+        groups.setdefault(each.short, []).append(each.row)
+    if len(groups) == 1:
+        return [*groups]
+    return [f"{first_few(names)}: {text}" for text, names in groups.items()]
 
 
 def isolation(table: Table) -> list[Isolation]:
@@ -64,7 +86,7 @@ def _compare(row: Row, base: Row) -> Isolation:
     differs += differences(pairs)
     tuned = _tuned(row, base)
     if differs or not pairs:
-        return Isolation(row.init, base.init, (), tuple(differs), tuned)
+        return Isolation(row.init, base.init, "", (), tuple(differs), tuned)
     first = pairs[0][0]
     heads = [{k: v for k, v in _head(a).items() if k in _head(b)} for a, b in pairs]
     batches = [(a.start or {})["batches"] for a, _ in pairs]
@@ -81,7 +103,10 @@ def _compare(row: Row, base: Row) -> Isolation:
         f"equal {one} in {format_seeds([str(seed) for seed in sorted(seeds)])}",
     ]
     proof += [f"the weights' own input contract: {', '.join(contract)}"] if contract else []
-    return Isolation(row.init, base.init, tuple(proof), (), tuned)
+    recorded = "equal" if first.provenance.get("versions") else "not recorded"
+    summary = f"config {first.config_sha256[:SHORT]}…, data {_hash(batches)[:SHORT]}…, "
+    summary += f"versions {recorded}"
+    return Isolation(row.init, base.init, summary, tuple(proof), (), tuned)
 
 
 def _tuned(row: Row, base: Row) -> str:

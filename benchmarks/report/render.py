@@ -19,8 +19,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from benchmarks.report import escape, style
-from benchmarks.report.aggregate import Gap, Table
-from benchmarks.report.captions import facts
+from benchmarks.report.aggregate import Gap, Row, Table
+from benchmarks.report.captions import facts, tuned_keys, tuned_value
 from benchmarks.report.content import Report, Section, arrange, paper_rows
 from benchmarks.report.datasets import Collection
 from benchmarks.report.escape import csv_text
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from benchmarks.report.page import Figures
 
 RUNS_NAME = "table.runs.md"  # the runs behind table.md
-GREEN, BOLD, PLAIN = map(Markup, ("\033[32m", "\033[1m", "\033[0m"))  # terminal control codes
+# Terminal control codes.
+GREEN, BOLD, UNDERLINE, PLAIN = map(Markup, ("\033[32m", "\033[1m", "\033[4m", "\033[0m"))
 
 RENDERERS = Registry("RENDERERS")
 RENDERERS.__doc__ = """Registry of renderers: functions from a `Report` to files by name.
@@ -112,7 +113,10 @@ def terminal(report: Report) -> dict[str, str]:
 
 
 def to_terminal(report: Report, color: bool) -> str:
-    """Render text for a terminal; with `color`, gaps are green and bold as in the HTML page."""
+    """Render text for a terminal: each table last, with what differs and how sure that is below it.
+
+    With `color`, cells and gaps are underlined, bold and green as in the HTML page.
+    """
     return _render("table.txt", report=report, color=color).rstrip("\n")
 
 
@@ -151,7 +155,8 @@ def _environment(kind: str) -> Environment:
         keep_trailing_newline=True,
         **(_TEX_SIGNS if kind == "tex" else {}),
     )
-    environment.globals.update(OWN=OWN, style=style, GREEN=GREEN, BOLD=BOLD, PLAIN=PLAIN)
+    environment.globals.update(OWN=OWN, style=style)
+    environment.globals.update(GREEN=GREEN, BOLD=BOLD, UNDERLINE=UNDERLINE, PLAIN=PLAIN)
     environment.globals.update(grid=grid, titles=titles, facts=facts, paper_rows=paper_rows)
     environment.globals.update(percent="{:.0%}".format, csp_hash=_csp_hash)
     return environment
@@ -198,6 +203,8 @@ def _means_csv(sections: Sequence[Section]) -> str:
     names += ["p_holm", "paired_low", "paired_high", "paired_p", "paired_p_holm"]
     names += ["smallest_gap", "runs_needed", "equivalence_p", "equivalence_p_holm"]
     names += [f"{of}_{x}" for of in ("images", "both") for x in ("low", "high", "p", "p_holm")]
+    marks = ["bold", "underlined", "untested", "tuned", "untuned_n", "untuned_mean"]
+    marks += ["untuned_std", "legend"]
     lines = []
     for section in sections:
         table = section.table
@@ -214,8 +221,19 @@ def _means_csv(sections: Sequence[Section]) -> str:
                 line += [None] * (len(names) - 8 - len(line))
                 if own := resampled.get((row.init, metric)):
                     line += [*own.images, *(own.both or ())]
-                lines.append([*line, *(None,) * (len(names) - len(line))])
-    return csv_text(names, lines)
+                line += [None] * (len(names) - len(line))
+                lines.append([*line, *_marks(section, row, metric)])
+    return csv_text([*names, *marks], lines)
+
+
+def _marks(section: Section, row: Row, metric: str) -> list[object]:
+    """Return the marks of a cell, the tuned values with the untuned result, and the legend."""
+    shown, gap = section.cell(row, metric), row.gaps[metric]
+    chosen = [f"{key} {tuned_value(row, key)}" for key in tuned_keys(section.table)]
+    untuned = section.untuned_cell(row, metric)
+    numbers = (untuned.n, untuned.mean, untuned.std) if untuned else (None,) * 3
+    marks = shown.significant, shown.best, gap.untested if gap else None
+    return [*marks, "; ".join(chosen), *numbers, section.legend]
 
 
 def _summary_csv(matrix: Summary) -> str:

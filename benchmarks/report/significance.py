@@ -33,11 +33,11 @@ class Significance:
         paired: Ends of the 95% interval over pairs of equal seeds, p-value, corrected p-value; None
             if the runs are not pairs.
         unpaired: Reason why the runs are not pairs, empty if they are.
-        smallest: Gap in points that `n` runs per row detect with power 0.8 at the level to which
-            Holm's method corrects the smallest p-value. None for two runs, which give too poor an
-            estimate of the standard deviation.
+        smallest: Gap in points that `n` runs per row detect with power 0.8 at the level of
+            `holm_level`, by which the gap itself is judged. None for two runs, which give too poor
+            an estimate of the standard deviation.
         runs: Number of runs per row that detect the measured gap with that power, infinity if it
-            exceeds `MAX_RUNS`, and None for two runs.
+            exceeds `MAX_RUNS`. None for two runs, and for a significant gap.
         same: P-value of equivalence within the table's margin, and its corrected p-value; None
             without a margin.
     """
@@ -51,6 +51,11 @@ class Significance:
     smallest: float | None
     runs: float | None
     same: tuple[float, float] | None
+
+    @property
+    def significant(self) -> bool:
+        """True if the corrected p-value is below 0.05: the criterion of bold gaps."""
+        return self.holm < 1 - CONFIDENCE
 
 
 def significance(table: Table) -> list[Significance]:
@@ -75,7 +80,7 @@ def significance(table: Table) -> list[Significance]:
         found.append((row, metric, min(a.n, b.n), why, pooled_std([a, b]), abs(gap.value)))
     welch_holm, same_holm = holm(welch), holm(same)
     paired_holm = holm({i: p for i, (*_, p) in pairs.items()})
-    level = (1 - CONFIDENCE) / max(len(found), 1)
+    levels = {i: holm_level(welch, i) for i in welch}
     return [
         Significance(
             row,
@@ -84,8 +89,10 @@ def significance(table: Table) -> list[Significance]:
             welch_holm[i],
             paired=(*pairs[i], paired_holm[i]) if i in pairs else None,
             unpaired=why or ("" if i in pairs else "the differences do not vary"),
-            smallest=smallest_gap(n, level) * std if n > 2 else None,
-            runs=runs_needed(gap / std, level) if n > 2 else None,
+            smallest=smallest_gap(n, levels[i]) * std if n > 2 else None,
+            runs=runs_needed(gap / std, levels[i])
+            if n > 2 and welch_holm[i] >= 1 - CONFIDENCE
+            else None,
             same=(same[i], same_holm[i]) if i in same else None,
         )
         for i, (row, metric, n, why, std, gap) in enumerate(found)
@@ -136,6 +143,19 @@ def holm(p_values: Mapping[_Key, float]) -> dict[_Key, float]:
     return corrected
 
 
+def holm_level(p_values: Mapping[_Key, float], key: _Key) -> float:
+    """Return the level below which `holm` rejects `key` at 0.05, given the other p-values.
+
+    It is 0.05 / m for m gaps of which no other is significant, and 0.05 if all others are.
+    """
+    left = len(p_values)
+    for p in sorted(p for other, p in p_values.items() if other != key):
+        if left * p >= 1 - CONFIDENCE:
+            break
+        left -= 1
+    return (1 - CONFIDENCE) / left
+
+
 def equivalence(a: Cell, b: Cell, margin: float) -> float:
     """Return the p-value of equivalence within ±`margin` points by two one-sided Welch tests."""
     from scipy import stats
@@ -160,7 +180,7 @@ def smallest_gap(n: int, level: float = 1 - CONFIDENCE) -> float:
 
     Args:
         n: Number of runs per row, 2 or more.
-        level: Significance level. Holm's method tests the smallest p-value of m gaps at 0.05 / m.
+        level: Significance level, see `holm_level`.
     """
     low, high = 0.0, _normal_gap(n, level)
     while welch_power(high, n, level) < POWER:

@@ -11,7 +11,7 @@ MISSING = "–"
 MINUS = "−"
 FEW_MARK = "†"  # on n: fewer trials than the paper averages
 UNVERIFIED_MARK = "‡"  # on a published number: not checked against its source
-BOLD_GAP = "p-value is below 0.05 after Holm's correction"
+UNTESTED = "no test"
 MAX_RUNS = 1000  # per row; a gap that needs more is negligible
 STRONG_FROM = 0.5  # points; the paper prints gaps from here on in green
 
@@ -41,6 +41,24 @@ def format_cell(cell: Cell | None, n_of_row: int) -> str:
     return text if cell.n == n_of_row else f"{text} (n = {cell.n} of {n_of_row})"
 
 
+def legend(gaps: Sequence[Gap], baseline: str | None) -> str:
+    """Return the legend of a table's cells, the same in every format.
+
+    Args:
+        gaps: All gaps of the table.
+        baseline: Name of the row that they refer to.
+    """
+    text = "underlined: best of its column"
+    if gaps:
+        text += f"; in brackets: gap to {baseline}"
+    if any(not gap.untested for gap in gaps):
+        text += "; bold: p < 0.05 in Welch's test after Holm's correction for all gaps of the table"
+        text += f"; green, where there is color: bold and at least +{STRONG_FROM}"
+    if any(gap.untested for gap in gaps):
+        text += f"; {UNTESTED}: a row is a single run, or nothing varies"
+    return text
+
+
 def format_gap(value: float) -> str:
     """Format a gap, rounded to one decimal: `+18.4` or `−0.3`."""
     return f"{'' if round(value, 1) < 0 else '+'}{_signed(value)}"
@@ -56,7 +74,7 @@ def format_evidence(gap: Gap | None) -> str:
     if gap is None:
         return MISSING
     if gap.low is None or gap.high is None or gap.p_value is None:
-        return f"{format_gap(gap.printed)} (no interval)"
+        return f"{format_gap(gap.printed)} ({UNTESTED}: {gap.untested})"
     interval = format_interval(gap.low, gap.high)
     return f"{format_gap(gap.printed)} {interval}, {format_p(gap.p_value)}"
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from benchmarks.report.aggregate import Table
+from benchmarks.report.aggregate import Table, untuned
 from benchmarks.report.captions import heading
 from benchmarks.report.cells import TextCell, printed
 from benchmarks.report.style import MISSING
@@ -91,14 +91,7 @@ def summarize(tables: Sequence[Table]) -> Summary | None:
         for init in dict.fromkeys(init for column in columns for init in column)
     }
     tasks = (f"{heading(table, tables)}: {titles(table.metrics)[0]}" for table in tables)
-    known = {(table.task, table.tested_on, table.engine) for table in tables}
-    tuned = [
-        i
-        for i, table in enumerate(tables)
-        if table.task.endswith("_tuned")
-        and (table.task.removesuffix("_tuned"), table.tested_on, table.engine) in known
-        and table.runs[0].record.config.get("SOLVER.TUNED")
-    ]
+    tuned = [i for i, table in enumerate(tables) if untuned(table, tables)]
     return Summary(tuple(tasks), means, tuple(tuned))
 
 

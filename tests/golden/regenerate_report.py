@@ -25,6 +25,7 @@ FOLDER = Path(__file__).with_name("report")
 CONFIGS = Path(__file__).parents[2] / "configs"
 COCO = {"DATASETS.TEST": ["coco_2017_val"]}
 LINEAR = {"kind": "linear", "engine": "moco", "config": {"SOLVER.MAX_EPOCHS": 2}}
+GRID = "SOLVER.BASE_LR=0.01,0.02,0.04 at 0.25 of the schedule"
 BOTH = [f"{kind}/{name}" for kind in ("segm", "bbox") for name in ("AP", "AP50", "AP75")]
 
 
@@ -110,6 +111,16 @@ def build() -> Report:
             },
             task="my_task",
             config=frozen,
+        ),
+        # Tuned: one row chose the edge of the grid. The untuned task has the same inits.
+        *(
+            each
+            for init, value, rate in (("random", 11.0, 0.02), ("moco 10%", 21.0, 0.04))
+            for each in runs(
+                {init: [value, value + 0.3, value + 0.4]},
+                task="my_task_tuned",
+                config={**frozen, "SOLVER.TUNED": GRID, "SOLVER.BASE_LR": rate},
+            )
         ),
         # 10.04 is printed as 10.0 and 12.16 as 12.2; their gap, 2.12, is printed as 2.2.
         *runs({"random": [10.03, 10.05], "moco": [12.15, 12.17]}, "knn/top1", task="rounded"),
