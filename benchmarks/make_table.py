@@ -20,7 +20,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.report.tables import FORMATS, RESAMPLES, find_renderers, make_tables, write_files
+from benchmarks.report.tables import (
+    FORMATS,
+    RESAMPLES,
+    find_renderers,
+    make_tables,
+    whereabouts,
+    write_files,
+)
 from moco.common.command import program
 from moco.common.errors import UserError, run_cli
 
@@ -45,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     results = collect(args.runs)
     tables = make_tables(results, args.baseline, args.engine, args.margin, args.bootstrap)
     report = Report(tables, results, near=args.near)
-    print(to_terminal(report, sys.stdout.isatty()))
+    print(to_terminal(report, sys.stdout.isatty()), flush=True)
     written = write_files(args.out, report, formats) if args.out else []
     if args.bundle is not None:
         from benchmarks.report.share import share, write_bundle
@@ -57,9 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             for shared, table in zip(own, tables, strict=True)
         ]
         write_bundle(args.bundle, report, Report(own, others, near=args.near))
-        written.append(args.bundle)
-    for path in written:
-        print(f"wrote {path}")
+    print(whereabouts(written, args.bundle))
 
 
 def build_parser() -> argparse.ArgumentParser:

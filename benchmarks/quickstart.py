@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks import run_suite
 from benchmarks.suites.folder import SUITE_NAME, SuiteFolder
@@ -34,9 +34,6 @@ from moco.common.errors import UserError, plural, printable, run_cli
 from moco.common.progress import format_seconds
 from moco.common.shipped import CONFIGS, shown
 from moco.data.images import find_images
-
-if TYPE_CHECKING:
-    from benchmarks.report.aggregate import Table
 
 FEW_SEEDS = 3  # trials per row on photographs, which take longer than generated scenes
 IMAGES_MIN = 64
@@ -218,19 +215,17 @@ def report(
     args: argparse.Namespace,
     trials: int,
 ) -> None:
-    """Write the tables and figures; print the table, the files and the next commands."""
+    """Write the tables and figures; print the files, the next commands and, last, the table."""
     from benchmarks.report.content import Report
     from benchmarks.report.records import collect
     from benchmarks.report.render import to_terminal
     from benchmarks.report.samples import save_samples
-    from benchmarks.report.tables import make_tables, write_files
+    from benchmarks.report.tables import make_tables, whereabouts, write_files
     from detection.datasets.voc import VOCSource, annotated_classes
 
     results = collect([run.folder for run in runs if run.product is None])
     [table] = make_tables(results, baseline)
     report_ = Report([table], results)
-    print(to_terminal(report_, color=sys.stdout.isatty()))
-    print(f"\n{verdict(table)}")
     for run in results.pretraining:
         metrics = run.record.metrics.items()
         numbers = ", ".join(f"{name} {value:.1f}" for name, value in metrics if value is not None)
@@ -242,26 +237,8 @@ def report(
     files.append(save_samples(folder.tables / "samples.png", table, tested))
     print("\nFiles:", *files, folder.path / "moco.pth", folder.runs, sep="\n  ")
     print(next_commands(folder.path, args, trials))
-
-
-def verdict(table: "Table") -> str:
-    """State in one sentence what the table shows, given that only the fine-tuning seed varies."""
-    from benchmarks.report.style import format_gap
-
-    [row] = [row for row in table.rows if row.init == "moco"]
-    gap = row.gaps["bbox/AP"]
-    if gap is None:
-        return "There is no AP to compare."
-    shown = f"{format_gap(gap.printed)} AP"
-    if gap.low is None or gap.high is None:
-        return f"{shown} against random, but one fine-tuning seed says little: it may be chance."
-    chance = "what chance explains among fine-tuning seeds"
-    one = "It is one pre-training: how much another would differ was not measured."
-    if gap.low > 0:
-        return f"Pre-training with MoCo helped: {shown} over random, more than {chance}. {one}"
-    if gap.high < 0:
-        return f"Pre-training with MoCo hurt: {shown} against random, more than {chance}. {one}"
-    return f"No clear gain: {shown} against random is within {chance}. {one}"
+    print(f"\n{to_terminal(report_, color=sys.stdout.isatty())}")
+    print(whereabouts(files))
 
 
 def next_commands(output: Path, args: argparse.Namespace, trials: int) -> str:

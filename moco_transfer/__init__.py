@@ -73,8 +73,9 @@ class Result:
 
     def __str__(self) -> str:
         from benchmarks.report.render import to_terminal
+        from benchmarks.report.tables import whereabouts
 
-        return to_terminal(self.report, color=False)
+        return f"{to_terminal(self.report, color=False)}\n{whereabouts([self.html])}"
 
     def _repr_html_(self) -> str:
         page = escape(self.html.read_text(encoding="utf-8"))  # in a frame, for its own style

@@ -7,7 +7,7 @@ from contextlib import suppress
 from benchmarks.report.aggregate import CONFIDENCE, Row, Table, row_of
 from benchmarks.report.records import FinishedRun
 from benchmarks.report.significance import POWER, Significance
-from benchmarks.report.style import MISSING, format_gap, format_seeds
+from benchmarks.report.style import MISSING, format_gap, format_plus_minus, format_seeds
 from detection.config.keys import at_edge, tuned_axes, tuned_values
 from detection.evaluation.metrics import has_matches, titles
 from detection.modeling.backbones import frozen_random
@@ -132,11 +132,17 @@ def different(table: Table, found: Sequence[Significance]) -> str:
         ("not tested:", {*others} - tested),
     ):
         parts += [f"{what} {first_few([o for o in others if o in inits])}"] if inits else []
+    if table.margin is not None:
+        same = [e for e in found if e.same and e.same[1] < 1 - CONFIDENCE]
+        equal = [f"{each.row.init} {names[each.metric]}" for each in same]
+        parts.append(f"shown to be within ±{table.margin:g}: {first_few(equal) or 'none'}")
     return f"different from {table.baseline}: {'; '.join(filter(None, parts))}"
 
 
 def how_sure(table: Table, found: Sequence[Significance], proof: Sequence[str]) -> str:
     """Return one line on what the differences rest on: the test, its reach, the compared records.
+
+    With the bootstrap, it includes the gaps of the first metric over runs and test images.
 
     Args:
         table: Table of the tests.
@@ -151,6 +157,16 @@ def how_sure(table: Table, found: Sequence[Significance], proof: Sequence[str]) 
     else:
         reasons = dict.fromkeys(g.untested for row in table.rows for g in row.gaps.values() if g)
         text = f"no test ({', '.join(reasons)})" if reasons else "nothing to test"
+    metric = table.metrics[0]
+    gaps = table.resamples.gaps if table.resamples else {}
+    both = [
+        f"{row.init} {format_plus_minus(gap, resampled.both)}"
+        for row in table.rows
+        if (gap := row.gaps[metric]) and (resampled := gaps.get((row.init, metric)))
+        if resampled.both
+    ]
+    if both:
+        text += f"; over runs and test images, {titles(table.metrics)[0]}: {first_few(both)}"
     return f"how sure: {'; '.join([text, *proof])}"
 
 

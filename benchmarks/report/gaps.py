@@ -11,9 +11,9 @@ from benchmarks.report.style import (
     MINUS,
     MISSING,
     UNTESTED,
-    format_gap,
     format_interval,
     format_p,
+    format_plus_minus,
     format_runs,
 )
 from detection.evaluation.metrics import titles
@@ -98,9 +98,8 @@ def _plus_minus(gap: Gap | None, numbers: tuple[float, float, float, float] | No
     """Format a gap with half of its symmetric interval, its p-value and corrected p-value."""
     if gap is None or numbers is None:
         return TextCell("not known: n = 1")
-    low, high, p, corrected = numbers
-    text = f"{format_gap(gap.printed)} ± {(high - low) / 2:.1f}, {format_p(p, corrected)}"
-    return TextCell(text, p)
+    p, corrected = numbers[2:]
+    return TextCell(f"{format_plus_minus(gap, numbers)}, {format_p(p, corrected)}", p)
 
 
 def _name(table: Table, init: str, metric: str) -> TextCell:

@@ -84,6 +84,11 @@ def format_interval(low: float, high: float) -> str:
     return f"[{_signed(low)}, {_signed(high)}]"
 
 
+def format_plus_minus(gap: Gap, interval: Sequence[float]) -> str:
+    """Format a gap with half of an interval that is symmetric about it: `+1.4 ± 1.7`."""
+    return f"{format_gap(gap.printed)} ± {(interval[1] - interval[0]) / 2:.1f}"
+
+
 def _signed(value: float) -> str:
     """Format a number to one decimal, without a negative zero."""
     return f"{round(value, 1) + 0.0:.1f}".replace("-", MINUS)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moco.common.errors import UserError
+from moco.common.errors import UserError, printable
 
 if TYPE_CHECKING:
     from benchmarks.report.aggregate import Table
@@ -97,6 +97,22 @@ def write_files(out: Path, report: "Report", formats: Sequence[str] = FORMATS) -
     for name, plot in report.plots.items():
         written += plot.save(out / f"{name}.png")
     return written
+
+
+def whereabouts(written: Sequence[Path], bundle: Path | None = None) -> str:
+    """Return the last line on a terminal: where the page is.
+
+    Args:
+        written: Files of the report.
+        bundle: Bundle of the report, which contains its page.
+    """
+    from benchmarks.report.progress import PAGE_NAME
+
+    places = [str(path) for path in written if path.name == PAGE_NAME]
+    places += [f"{PAGE_NAME} in {bundle}"] if bundle else []
+    if not places and written:
+        places = [f"none, without the format html; other files are in {written[0].parent}"]
+    return printable(f"page: {', '.join(places) or 'none; --out DIR writes it'}")
 
 
 def find_renderers(formats: Sequence[str]) -> list[Any]:

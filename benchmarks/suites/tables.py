@@ -1,6 +1,5 @@
 """Tables of a suite's runs, while they are computed and at the end."""
 
-import shlex
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -12,8 +11,6 @@ from benchmarks.report.records import Results, Unusable, collect
 from benchmarks.suites.folder import SuiteFolder, remove_stale
 from benchmarks.suites.runs import DONE, FAILED, RUNNING, STOPPED, WAITING, Run
 from benchmarks.suites.suite import row_of
-from moco.common.command import program
-from moco.common.errors import say
 
 if TYPE_CHECKING:
     from benchmarks.report.content import Report
@@ -61,17 +58,14 @@ def write_report(
 def write_tables(folder: SuiteFolder, runs: Sequence[Run], baseline: str | None) -> None:
     """Write and print the tables of the finished runs."""
     from benchmarks.report.render import to_terminal
+    from benchmarks.report.tables import whereabouts
 
     report, files = write_report(folder, runs, baseline)
     if not report.tables:
         print("no run is done, so there is no table")
         return
     print(to_terminal(report, color=sys.stdout.isatty()))
-    print("\nFiles:", *files, sep="\n  ")
-    print("\nNext:")
-    say(f"  open {folder.tables / PAGE_NAME} in a browser")
-    make_table = program("table", "python -m benchmarks.make_table")
-    say(f"  {make_table} {shlex.quote(str(folder.runs))} --engine each")
+    print(whereabouts(files))
 
 
 def results_of(runs: Sequence[Run], reported: Collection[str] = tuple(UNDONE)) -> Results:

@@ -10,7 +10,7 @@ from scipy import stats
 
 from benchmarks.report import bootstrap
 from benchmarks.report.bootstrap import average_precision, image_counts, resample, two_level
-from benchmarks.report.captions import uncertainty
+from benchmarks.report.captions import how_sure, uncertainty
 from benchmarks.report.gaps import gap_grids
 from benchmarks.report.records import collect
 from benchmarks.report.significance import holm, significance
@@ -244,12 +244,22 @@ def test_holms_correction_can_reach_every_gap(folder):
 def test_a_p_value_that_no_resample_contradicts_is_a_bound(folder):
     [table] = make_tables(collect([folder]), resamples=400)
     [grid] = [g for g in gap_grids(table, significance(table)) if "bootstrap" in g.title]
-    assert grid.head[1] == "test images, for these models"
-    texts = {row[0].text: row[1].text for row in grid.rows}
+    assert grid.head[1:] == [
+        "over seeds and images: the recommended ±",
+        "over test images (these very models, not other seeds)",
+    ]
+    texts = {row[0].text: row[2].text for row in grid.rows}
     for (init, metric), each in table.resamples.gaps.items():
         text = texts[f"{init} − random, {metric.removeprefix('bbox/')}"]
         assert ("≤" in text) == each.bound == (each.images[2] == 2 / 401)
     assert any(text.endswith("], p ≤ 0.005, Holm p ≤ 0.015") for text in texts.values())
+    for row, ((init, metric), each) in zip(grid.rows, table.resamples.gaps.items(), strict=True):
+        [gap] = [own.gaps[metric] for own in table.rows if own.init == init]
+        half = each.both[1] - gap.value
+        assert half == pytest.approx(gap.value - each.both[0]), "± is half of the interval"
+        assert row[1].text.startswith(f"{gap.printed:+.1f} ± {half:.1f}, p ".replace("-", "−"))
+    sure = how_sure(table, significance(table), [])
+    assert "over runs and test images, AP: moco +" in sure and " ± " in sure
 
 
 def test_rows_that_were_tested_on_other_images(folder):

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.report.aggregate import aggregate
-from benchmarks.report.captions import tuned
-from benchmarks.report.isolation import isolation
+from benchmarks.report.captions import tuned, tuned_keys, tuned_value
+from benchmarks.report.isolation import isolation, shortened
 from tests.benchmarks.report.fake_runs import CONFIG
 from tests.benchmarks.report.test_aggregate import MOCO, run, runs
 
@@ -52,6 +52,34 @@ def test_what_differs_is_named(changes, named):
     assert not found.proof and "not shown" in str(found) and named in str(found)
 
 
+def test_the_short_lines_name_rows_only_if_their_proofs_differ():
+    base = runs("random", (1.0, 2.0), start=start(head=EVERY))
+    versions = {"start": start(), "provenance": {"versions": {"torch": "2.5.1"}}}
+    others = [*runs("a", (3.0, 4.0), "a" * 64, start=start())]
+    others += runs("b", (3.0, 4.0), "b" * 64, start=start())
+    found = isolation(aggregate([*base, *others])[0])
+    [line] = shortened(found)
+    data = found[0].proof[1].partition("first batches (sha256 ")[2][:4]
+    assert line == f"only the weights differ (config cccc…, data {data}…, versions not recorded)"
+    [same] = isolation(
+        aggregate(
+            [
+                *runs("random", (1.0, 2.0), **versions),
+                *others[:0],
+                *runs("a", (3.0, 4.0), "a" * 64, **versions),
+            ]
+        )[0]
+    )
+    assert same.short.endswith(", versions equal)")
+    seeds = runs("c", (3.0, 4.0, 5.0, 6.0), "d" * 64, start=start())
+    found = isolation(aggregate([*base, *others, *seeds])[0])
+    assert shortened(found) == [
+        f"a, b: {line}",
+        "c: not shown that only the weights differ: only one of them has seed 2 and 1 more",
+    ]
+    assert "seed 2; only one of them has seed 3" in str(found[2]), "the page of runs has all"
+
+
 def test_seeds_without_a_partner_are_named():
     found = compared(runs("moco", (3.0, 4.0, 5.0), MOCO, start=start()))
     assert found.differs == ("only one of them has seed 2",)
@@ -80,16 +108,23 @@ def test_what_was_tuned_differs_and_is_named():
         "SOLVER.BASE_LR 0.01 / 0.02 against 0.02, of the same 4 candidates; equal configuration"
     )
     assert "tuned" not in str(compared(moco[1:], base[1:])), "the same was chosen for both"
-    [chosen, edge] = tuned(aggregate([*moco, *base])[0])
-    assert "random 0.02, 0; moco 0.01, 0 (seed 0) / 0.02, 0 (seed 1);" in chosen
-    lr, decay = "SOLVER.BASE_LR", "SOLVER.WEIGHT_DECAY"
-    at = f"random {lr} 0.02, {decay} 0; moco {lr} 0.01, {decay} 0 (seed 0) / {lr} 0.02, {decay} 0"
-    assert edge.startswith(f"at the edge of the grid, so a better value may lie outside: {at}")
+    assert compared(moco, base).short.startswith("only the weights and what was tuned differ (")
+    [table] = aggregate([*moco, *base])
+    lr, decay = tuned_keys(table)
+    assert (lr, decay) == ("SOLVER.BASE_LR", "SOLVER.WEIGHT_DECAY")
+    values = [[tuned_value(row, key) for key in (lr, decay)] for row in table.rows]
+    assert values == [
+        ["0.02 (at the edge)", "0 (at the edge)"],
+        ["0.01 (at the edge) (seed 0) / 0.02 (at the edge) (seed 1)", "0 (at the edge)"],
+    ]
+    [grid] = tuned(table)
+    assert "SOLVER.BASE_LR=0.01,0.02 SOLVER.WEIGHT_DECAY=0,1e-4 at 0.5 of it" in grid
     wide = {"SOLVER.TUNED": f"{lr}=0.01,0.02,0.04 {decay}=0 at 0.5 of it"}
     middle = [
         replace(r, record=replace(r.record, config={**r.record.config, **wide})) for r in base
     ]
-    assert len(tuned(aggregate(middle)[0])) == 1
-    for own in ("x=1 SOLVER.BASE_LR=a,<b> at", 7):
+    assert tuned_value(aggregate(middle)[0].rows[0], lr) == "0.02 (inside)"
+    for own, shown in (("x=1 SOLVER.BASE_LR=a,<b> at", "0.02"), (7, "–")):
         odd = {**CONFIG, "SOLVER.TUNED": own, "SOLVER.BASE_LR": "0.02"}
-        assert len(tuned(aggregate(runs("random", (1.0, 2.0), config=odd))[0])) == 1
+        [table] = aggregate(runs("random", (1.0, 2.0), config=odd))
+        assert tuned_value(table.rows[0], lr) == shown and len(tuned(table)) == 1

@@ -20,14 +20,26 @@ def test_prints_and_writes_everything(tmp_path, out, capsys):
     write_pair(tmp_path / "runs", {"random": [10.0, 12.0], "moco": [20.0, 21.0]}, task="t")
     main([str(tmp_path / "runs"), "--out", str(out), "--margin", "0.3"])
     printed = capsys.readouterr().out
-    assert "moco − random: AP +9.5" in printed and "within ±0.3" in printed
+    *_, row, empty, different, sure, page = printed.splitlines()
+    assert row.startswith("moco ") and "(+9.5)" in row and not empty
+    assert different.startswith("different from random: ") and "within ±0.3" in different
+    assert sure.startswith("how sure: Welch's test, ")
+    assert page == f"page: {out / 'table.html'}"
     assert {path.name for path in out.iterdir()} == {*FILES, *FIGURES}
     for name in FILES + FIGURES:
-        assert (out / name).stat().st_size > 0 and f"wrote {out / name}" in printed
+        assert (out / name).stat().st_size > 0
     assert "data:image/svg+xml;base64," in (out / "table.html").read_text()
     main([str(tmp_path / "runs"), "--out", str(tmp_path / "two"), "--format", "tex, csv"])
     names = {path.name for path in (tmp_path / "two").iterdir()}
     assert names == {"table.tex", "table.csv", "runs.csv", *FIGURES}
+    without_page = capsys.readouterr().out.splitlines()[-1]
+    assert without_page == (
+        f"page: none, without the format html; other files are in {tmp_path / 'two'}"
+    )
+    main([str(tmp_path / "runs")])
+    assert capsys.readouterr().out.endswith("\npage: none; --out DIR writes it\n")
+    main([str(tmp_path / "runs"), "--bundle", str(tmp_path / "b.zip")])
+    assert capsys.readouterr().out.endswith(f"\npage: table.html in {tmp_path / 'b.zip'}\n")
 
 
 def test_engines_are_kept_apart(tmp_path, out, capsys):

@@ -55,9 +55,10 @@ def test_it_is_one_file_and_every_number_leads_to_its_runs():
         ElementTree.fromstring(base64.b64decode(source.removeprefix("data:image/svg+xml;base64,")))
     assert len(page.sources) > len(report.tables)
     assert "url(" not in text and "@import" not in text and "http:" not in text
-    # n and every metric of a row, and in the heading all tables and all runs
-    cells = sum(len(table.rows) * (1 + len(table.metrics)) for table in report.tables)
-    assert len(page.goals) == cells + len(report.tables) + 1
+    # n and every number of a row, each proof, and in the heading all tables and all runs
+    cells = sum(len(each.table.rows) * (len(each.head) - 1) for each in report.sections)
+    proofs = sum(len(each.isolation) for each in report.sections)
+    assert len(page.goals) == cells + proofs + len(report.tables) + 1
 
 
 def test_everything_that_can_be_is_plotted(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """Renderers: golden pages of a fixed report in every format, and what one page cannot show."""
 
+import html
 import re
 import shutil
 import subprocess
@@ -32,8 +33,69 @@ def test_a_page_is_the_golden_one(name, made):
 
 def test_colors_of_a_terminal_are_all_that_differs_from_plain_text(made):
     colored = to_terminal(build(), color=True)
-    assert "\033[32m\033[1m(+9.9)\033[0m" in colored and "\033[32m(+1.4)\033[0m" in colored
+    assert "\033[32m\033[1m(+9.9)\033[0m" in colored and "11.6 ± 0.6 (+1.4)" in colored
+    assert "\033[4m30.0\033[0m (+19.8, no test)" in colored, "the best of its column"
+    assert "\033[32m(+0.6)\033[0m" in colored, "the paper's own green"
     assert re.sub(r"\033\[[0-9;]*m", "", colored) == made["table.txt"].rstrip("\n")
+
+
+def test_one_legend_in_every_format(made):
+    """What is bold, underlined or untested in one format is so in every other one."""
+    sections = {section.stem: section for section in build().sections}
+    for section in sections.values():
+        assert bool(section.legend) == (len(section.table.rows) > 1)
+    legend = sections["my_task-embedded"].legend
+    assert "after Holm's correction" in legend and "no test: a row is a single run" in legend
+    assert "no test" not in sections["my_task_tuned-embedded"].legend
+    assert f"{legend.replace('<', '&lt;')}." in made["table.md"]
+    assert f"{latex(legend)}." in made["table.tex"]
+    assert f"{legend}." in html.unescape(made["table.html"])
+    found = [r for r in csv_rows(made["table.csv"]) if r["task"] == "my_task"]
+    assert {row["legend"] for row in found} == {legend}
+    marks = {(r["init"], r["bold"], r["underlined"], r["untested"]) for r in found}
+    assert marks == {
+        ("random", "False", "False", ""),
+        ("few", "False", "False", ""),
+        ("moco 10%", "True", "False", ""),
+        ("x", "False", "True", "n = 1"),
+    }
+    assert "<ins>30.0</ins> (+19.8, no test) |" in made["table.md"]
+    assert "| 11.6 ± 0.6 (+1.4) |" in made["table.md"], "p = 0.049 before the correction"
+    assert "\\underline{30.0} ($+$19.8, no test)" in made["table.tex"]
+    assert '<u>30.0</u> <span class="gap">(+19.8, no test)</span>' in made["table.html"]
+
+
+def test_tuned_rows_name_their_values_and_the_untuned_result(made):
+    """0.04 is the highest value of the grid; the untuned task of the same inits is my_task."""
+    [line] = [x for x in made["table.md"].splitlines() if x.endswith("| 20.1 ± 0.1 |")]
+    assert line.startswith("| moco 10% | 3 |") and "| 0.04 (at the edge) |" in line
+    assert "| 0.02 (inside) | 10.2 ± 0.2 |" in made["table.md"]
+    for name in ("table.html", "table.tex", "table.txt"):
+        assert "0.04 (at the edge)" in made[name] and "untuned AP" in made[name], name
+    [row] = [
+        row
+        for row in csv_rows(made["table.csv"])
+        if (row["task"], row["init"], row["metric"]) == ("my_task_tuned", "moco 10%", "bbox/AP")
+    ]
+    assert row["tuned"] == "SOLVER.BASE_LR 0.04 (at the edge)"
+    assert [row[f"untuned_{x}"] for x in ("n", "mean", "std")] == ["3", "20.1", "0.1"]
+    whole = build()
+    alone = replace(whole, tables=[t for t in whole.tables if t.task == "my_task_tuned"])
+    assert "0.04 (at the edge)  –" in to_terminal(alone, color=False)
+
+
+def test_a_terminal_ends_with_the_table_and_two_lines():
+    """The third one, where the page is, is of who writes it (test_make_table)."""
+    whole = build()
+    alone = replace(whole, tables=[table for table in whole.tables if table.task == "my_task"])
+    *_, last, empty, different, sure = to_terminal(alone, color=False).splitlines()
+    assert last.startswith("x ") and not empty
+    assert different == (
+        "different from random: moco 10% (AP +9.9, AP50 +9.9, AP75 +9.9); not shown for few; "
+        "not tested: x; shown to be within ±0.3: none"
+    )
+    assert sure.startswith("how sure: Welch's test, p < 0.05 after Holm's correction for 6 gaps")
+    assert "; over runs and test images, AP: few +1.4 ± 1.7; few, moco 10%: only the" in sure
 
 
 def test_a_renderer_from_outside(tmp_path):

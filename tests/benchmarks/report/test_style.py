@@ -30,7 +30,7 @@ def test_gaps_are_strong_from_half_a_point_as_printed(value, text, strong):
 @pytest.mark.parametrize(
     ("gap", "text"),
     [
-        (Gap(1.04, 1.1, None, None, None), "+1.1 (no interval)"),
+        (Gap(1.04, 1.1, None, None, None, "n = 1"), "+1.1 (no test: n = 1)"),
         (Gap(1.0, 1.0, -0.26, 2.26, 0.0834), "+1.0 [−0.3, 2.3], p = 0.083"),
         (Gap(0.01, 0.0, -0.02, 0.04, 0.4), "+0.0 [0.0, 0.0], p = 0.400"),
         (Gap(9.0, 9.0, 8.0, 10.0, 1e-9), "+9.0 [8.0, 10.0], p < 0.001"),
