@@ -13,6 +13,7 @@ from benchmarks.report.captions import nothing_shown, uncertainty
 from benchmarks.report.significance import (
     equivalence,
     holm,
+    holm_level,
     paired,
     pooled_std,
     runs_needed,
@@ -76,6 +77,38 @@ def test_holm_is_the_closure_of_bonferroni():
     }
     assert holm(dict(enumerate(p))) == pytest.approx(closed)
     assert holm({}) == {}
+
+
+def test_the_level_of_a_gap_is_that_at_which_holm_rejects_it():
+    random = np.random.default_rng(0)
+    rejected = 0
+    for p in random.uniform(size=(2000, 6)) ** 4:
+        family = dict(enumerate(p))
+        for key, value in holm(family).items():
+            assert (value < 0.05) == (p[key] < holm_level(family, key))
+            rejected += value < 0.05
+    assert 1000 < rejected < 11000, "both cases occur"
+    assert holm_level({"a": 0.9, "b": 0.5}, "a") == pytest.approx(0.05 / 2)
+    assert holm_level({"a": 0.9, "b": 0.001}, "a") == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(("n", "others"), [(3, 0.0), (3, 50.0), (5, 0.0), (5, 50.0)])
+def test_a_gap_of_the_reported_size_is_bold_in_80_percent_of_simulated_tables(n, others):
+    """Tables of a baseline and two rows with three correlated metrics each: six gaps.
+
+    One metric of the first row has the gap. The second row has none, or gaps that are always found,
+    so that Holm's correction asks less of the first row.
+    """
+    random, tables = np.random.default_rng(0), 4000
+    runs = random.normal(size=(3, tables, 3, n)) + random.normal(size=(3, tables, 1, n))
+    level = 0.05 / (3 if others else 6)
+    gap = smallest_gap(n, level) * math.sqrt(2)  # the standard deviation of a sum of two
+    runs[1, :, 0] += gap
+    runs[2] += others
+    p = stats.ttest_ind(runs[1:], runs[:1], axis=-1, equal_var=False).pvalue  # (2, tables, 3)
+    bold = [holm(dict(enumerate(own)))[0] < 0.05 for own in p.transpose(1, 0, 2).reshape(-1, 6)]
+    assert np.mean(bold) == pytest.approx(0.8, abs=0.025)
+    assert runs_needed(gap / math.sqrt(2), level) in (n, n + 1)
 
 
 def test_equivalence_is_the_90_percent_interval_within_the_margin():
@@ -163,6 +196,12 @@ def test_every_gap_of_a_table_is_in_the_family(folder):
     assert found[0].smallest == pytest.approx(smallest_gap(4, level) * std)
     assert found[0].runs == runs_needed(abs(found[0].row.gaps["bbox/AP"].value) / std, level)
     assert found[3].smallest is found[3].runs is None, "two runs do not know their spread"
+    assert not found[0].significant and found[0].runs > 4
+    far = write_pair(folder / "far", {"far": [x + 33 for x in B]}, task="t")
+    found = [e for e in significance(report(far.parent).tables[0]) if e.row.init in ("far", "moco")]
+    assert all(each.significant and each.runs is None for each in found[:3]), "it is found"
+    assert found[3].smallest == pytest.approx(smallest_gap(4, 0.05 / 6) * std), "3 of 9 are left"
+    found = significance(replace(table, margin=1.0))
     assert found[0].same[0] == equivalence(Cell(B), Cell(A), 1.0)
     assert significance(replace(table, baseline=None)) == []
 
