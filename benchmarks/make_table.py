@@ -3,6 +3,8 @@
     python -m benchmarks.make_table RUNS... [--baseline random] [--out DIR] [--format md,csv]
     python -m benchmarks.make_table RUNS... --margin 0.3 --bootstrap
     python -m benchmarks.make_table RUNS... --bundle FILE.zip
+    python -m benchmarks.make_table RUNS... --reference
+    python -m benchmarks.make_table FILE.zip --verify
 
 RUNS are output folders of `moco-transfer train`, `linear`, `finetune` (OUTPUT_DIR) or `knn`
 (--output), or folders that contain several of them. Without `--out` the table is only printed.
@@ -19,6 +21,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks.report.tables import (
     FORMATS,
@@ -30,6 +33,10 @@ from benchmarks.report.tables import (
 )
 from moco.common.command import program
 from moco.common.errors import UserError, run_cli
+from moco.common.shipped import RESULTS
+
+if TYPE_CHECKING:
+    from benchmarks.report.bundle import About
 
 MAX_RESAMPLES = 100_000  # of the test images
 
@@ -43,15 +50,24 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError(f"--margin {args.margin}: expected points above 0 to 100")
     if args.bootstrap and not 100 <= args.bootstrap <= MAX_RESAMPLES:
         raise UserError(f"--bootstrap {args.bootstrap}: expected 100 to {MAX_RESAMPLES}")
+    about = _about(args)
+    if args.verify:
+        from benchmarks.report.shared import verify
+
+        for path in args.runs:
+            print(verify(path))
+        return
     from benchmarks.report.content import Report
     from benchmarks.report.records import collect
     from benchmarks.report.render import to_terminal
+    from benchmarks.report.shared import read_all
 
     formats = [name.strip() for name in args.format.split(",")]
     find_renderers(formats)  # an unknown format is refused before any record is read
     results = collect(args.runs)
     tables = make_tables(results, args.baseline, args.engine, args.margin, args.bootstrap)
-    report = Report(tables, results, near=args.near)
+    shared = read_all(args.reference) if args.reference else []
+    report = Report(tables, results, near=args.near, shared=shared)
     print(to_terminal(report, sys.stdout.isatty()), flush=True)
     written = write_files(args.out, report, formats) if args.out else []
     if args.bundle is not None:
@@ -63,8 +79,24 @@ def main(argv: Sequence[str] | None = None) -> None:
             replace(shared, resamples=table.resamples)
             for shared, table in zip(own, tables, strict=True)
         ]
-        write_bundle(args.bundle, report, Report(own, others, near=args.near))
+        write_bundle(args.bundle, report, Report(own, others, near=args.near, shared=shared), about)
     print(whereabouts(written, args.bundle))
+
+
+def _about(args: argparse.Namespace) -> "About | None":
+    """Return who measured the results of `--bundle`, or None if nobody is named.
+
+    Raises:
+        UserError: If a text is not one short line.
+    """
+    if not args.measured_by:
+        return None
+    from benchmarks.report.bundle import NOT_PUBLIC, About
+
+    try:
+        return About(args.measured_by, args.weights_at or NOT_PUBLIC)
+    except ValueError as error:
+        raise UserError(f"--measured-by, --weights-at: {error}") from error
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -89,9 +121,21 @@ def build_parser() -> argparse.ArgumentParser:
     result.add_argument("--margin", type=float, metavar="POINTS", help=margin)
     near = "add published rows of other protocols on the same data, with their differences"
     result.add_argument("--near", action="store_true", help=near)
+    reference = (
+        "add results of the same protocol and data that the project ships, or of the bundles in DIR"
+    )
+    result.add_argument(
+        "--reference", type=Path, nargs="?", const=RESULTS, metavar="DIR", help=reference
+    )
     result.add_argument("--out", type=Path, metavar="DIR", help="folder for files and figures")
     zipped = "write page, records and evidence to a zip file, which RUNS accepts as well"
     result.add_argument("--bundle", type=Path, metavar="FILE.zip", help=zipped)
+    measured = "people who measured the results of --bundle, needed in results/"
+    result.add_argument("--measured-by", metavar="NAME", help=measured)
+    weights = "address of the weights of --bundle (default: not public)"
+    result.add_argument("--weights-at", metavar="URL", help=weights)
+    verified = "only compute again what the bundles RUNS claim: hashes, and AP from match records"
+    result.add_argument("--verify", action="store_true", help=verified)
     result.add_argument("--format", default=",".join(FORMATS), help="default: %(default)s")
     result.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return result

@@ -1,7 +1,8 @@
 """MkDocs hooks: the parts of the site that are generated from the code when it is built.
 
 A comment `<!-- generated: NAME -->` in a page is replaced by what `GENERATED[NAME]` returns, each
-room of a package gets a page of its API, and CHANGELOG.md and CONTRIBUTING.md become pages.
+room of a package gets a page of its API, each bundle of results/ its report, and CHANGELOG.md and
+CONTRIBUTING.md become pages.
 """
 
 import argparse
@@ -11,20 +12,29 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
+
+from markupsafe import Markup
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # mkdocs imports this file by its path
 
 from benchmarks.__main__ import COMMANDS  # noqa: E402
+from benchmarks.report.cells import evidence  # noqa: E402
+from benchmarks.report.content import Report  # noqa: E402
+from benchmarks.report.render import RENDERERS, TEMPLATES  # noqa: E402
+from benchmarks.report.shared import Shared, read_all  # noqa: E402
+from benchmarks.report.style import format_cell  # noqa: E402
 from detection.config.keys import FAMILIES, KEYS  # noqa: E402
 from detection.evaluation import metrics  # noqa: E402
 from moco.classification import config as classification  # noqa: E402
 from moco.common.cfgnode import flatten  # noqa: E402
 from moco.common.command import NAME  # noqa: E402
 from moco.common.keys import Key  # noqa: E402
+from moco.common.shipped import RESULTS  # noqa: E402
 from moco.engine import keys as training  # noqa: E402
 from moco.finetune import FINETUNE  # noqa: E402
 from moco.linear import LINEAR  # noqa: E402
@@ -66,8 +76,13 @@ def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
     pages = {page: api_page(room) for room, page in api_pages().items()}
     for page, name in TOP_LEVEL.items():
         pages[page] = (ROOT / name).read_text().replace("](docs/", "](")
+    for shared, report in _reports().values():
+        [pages[_report_name(shared)]] = RENDERERS.get("html")(report).values()
     for page, content in pages.items():
         files.append(File.generated(config, page, content=content))
+    for name in _reports():
+        path = RESULTS / f"{name}.zip"
+        files.append(File.generated(config, f"results/{path.name}", abs_src_path=str(path)))
     return files
 
 
@@ -198,6 +213,60 @@ def config_keys() -> str:
     return "\n".join(lines)
 
 
+@cache
+def _reports() -> dict[str, tuple[Shared, Report]]:
+    return {each.name: (each, Report(each.tables, each.results)) for each in read_all()}
+
+
+def _report_name(shared: Shared) -> str:
+    return f"results/{shared.name}.html"
+
+
+def results() -> str:
+    """Return the rows of all bundles as one sortable table, whose numbers link their runs."""
+    head = ("task", "tested on", "pre-train", "n", "result", "gap to the baseline", "report")
+    head += ("measured by", "weights", "hardware", "engine and versions")
+    names = Markup("").join(map(Markup("<th>{}</th>").format, head))
+    body = []
+    for shared, report in _reports().values():
+        page = _report_name(shared)
+        for section in report.sections:
+            table, metric = section.table, section.table.metrics[0]
+            for row in table.rows:
+                cell, run = row.cells[metric], row.runs[0]
+                number = f"{section.titles[0]} {format_cell(cell, row.n)}"
+                weights = shared.about.weights if run.record.weights_sha256 else "none"
+                gap = evidence(row.gaps[metric])
+                texts: list[tuple[object, float | None]] = [
+                    (_link(f"{page}#{section.anchor}", section.heading), None),
+                    (", ".join(table.tested_on), None),
+                    (row.init, None),
+                    (row.n, row.n),
+                    (_link(f"{page}#{section.row_anchor(row)}", number), cell and cell.mean),
+                    (gap.text, gap.value),
+                    (_link(f"results/{shared.name}.zip", f"{shared.name}.zip"), None),
+                    (shared.about.measured_by, None),
+                    (_link(weights, "public") if "://" in weights else weights, None),
+                    (run.hardware, None),
+                    (f"{table.engine}, {run.versions}", None),
+                ]
+                body.append(Markup("<tr>{}</tr>").format(Markup("").join(_cell(*t) for t in texts)))
+    script = (TEMPLATES / "page.js").read_text()
+    return Markup(
+        '<div class="results">\n<table>\n<thead><tr>{}</tr></thead>\n<tbody>\n{}\n</tbody>\n'
+        "</table>\n<script>\n{}</script>\n</div>"
+    ).format(names, Markup("\n").join(body), Markup(script))
+
+
+def _link(address: str, text: str) -> Markup:
+    return Markup('<a href="{}">{}</a>').format(address, text)
+
+
+def _cell(text: object, value: float | None) -> Markup:
+    data = "" if value is None else Markup(' data-value="{}"').format(value)
+    return Markup("<td{}>{}</td>").format(data, text)
+
+
 def _said(row: Key) -> str:
     """Return a key's description, its range, and the values that the embedded engine takes."""
     said = row.doc
@@ -251,5 +320,6 @@ def _prose(text: str) -> str:
 GENERATED: dict[str, Callable[[], str]] = {
     "command_line": command_line,
     "config_keys": config_keys,
+    "results": results,
     "metrics": lambda: inspect.cleandoc(metrics.__doc__ or ""),
 }

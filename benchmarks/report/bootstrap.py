@@ -31,6 +31,7 @@ from detection.evaluation.matches import (
     THRESHOLDS,
     VOC,
     Matches,
+    MatchFile,
     parse_matches,
 )
 from detection.evaluation.metrics import has_matches
@@ -129,6 +130,26 @@ def row_samples(row: Row, metrics: Sequence[str], number: int) -> RowSamples:
 
 
 def _run_samples(run: FinishedRun, metrics: Sequence[str], number: int) -> RowSamples:
+    stored = checked_matches(run, metrics)
+    counts = image_counts(len(stored.images), number)
+    values: dict[str, Array] = {}
+    for kind, matches in stored.kinds.items():
+        names = [name for name in METRICS if f"{kind}/{name}" in metrics]
+        found = resample(stored.metric, matches, counts) if names else {}
+        values |= {f"{kind}/{name}": found[name] for name in names}
+    return RowSamples(stored.images, values)
+
+
+def checked_matches(run: FinishedRun, metrics: Sequence[str]) -> MatchFile:
+    """Read the match records of a run, whose AP must be the recorded one.
+
+    Args:
+        run: Run of a detection task.
+        metrics: Metrics that are compared, of those that match records give (`METRICS`).
+
+    Raises:
+        UserError: If the run has no match records, or they cannot be read or give another AP.
+    """
     seed = f"seed {run.record.seed}"
     try:
         content = run.read(MATCHES_NAME)
@@ -137,8 +158,6 @@ def _run_samples(run: FinishedRun, metrics: Sequence[str], number: int) -> RowSa
         stored = parse_matches(io.BytesIO(content), MATCHES_NAME)
     except DataError as error:
         raise UserError(f"the match records of {seed} cannot be read") from error
-    counts = image_counts(len(stored.images), number)
-    values: dict[str, Array] = {}
     for kind, matches in stored.kinds.items():
         names = [name for name in METRICS if f"{kind}/{name}" in metrics]
         own = average_precision(stored.metric, matches) if names else {}
@@ -146,9 +165,7 @@ def _run_samples(run: FinishedRun, metrics: Sequence[str], number: int) -> RowSa
             recorded = run.record.metrics.get(f"{kind}/{name}")
             if recorded is None or not abs(recorded - own[name]) <= SAME_AP:
                 raise UserError(f"the match records of {seed} are of another {kind}/{name}")
-        found = resample(stored.metric, matches, counts) if names else {}
-        values |= {f"{kind}/{name}": found[name] for name in names}
-    return RowSamples(stored.images, values)
+    return stored
 
 
 def average_precision(metric: str, matches: Matches) -> dict[str, float]:

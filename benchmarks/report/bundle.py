@@ -6,8 +6,11 @@ table.html, README.txt              the page, and a description of the bundle
 <suite>/runs/<task>/<init>/<seed>/run.json    the records, in the folders of the suite
                        …/error_types.json, …     other files of a run that reports read (`EVIDENCE`)
 <suite>/suite.json                  empty; marks the folders next to it as those of a suite
+about.json                          of results that others may cite: who measured them, and where
+                                    the weights are
 """
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,11 +25,37 @@ from moco.common.files import PathLike
 from moco.common.limits import Implausible, open_zip, read_part
 from moco.common.run import RECORD_NAME, RunRecord, parse_record
 
-SUITE_NAME = "suite.json"
+SUITE_NAME, ABOUT_NAME = "suite.json", "about.json"
+NOT_PUBLIC = "not public"
+MAX_ABOUT = 200  # characters of a text about a bundle
 MAX_RECORDS_BYTES = 64 << 20  # total size of all records
 MATCHES_NAME = f"inference/{metrics.MATCHES_NAME}"
 # Files that reports read next to a run's record → maximum size in bytes.
 EVIDENCE = {MATCHES_NAME: metrics.MAX_MATCHES_BYTES, ERRORS_NAME: 1 << 20, ROBUSTNESS_NAME: 1 << 20}
+
+
+@dataclass(frozen=True)
+class About:
+    """Who measured the results of a bundle.
+
+    Attributes:
+        measured_by: Name of a person or group.
+        weights: Address of the weights, or `NOT_PUBLIC`.
+    """
+
+    measured_by: str
+    weights: str = NOT_PUBLIC
+
+    def __post_init__(self) -> None:
+        """Check the texts.
+
+        Raises:
+            ValueError: If one is empty, longer than `MAX_ABOUT` characters or not one line.
+        """
+        for name, text in vars(self).items():
+            if not (isinstance(text, str) and text.isprintable() and 0 < len(text) <= MAX_ABOUT):
+                expected = f"expected one line of at most {MAX_ABOUT} characters"
+                raise ValueError(f"{name}: got {shown(text)}, {expected}")
 
 
 @dataclass(frozen=True)
@@ -96,6 +125,25 @@ def read_bundle(path: PathLike) -> dict[PurePosixPath, tuple[RunRecord, str | No
         )
         for name, text in texts.items()
     }
+
+
+def read_about(path: PathLike) -> About:
+    """Read who measured the results of a bundle.
+
+    Raises:
+        DataError: If the bundle does not say so, or is damaged.
+    """
+    with _reading(path), open(path, "rb") as file, open_zip(file) as archive:
+        info = archive.NameToInfo.get(ABOUT_NAME)
+        if info is not None and info.file_size > 8 * MAX_ABOUT:
+            raise Implausible(f"{ABOUT_NAME}: more than {8 * MAX_ABOUT} bytes")
+        content = None if info is None else json.loads(read_part(archive, info))
+        about = None if content is None else About(**content)
+    if about is None:
+        raise DataError(
+            f"{path}: does not say who measured its results; make it again with --measured-by NAME"
+        )
+    return about
 
 
 @contextmanager

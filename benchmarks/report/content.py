@@ -43,6 +43,7 @@ from benchmarks.report.literature import LiteratureRow, rows_for
 from benchmarks.report.paper import OWN, PaperTable, load_paper, tables_for
 from benchmarks.report.progress import Progress
 from benchmarks.report.records import Results
+from benchmarks.report.shared import Shared, rows_beside
 from benchmarks.report.significance import significance
 from benchmarks.report.style import (
     FEW_MARK,
@@ -69,14 +70,18 @@ class Published:
     Attributes:
         differs: Differences from the protocol of the table, empty if there are none.
         rows: Rows in the order of the file.
+        shared: True for rows of the project's own results, whose data is the same, too.
     """
 
     differs: tuple[str, ...]
     rows: Sequence[LiteratureRow]
+    shared: bool = False
 
     @property
     def title(self) -> str:
         """Heading of the rows."""
+        if self.shared:
+            return "Measured by others with moco-transfer, same protocol and data"
         if not self.differs:
             return "Published elsewhere, same protocol"
         return f"Published elsewhere, not comparable: {', '.join(self.differs)}"
@@ -109,10 +114,16 @@ class Section:
         stem: Unique name of the table, see `stems`.
         tables: All tables of the report.
         near: Include published rows of similar protocols.
+        shared: Results whose rows of the same protocol and data are included.
     """
 
     def __init__(
-        self, table: Table, stem: str, tables: Sequence[Table], near: bool = False
+        self,
+        table: Table,
+        stem: str,
+        tables: Sequence[Table],
+        near: bool = False,
+        shared: Sequence[Shared] = (),
     ) -> None:
         self.table, self.stem = table, stem
         self.heading = heading(table, tables)
@@ -120,6 +131,8 @@ class Section:
         self.papers = tables_for(table.task, table.tested_on)
         groups = rows_for(table.runs[0].record.config, table.metrics, near)
         self.published = [Published(differs, rows) for differs, rows in groups.items()]
+        if beside := rows_beside(table, shared):
+            self.published.append(Published((), beside, shared=True))
         self.columns = [(metric, OWN) for metric in table.metrics]
         self.titles = list(titles(table.metrics))
         head = ["pre-train", "n", *self.titles]
@@ -270,19 +283,21 @@ class Report:
         results: Runs of the tables, and those without numbers.
         progress: Progress of a running suite, which only the HTML page shows.
         near: Include published rows of similar protocols.
+        shared: Results whose rows of the same protocol and data are included.
     """
 
     tables: Sequence[Table]
     results: Results
     progress: Progress | None = None
     near: bool = False
+    shared: Sequence[Shared] = ()
 
     @cached_property
     def sections(self) -> list[Section]:
         """Sections, one per table."""
         names = stems(self.tables)
         pairs = zip(self.tables, names, strict=True)
-        return [Section(table, name, self.tables, self.near) for table, name in pairs]
+        return [Section(table, name, self.tables, self.near, self.shared) for table, name in pairs]
 
     @cached_property
     def plots(self) -> "dict[str, Plot]":

@@ -182,18 +182,21 @@ def _read_run(folder: Path, configs: dict[frozenset[str], Mapping[str, Any]]) ->
     return FinishedRun(folder, record, suite_task(folder, Path.is_file), Evidence(folder))
 
 
-def _hashed(record: RunRecord) -> RunRecord:
-    """Recompute the protocol hash of a record, since its own may be over an older set of keys."""
+def protocol_of(record: RunRecord) -> str:
+    """Compute the protocol hash of a record from its configuration.
+
+    Its own may be over an older set of keys. Pre-training runs are not in tables and keep theirs.
+    """
     config = record.config
     if record.kind == "detection":
-        sha256 = keys.protocol_sha256(config)
-    elif record.kind in ("linear", "finetune"):
-        defaults = classification.default_cfg({})
-        sha256 = protocol_sha256(config, defaults, CLASSIFICATION)
-    elif record.kind == "knn":
-        sha256 = cfg_sha256(config)
-    else:  # pre-training runs are not in tables
-        return record
+        return keys.protocol_sha256(config)
+    if record.kind in ("linear", "finetune"):
+        return protocol_sha256(config, classification.default_cfg({}), CLASSIFICATION)
+    return cfg_sha256(config) if record.kind == "knn" else record.config_sha256
+
+
+def _hashed(record: RunRecord) -> RunRecord:
+    sha256 = protocol_of(record)
     return record if sha256 == record.config_sha256 else replace(record, config_sha256=sha256)
 
 

@@ -33,6 +33,7 @@ from moco.common.errors import printable
 if TYPE_CHECKING:
     from benchmarks.report.page import Figures
 
+TEMPLATES = Path(__file__).with_name("templates")
 RUNS_NAME = "table.runs.md"  # the runs behind table.md
 # Terminal control codes.
 GREEN, BOLD, UNDERLINE, PLAIN = map(Markup, ("\033[32m", "\033[1m", "\033[4m", "\033[0m"))
@@ -146,7 +147,7 @@ def _environment(kind: str) -> Environment:
         return Markup(_GRIDS[kind]([str(safe(name)) for name in head], texts))
 
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).with_name("templates")),
+        loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         finalize=safe,
         undefined=StrictUndefined,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from benchmarks.report import page
-from benchmarks.report.bundle import EVIDENCE, SUITE_NAME
+from benchmarks.report.bundle import ABOUT_NAME, EVIDENCE, SUITE_NAME, About
 from benchmarks.report.content import Report
 from benchmarks.report.keys import names_where
 from benchmarks.report.progress import PAGE_NAME
@@ -51,13 +51,14 @@ def share(results: Results) -> Results:
     )
 
 
-def write_bundle(path: PathLike, own: Report, shared: Report) -> None:
+def write_bundle(path: PathLike, own: Report, shared: Report, about: About | None = None) -> None:
     """Write the page, the records of finished runs and their evidence atomically.
 
     Args:
         path: Path of the zip file.
         own: Report of the original runs, whose files are read for the figures.
         shared: Report of the same tables from `share(own.results)`.
+        about: Who measured the results, for those that others may cite.
     """
     figures = {}
     for mine, section in zip(own.sections, shared.sections, strict=True):
@@ -65,6 +66,8 @@ def write_bundle(path: PathLike, own: Report, shared: Report) -> None:
         figures[section.stem] = replace(found, missing=_without_folders(found.missing))
     text = page_text(shared, figures, page.overviews(own))
     files = {"README.txt": README, PAGE_NAME: text}
+    if about is not None:
+        files[ABOUT_NAME] = f"{json.dumps(asdict(about))}\n"
     evidence: dict[str, tuple[FinishedRun, str]] = {}
     for run in (*shared.results.transfer, *shared.results.pretraining):
         evidence |= {f"{run.folder / name}": (run, name) for name in EVIDENCE}

@@ -80,6 +80,7 @@ def significance(table: Table) -> list[Significance]:
         found.append((row, metric, min(a.n, b.n), why, pooled_std([a, b]), abs(gap.value)))
     welch_holm, same_holm = holm(welch), holm(same)
     paired_holm = holm({i: p for i, (*_, p) in pairs.items()})
+    rejected = {i for i, p in welch_holm.items() if p < 1 - CONFIDENCE}
     levels = {i: holm_level(welch, i) for i in welch}
     return [
         Significance(
@@ -90,9 +91,7 @@ def significance(table: Table) -> list[Significance]:
             paired=(*pairs[i], paired_holm[i]) if i in pairs else None,
             unpaired=why or ("" if i in pairs else "the differences do not vary"),
             smallest=smallest_gap(n, levels[i]) * std if n > 2 else None,
-            runs=runs_needed(gap / std, levels[i])
-            if n > 2 and welch_holm[i] >= 1 - CONFIDENCE
-            else None,
+            runs=runs_needed(gap / std, levels[i]) if n > 2 and i not in rejected else None,
             same=(same[i], same_holm[i]) if i in same else None,
         )
         for i, (row, metric, n, why, std, gap) in enumerate(found)

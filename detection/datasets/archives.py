@@ -26,6 +26,7 @@ class Archive:
     size: int = 0
     about: int = 0
     hash: str = ""
+    contents: str = ""
     source: str = ""
     prepare: str = ""
 
@@ -44,6 +45,7 @@ class Dataset:
     splits: tuple[str, ...]
     archives: tuple[Archive, ...]
     terms: str
+    custom: str = ""
     account: str = ""
     license: str = ""
 

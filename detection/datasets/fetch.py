@@ -6,6 +6,7 @@ name, however the process ends, and the next call continues with what is missing
 """
 
 import filecmp
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -83,10 +84,17 @@ class Fetch:
             return True
         if missing:
             self._get_all(missing)
-        if unchecked := [archive.name for archive in missing if not archive.hash]:
+        if unchecked := [a.name for a in missing if not (a.hash or a.contents)]:
             print(f"not verified, because no hash is published: {', '.join(unchecked)}")
         right = True
-        for kind in dict.fromkeys(dataset.doctor for dataset in wanted):
+        for dataset in filter(lambda d: d.custom, wanted):
+            custom = formats()[dataset.doctor].custom
+            assert custom is not None
+            folder = str(self.root / dataset.custom)
+            findings, following = doctor.examine_custom(custom, folder, "")
+            print(f"\n{doctor.report(findings, following)}", flush=True)
+            right = right and doctor.all_right(findings)
+        for kind in dict.fromkeys(dataset.doctor for dataset in wanted if not dataset.custom):
             format_, root = formats()[kind], str(self.root)
             splits = {split for dataset in wanted for split in dataset.splits}
             findings = doctor.examine(format_, root, splits=splits)
@@ -187,6 +195,11 @@ def _place(archive: Archive, file: Path, target: Path) -> None:
             copy = content / archive.complete[0]
             copy.parent.mkdir(parents=True)
             shutil.copyfile(file, copy)
+        if archive.contents and (found := contents_sha256(content)) != archive.contents:
+            raise DataError(
+                f"{file}: not the published files: got contents {found}, expected "
+                f"{archive.contents}; remove it and run again"
+            )
         if archive.prepare == "train_aug":
             make_train_aug(content, target, scratch / "made")
             content = scratch / "made"
@@ -197,6 +210,16 @@ def _place(archive: Archive, file: Path, target: Path) -> None:
             source.rename(place)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def contents_sha256(folder: Path) -> str:
+    """Return `sha256:…` of the lines `<name> <sha256>` of the files below a folder."""
+    total = hashlib.sha256()
+    files = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file()}
+    for name, path in sorted(files.items()):
+        with open(path, "rb") as file:
+            total.update(f"{name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return f"sha256:{total.hexdigest()}"
 
 
 def _moves(source: Path, target: Path) -> Iterator[tuple[Path, Path]]:

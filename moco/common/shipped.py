@@ -1,6 +1,7 @@
-"""Lookup of the configuration files shipped with the project, by name.
+"""Lookup of the configuration files shipped with the project, by name, and of its results.
 
-They are in `configs/` of a checkout and in `moco/configs/` of an installed package.
+They are in `configs/` and `results/` of a checkout, and in these folders of `moco/` in an installed
+package.
 """
 
 import difflib
@@ -12,7 +13,8 @@ from moco.common.files import PathLike
 # Folder that contains the packages: the checkout, or site-packages.
 ROOT = Path(__file__).resolve().parents[2]
 CHECKOUT = (ROOT / "setup.py").is_file() and (ROOT / "configs").is_dir()
-CONFIGS = ROOT / "configs" if CHECKOUT else ROOT / "moco" / "configs"
+_DATA = ROOT if CHECKOUT else ROOT / "moco"
+CONFIGS, RESULTS = _DATA / "configs", _DATA / "results"
 _ENDINGS = (".yaml", ".yml")
 
 

@@ -49,6 +49,8 @@ def tiny_archives(name: str, folder: Path) -> dict[str, bytes]:
         write_coco(folder, splits, densepose=True, crowd=False)
     elif name.startswith("lvis"):
         write_lvis(folder, {"train": 3, "val": 2}, version=name.removeprefix("lvis_"))
+    elif name == "bccd":
+        write_voc(folder / "bccd", {"trainval": 3, "test": 2})
     elif name == "ade20k":
         write_ade(folder, {"train": 3, "val": 2})
     else:
@@ -90,8 +92,18 @@ def write_facts(contents: dict[str, bytes], file: Path) -> None:
         if archive["hash"]:
             algorithm = archive["hash"].partition(":")[0]
             archive["hash"] = f"{algorithm}:{hashlib.new(algorithm, content).hexdigest()}"
+        if archive.get("contents"):
+            archive["contents"] = f"sha256:{_contents(archive, content)}"
         archive.pop("about", None)
     file.write_text(yaml.safe_dump(facts), encoding="utf-8")
+
+
+def _contents(archive: dict, content: bytes) -> str:
+    with zipfile.ZipFile(io.BytesIO(content)) as file:
+        taken = {n: file.read(n) for n in file.namelist() if n.startswith((*archive["takes"],))}
+    names = {n.split("/", archive["strip"])[-1]: hashlib.sha256(c) for n, c in taken.items()}
+    lines = [f"{name} {digest.hexdigest()}\n" for name, digest in sorted(names.items())]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def _files(archive: archives.Archive, folder: Path) -> dict[str, bytes]:

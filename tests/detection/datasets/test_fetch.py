@@ -1,10 +1,12 @@
 """`datasets fetch` from a real server: archives with the layout of the official ones."""
 
+import io
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -88,7 +90,7 @@ def test_fetched_and_then_not_again(name, offer, root, capsys):
     assert {s for s in absent if "sem_seg" not in s} <= {"voc_2007_train", "voc_2007_val"}
     assert not (root / "archives" / next(iter(contents))).exists()
     assert not any(".tmp-" in file or "archives/" in file for file in files(root))
-    unhashed = [a.name for a in datasets()[name].archives if not a.hash]
+    unhashed = [a.name for a in datasets()[name].archives if not (a.hash or a.contents)]
     assert ("no hash is published" in shown) == bool(unhashed)
 
     before = files(root)
@@ -326,3 +328,14 @@ def test_every_task_can_be_fetched(monkeypatch):
         splits = "voc_2012_trainval", "mine", "voc_2007_test", "voc_2012_val"
         shown = fetch_command(*splits, root="a b")
         assert shown == f"{program} fetch voc2012 voc2007 --root 'a b'"
+
+
+def test_other_contents_of_an_archive_that_is_packed_anew(offer, root):
+    [(name, content)] = offer.dataset("bccd").items()
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        parts = {each: archive.read(each) for each in archive.namelist()}
+    last = max(each for each in parts if each.endswith(".xml"))
+    offer.served.files[f"/{name}"] = packed(name, parts | {last: parts[last] + b" "})
+    with pytest.raises(DataError, match="not the published files: got contents sha256:"):
+        run(root, offer.served, "bccd")
+    assert not [file for file in files(root) if file.startswith("bccd")]

@@ -1,0 +1,108 @@
+"""Results that others can check: every bundle of results/, and what a wrong one is refused for."""
+
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks.make_table import main
+from benchmarks.report.bundle import ABOUT_NAME, MATCHES_NAME
+from benchmarks.report.shared import read_all, read_shared, verify
+from moco.common.errors import DataError, UserError
+from moco.common.run import RECORD_NAME
+from moco.common.shipped import RESULTS
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.zip")), ids=lambda path: path.stem)
+def test_a_shipped_result_computed_again(path):
+    assert "computed again and equal" in verify(path)
+    rows = [row for table in read_shared(path).tables for row in table.rows]
+    assert all(row.n >= 3 for row in rows)
+
+
+def test_all_shipped_results_are_read():
+    assert [each.name for each in read_all()] == sorted(path.stem for path in RESULTS.glob("*.zip"))
+
+
+@pytest.fixture(scope="module")
+def quickstart() -> Path:
+    return RESULTS / "quickstart.zip"
+
+
+def changed(source: Path, target: Path, ending: str, change: Callable[[bytes], bytes]) -> Path:
+    """Copy a bundle with the last file of this ending changed."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+        last = [name for name in old.namelist() if name.endswith(ending)][-1]
+        for name in old.namelist():
+            content = old.read(name)
+            new.writestr(name, change(content) if name == last else content)
+    return target
+
+
+def in_json(change: Callable[[dict], None]) -> Callable[[bytes], bytes]:
+    def of(content: bytes) -> bytes:
+        tree = json.loads(content)
+        change(tree)
+        return json.dumps(tree).encode()
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda r: r["metrics"].update({"bbox/AP": 99.0}), "are of another bbox/AP"),
+        (lambda r: r["config"].update({"SOLVER.BASE_LR": 9.0}), "different protocols"),
+        (lambda r: r.update({"config_sha256": "0" * 64}), "protocol hash: got 0000000000000000"),
+        (lambda r: r["provenance"]["data"][0].__setitem__(1, "0" * 64), "not the data"),
+    ],
+)
+def test_a_record_that_was_changed_is_refused(quickstart, tmp_path, change, error):
+    path = changed(quickstart, tmp_path / "a.zip", RECORD_NAME, in_json(change))
+    with pytest.raises(UserError, match=error):
+        verify(path)
+
+
+def test_other_match_records_are_refused(quickstart, tmp_path):
+    with zipfile.ZipFile(quickstart) as archive:
+        other = archive.read(next(n for n in archive.namelist() if n.endswith(MATCHES_NAME)))
+    path = changed(quickstart, tmp_path / "a.zip", MATCHES_NAME, lambda content: other)
+    with pytest.raises(UserError, match="are of another bbox/AP"):
+        verify(path)
+
+
+def test_a_bundle_names_who_measured_it(quickstart, tmp_path):
+    def drop(about: dict) -> None:
+        about["measured_by"] = ""
+
+    path = changed(quickstart, tmp_path / "a.zip", ABOUT_NAME, in_json(drop))
+    with pytest.raises(DataError, match="measured_by: got ''"):
+        read_shared(path)
+    main([str(quickstart), "--bundle", str(tmp_path / "b.zip")])
+    with pytest.raises(DataError, match="does not say who measured its results"):
+        verify(tmp_path / "b.zip")
+    main([str(quickstart), "--bundle", str(tmp_path / "c.zip"), "--measured-by", "Some Body"])
+    assert read_shared(tmp_path / "c.zip").about.measured_by == "Some Body"
+
+
+def test_results_beside_ones_own(quickstart, tmp_path, capsys):
+    main([str(quickstart), "--reference"])
+    shown = capsys.readouterr().out
+    ours, _, beside = shown.partition("Measured by others with moco-transfer")
+    assert beside.count("results/quickstart.zip, measured by") == 2
+    assert ours.count("| ") == 0 and "random" in ours
+    config = in_json(lambda r: r["provenance"]["data"][1].__setitem__(1, "0" * 64))
+    one = tmp_path / "seed" / RECORD_NAME
+    one.parent.mkdir()
+    with zipfile.ZipFile(quickstart) as archive:
+        last = [name for name in archive.namelist() if name.endswith(RECORD_NAME)][-1]
+        one.write_bytes(config(archive.read(last)))
+    main([str(one.parent), "--reference"])
+    assert "Measured by others" not in capsys.readouterr().out
+
+
+def test_verification_is_a_command(quickstart, capsys):
+    main([str(quickstart), "--verify"])
+    assert "the protocol hashes of 10 runs, AP of 10" in capsys.readouterr().out
