@@ -40,12 +40,12 @@ class Draw:
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Random scale, flip, square crop and photometric distortion.
+    """Random scale, flip, crop and photometric distortion.
 
     Attributes:
         scale_range: Range of the ratio of the new size to the old, sampled uniformly.
         flip: Flip horizontally with probability 1/2.
-        crop_px: Side of the crop; 0 keeps the whole image.
+        crop_px: Size of the crop; (0, 0) keeps the whole image.
         pad_value: Value per channel, 0..255, of a crop's pixels beyond the image.
         ignore_value: Label of these pixels.
         short_edge_px: If > 0, the shorter side before scaling; the image's own otherwise.
@@ -57,7 +57,7 @@ class Augmentation:
 
     scale_range: tuple[float, float]
     flip: bool
-    crop_px: int
+    crop_px: tuple[int, int]
     pad_value: tuple[float, float, float]
     ignore_value: int
     short_edge_px: int = 0
@@ -70,10 +70,11 @@ class Augmentation:
     def from_config(cls, cfg: CfgNode) -> Self:
         """Build the augmentation from INPUT.SEM_SEG_* and INPUT.RANDOM_FLIP."""
         keys = cfg.INPUT
+        crop = keys.SEM_SEG_CROP_SIZE
         return cls(
             scale_range=tuple(keys.SEM_SEG_SCALE_RANGE),
             flip=keys.RANDOM_FLIP == "horizontal",
-            crop_px=keys.SEM_SEG_CROP_SIZE,
+            crop_px=(crop, crop) if isinstance(crop, int) else tuple(crop),
             pad_value=tuple(cfg.MODEL.PIXEL_MEAN),  # 0 after normalization
             ignore_value=cfg.MODEL.SEM_SEG_HEAD.IGNORE_VALUE,
             short_edge_px=keys.SEM_SEG_SIZE,
@@ -105,17 +106,17 @@ class Augmentation:
         labels = np.asarray(Image.fromarray(labels).resize((width, height), _NEAREST))
         if draw.flip:
             image, labels = image[:, ::-1], labels[:, ::-1]
-        crop = self.crop_px
-        if crop:
+        is_cropped = any(self.crop_px)
+        if is_cropped:
             window = self._window(labels, draw)
             image, labels = image[window], labels[window]
         if draw.color:
             image = draw.color.apply(image, self.channel_order)
-        if not crop:
+        if not is_cropped:
             return np.ascontiguousarray(image), np.ascontiguousarray(labels)
-        padded = np.empty((crop, crop, 3), np.uint8)
+        padded = np.empty((*self.crop_px, 3), np.uint8)
         padded[:] = np.round(self.pad_value)
-        padded_labels = np.full((crop, crop), self.ignore_value, np.uint8)
+        padded_labels = np.full(self.crop_px, self.ignore_value, np.uint8)
         padded[: image.shape[0], : image.shape[1]] = image
         padded_labels[: labels.shape[0], : labels.shape[1]] = labels
         return padded, padded_labels
@@ -130,13 +131,13 @@ class Augmentation:
 
     def _window(self, labels: NDArray[np.uint8], draw: Draw) -> tuple[slice, slice]:
         """Return the first crop that no class fills, or else the last one."""
-        corners = [draw.corner, *draw.others]
+        corners, (height, width) = [draw.corner, *draw.others], self.crop_px
         for corner in corners:
             top, left = (
-                int(part * (max(side - self.crop_px, 0) + 1))
-                for part, side in zip(corner, labels.shape, strict=True)
+                int(part * (max(side - crop, 0) + 1))
+                for part, side, crop in zip(corner, labels.shape, self.crop_px, strict=True)
             )
-            window = slice(top, top + self.crop_px), slice(left, left + self.crop_px)
+            window = slice(top, top + height), slice(left, left + width)
             if corner is corners[-1] or not self._filled(labels[window]):
                 break
         return window

@@ -57,6 +57,7 @@ NEW_LAYERS = {
     "lvis/mask_rcnn_R_50_FPN_1x_frozen_bn": NEW_FPN_MASK,
     "cityscapes/mask_rcnn_R_50_FPN_24k": NEW_FPN_MASK,
     "cityscapes/fcn16s_R_50_90k": NEW_FCN,
+    "cityscapes/upernet_R_50_80k": tuple(f"sem_seg_head.{part}" for part in NEW_UPERNET),
 }  # fmt: skip
 # Kinds of metric by what the file's name says.
 METRICS = {
@@ -97,6 +98,7 @@ PARAMETERS = {
     "lvis/mask_rcnn_R_50_FPN_1x_v1_4conv1fc": 51.8,
     "cityscapes/mask_rcnn": 44.0,
     "cityscapes/fcn16s": 28.8,
+    "cityscapes/upernet": 66.4,
 }
 
 

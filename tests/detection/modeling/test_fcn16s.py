@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from detection.config.task import default_task
 from detection.data.sem_seg import Augmentation, Draw
 from detection.modeling.fcn16s import FCN16sHead, pixel_loss, upsample
 
@@ -64,8 +65,9 @@ def test_the_loss_is_the_mean_over_labeled_pixels():
     assert pixel_loss(scores, torch.full_like(labels, 255), 255) == 0
 
 
-def augmentation(crop: int, scales: tuple[float, float] = (0.5, 2.0)) -> Augmentation:
-    return Augmentation(scales, flip=True, crop_px=crop, pad_value=(1.2, 2.6, 3), ignore_value=255)
+def augmentation(height: int, width: int) -> Augmentation:
+    crop_px = height, width
+    return Augmentation((0.5, 2.0), True, crop_px, pad_value=(1.2, 2.6, 3), ignore_value=255)
 
 
 def image(height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
@@ -76,42 +78,67 @@ def image(height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
     return pixels, labels
 
 
-def test_pixels_and_labels_stay_together():
+@pytest.mark.parametrize("crop", [(32, 32), (20, 48)])
+def test_pixels_and_labels_stay_together(crop):
     pixels, labels = image(40, 60)
     for draw in (
         Draw(1.0, False, (0, 0)),
         Draw(1.0, True, (0.9, 0.4)),
         Draw(2.0, True, (0.5, 0.5)),
     ):
-        cropped, cropped_labels = augmentation(32).apply(pixels, labels, draw)
-        assert cropped.shape == (32, 32, 3) and cropped_labels.shape == (32, 32)
+        cropped, cropped_labels = augmentation(*crop).apply(pixels, labels, draw)
+        assert cropped.shape == (*crop, 3) and cropped_labels.shape == crop
         inner = np.abs(np.diff(cropped_labels.astype(int), axis=1)) == 0
         inner = np.pad(inner, ((0, 0), (1, 0))) & np.pad(inner, ((0, 0), (0, 1)))
         difference = np.abs(cropped[..., 0].astype(int) - 10 * cropped_labels.astype(int))
         assert difference[inner].max() <= 60  # the interpolated edge only
         assert (difference[inner] == 0).mean() > 0.9
-    flipped, _ = augmentation(0).apply(pixels, labels, Draw(1.0, True, (0, 0)))
+    flipped, _ = augmentation(0, 0).apply(pixels, labels, Draw(1.0, True, (0, 0)))
     assert np.array_equal(flipped, pixels[:, ::-1])
 
 
 def test_samples_cover_the_papers_range():
     rng = np.random.RandomState(0)
-    draws = [augmentation(32).draw(rng) for _ in range(2000)]
+    draws = [augmentation(32, 32).draw(rng) for _ in range(2000)]
     scales = np.array([draw.scale for draw in draws])
     assert 0.5 <= scales.min() < 0.51 and 1.99 < scales.max() <= 2.0
     assert abs(scales.mean() - 1.25) < 0.03
     assert abs(np.mean([draw.flip for draw in draws]) - 0.5) < 0.05
     # Every place of the crop can be sampled, the last one too.
     places = {
-        int(augmentation(2).apply(*ramp(5), Draw(1.0, False, (0, draw.corner[1])))[1][0, 0])
+        int(augmentation(2, 2).apply(*ramp(5), Draw(1.0, False, (0, draw.corner[1])))[1][0, 0])
         for draw in draws[:200]
     }
     assert places == {0, 1, 2, 3}
 
 
+@pytest.mark.parametrize(("value", "size"), [(0, (0, 0)), (64, (64, 64)), ([64, 128], (64, 128))])
+def test_the_key_of_the_crop(value, size):
+    cfg = default_task()
+    cfg.INPUT.SEM_SEG_CROP_SIZE = value
+    assert Augmentation.from_config(cfg).crop_px == size
+
+
+def test_every_place_of_a_rectangle_can_be_sampled():
+    """A crop of 2 x 3 pixels from 4 x 5 has 3 x 3 places; one of 4 x 8 is padded at the right."""
+    labels = np.arange(20, dtype=np.uint8).reshape(4, 5)
+    pixels = np.repeat(labels[..., None], 3, axis=-1)
+    corners = [(y / 10, x / 10) for y in range(10) for x in range(10)]
+    crops = [
+        augmentation(2, 3).apply(pixels, labels, Draw(1.0, False, corner))[1] for corner in corners
+    ]
+    assert {int(crop[0, 0]) for crop in crops} == {0, 1, 2, 5, 6, 7, 10, 11, 12}
+    assert all(np.array_equal(crop, crop[0, 0] + [[0, 1, 2], [5, 6, 7]]) for crop in crops)
+    padded, padded_labels = augmentation(4, 8).apply(pixels, labels, Draw(1.0, False, (0.9, 0.9)))
+    assert np.array_equal(padded_labels[:, :5], labels) and (padded_labels[:, 5:] == 255).all()
+    assert (padded[:, 5:] == [1, 3, 3]).all()
+
+
 def test_the_size_is_relative_to_the_shorter_side():
     """Mmsegmentation's RandomResize of (2048, 512): both limits are scaled."""
-    fixed = Augmentation((0.5, 2.0), False, 0, (0, 0, 0), 255, short_edge_px=20, max_size_px=30)
+    fixed = Augmentation(
+        (0.5, 2.0), False, (0, 0), (0, 0, 0), 255, short_edge_px=20, max_size_px=30
+    )
     for (height, width), scale, expected in (
         ((40, 50), 1.0, (20, 25)),
         ((40, 50), 2.0, (40, 50)),
@@ -124,7 +151,7 @@ def test_the_size_is_relative_to_the_shorter_side():
 
 def test_a_crop_that_one_class_fills_is_sampled_again():
     """The first crop has one class, the second 7 of 8 pixels of it, the third half of each."""
-    fixed = Augmentation((1.0, 1.0), False, 8, (0, 0, 0), 255, max_class_share=0.75)
+    fixed = Augmentation((1.0, 1.0), False, (8, 8), (0, 0, 0), 255, max_class_share=0.75)
     labels = np.zeros((8, 32), np.uint8)
     labels[:, 16:] = 1
     labels[0, :] = 255  # does not count
