@@ -19,6 +19,7 @@ from moco.common.cfgnode import read_yaml
 from moco.common.files import load_torch
 from tests.conftest import ROOT
 from tests.oracles.checkpoints import own
+from tests.oracles.layouts_vit import timm_vit
 from tests.oracles.resnets import make_resnet
 from tests.oracles.small_tasks import SHORT, SMALL, SMALL_VOC
 from tests.oracles.tiny_coco import write_coco
@@ -115,17 +116,40 @@ def test_your_checkpoint_on_voc(tmp_path, shell):
         "tutorials/checkpoint_on_voc",
         {
             r"path/to/datasets": "datasets",
-            r" --num-gpus 8": "",
             r"datasets fetch .*": r"\g<0> --dry-run",
+            r"WORLD_SIZE 8": "WORLD_SIZE 2",  # a divisor of the small batch
             r"MODEL\.WEIGHTS mine\.pth": rf"\g<0> {small}",
             r"MODEL\.WEIGHTS random": rf"\g<0> {small} {random_like(NARROW_50)}",
         },
     )
     shown = shell(text)
     assert "holds         'arch': 'resnet50'" in shown
-    assert "SOLVER.MAX_ITER: got 2, the paper has 24000" in shown
+    assert "SOLVER.MAX_ITER: got 4, the paper has 24000" in shown
+    assert shown.count("not equivalent after scaling: BN sees 1 images at once instead of 2") == 3
     assert set(records(tmp_path / "runs")) == {"mine_0", "random_0"}
     assert rows(tmp_path / "tables" / "table.md") == ["random", "mine"]
+
+
+def test_a_vit_on_one_gpu(tmp_path, shell):
+    published_voc(tmp_path / "datasets")
+    vit = timm_vit(0, 48, 4, depth=4, patch_size=16, img_size=32)
+    torch.save({"model": vit.state_dict()}, tmp_path / "mae_pretrain_vit_base.pth")
+    pixels = ("INPUT.MAX_SIZE_TRAIN", "INPUT.MAX_SIZE_TEST", "MODEL.BACKBONE.SQUARE_PAD")
+    small = words(SMALL_VOC | dict.fromkeys(pixels, 96))
+    text = script(
+        "tutorials/vit_on_one_gpu",
+        {
+            r"path/to/datasets": "datasets",
+            r"datasets fetch .*": r"\g<0> --dry-run",
+            r"--num-heads 12": "--num-heads 4",
+            r"--dry-run +--init": "--dry-run --seconds-per-iteration 0.1 --init",
+            r"--init random": rf"\g<0> --trials 1 --executor cpu --opts {small}",
+        },
+    )
+    shown = shell(text)
+    assert "budget: 300 iterations of 4 images" in shown
+    assert rows(tmp_path / "output" / "VOC2007" / "tables" / "table.md") == ["random", "mae"]
+    assert (tmp_path / "mae.zip").is_file()
 
 
 @pytest.mark.detectron2
