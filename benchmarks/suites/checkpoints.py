@@ -19,7 +19,7 @@ _SIGNS = re.compile(r"[*?\[]")
 # `checkpoint_0099`, `ckpt-99`, `epoch=99` or `99ep`, but not `step=99`.
 _NAME = re.compile(
     r"(?<![a-z])(?:epochs?|ep|checkpoint|ckpt)[-_=]?(\d{1,6})(?!\d)"
-    r"|(?<!\d)(\d{1,6})[-_]?ep(?:ochs?)?(?![a-z])",
+    r"|(?<!\d)(\d{1,6})ep(?:ochs?)?(?![a-z\d=])",
     re.IGNORECASE,
 )
 _Version = tuple[Path, int, int]
