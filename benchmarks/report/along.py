@@ -120,7 +120,7 @@ class Along:
             for name in series.cheap
         ]
         if correlations:
-            head = ["pre-training", "measure", "checkpoints", "Spearman's ρ", "permutation test"]
+            head = ["pre-training", "measure", "checkpoints", "Spearman's correlation", "p-value"]
             title = f"Does a cheap measure order the checkpoints as {self.what} does"
             found.append(Grid(title, head, correlations))
         return found
@@ -131,9 +131,10 @@ class Along:
         found = ["epochs are those that each checkpoint records; ± is over the trials of a row"]
         if self.measures:
             found.append(
-                f"ρ is over means; fewer than {FEWEST} checkpoints have no p-value, since it could "
-                "not be below .05; two measures that both grow with training agree in order "
-                "whatever they measure, so p is no evidence that one can replace the other"
+                "Spearman's rank correlation is over means, its p-value by permutations; fewer than "
+                f"{FEWEST} checkpoints have none, since it could not be below .05; two measures "
+                "that both grow with training agree in order whatever they measure, so this is no "
+                "evidence that one can replace the other"
             )
         return found
 
