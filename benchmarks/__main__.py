@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "doctor": ("detection.datasets.__main__", ("doctor",), "check a dataset before training"),
     "evaluate": ("benchmarks.evaluate", (), "compare backbones on your own dataset"),
     "suite": ("benchmarks.run_suite", (), "run every task from every init, over several seeds"),
+    "watch": ("benchmarks.watch", (), "evaluate the checkpoints of a pre-training as they appear"),
     "table": ("benchmarks.make_table", (), "make the table of finished runs"),
     "plot": ("benchmarks.plot_curves", (), "plot the curves of pre-training runs"),
     "errors": ("benchmarks.error_types", (), "find which errors finished runs make"),

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.report.aggregate import Cell, Row, Table, stems, untuned
+from benchmarks.report.along import Along, along_figure, along_pretraining
 from benchmarks.report.analysis import analysis_grids, unread
 from benchmarks.report.captions import (
     EPOCHS,
@@ -301,7 +302,7 @@ class Report:
 
     @cached_property
     def plots(self) -> "dict[str, Plot]":
-        """Figures by file name: `loss-<stem>` and `ap-<stem>`, `differences-<task>` of datasets."""
+        """Figures by file name: `{loss,ap,along}-<stem>`, and `differences-<task>` of datasets."""
         from benchmarks.report import plots
 
         found = {}
@@ -313,7 +314,7 @@ class Report:
         for each in self.collections:
             if (figure := plots.differences_figure(each)) is not None:
                 found[each.figure] = plots.Plot(figure)
-        return found
+        return found | {each.figure: plots.Plot(along_figure(each)) for each in self.along}
 
     @cached_property
     def listed(self) -> set[Path] | None:
@@ -333,6 +334,17 @@ class Report:
     def collections(self) -> list[Collection]:
         """Summaries over datasets of suites that have one task on many of them."""
         return collections(self.tables, self.results)
+
+    @cached_property
+    def along(self) -> list[Along]:
+        """Transfer along pre-training, of tables with several checkpoints of one."""
+        parts = (along_pretraining(s.table, s.stem, s.heading, self.tables) for s in self.sections)
+        return [each for each in parts if each is not None]
+
+    @property
+    def parts(self) -> list[Collection | Along]:
+        """Parts above the tables: each has a heading, grids and notes."""
+        return [*self.collections, *self.along]
 
     @property
     def citation(self) -> str:

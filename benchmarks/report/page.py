@@ -76,10 +76,11 @@ def figures(report: Report, section: Section) -> Figures:
 
 
 def overviews(report: Report) -> dict[str, str]:
-    """Plot several tables in one figure.
+    """Plot what is of no single table, or of rows in their order.
 
-    These are the differences between rows on each dataset of a collection, and AP against the
-    length of the fine-tuning for tasks that differ in their schedule only.
+    These are the differences between rows on each dataset of a collection, AP against the epochs of
+    a pre-training, and AP against the length of the fine-tuning for tasks that differ in their
+    schedule only.
 
     Returns:
         Title → data URL of the image.
@@ -92,6 +93,7 @@ def overviews(report: Report) -> dict[str, str]:
         for each in report.collections
         if each.figure in report.plots
     }
+    found |= {each.heading: _svg(report.plots[each.figure]) for each in report.along}
     for (task, data, engine), members in families.items():
         if (figure := plots.schedule_figure(members)) is not None:
             title = f"{task}, {', '.join((*data, engine))}: by length of the fine-tuning"

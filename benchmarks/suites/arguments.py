@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rows = (
         "add a row to the tables: weights under a name, or random; may be repeated. Weights are "
         "a file, a name or an address (see moco-transfer weights --help); NAME=A,B,C gives "
-        "several pre-trainings of one row"
+        "several pre-trainings of one row, 'NAME=ckpt_*.pth' a row for each checkpoint"
     )
     add("--init", **several, metavar="[NAME=]WEIGHTS", help=rows)
     add(

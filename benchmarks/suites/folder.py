@@ -2,6 +2,7 @@
 
 suite.json               requested content; every later call on this folder has to agree with it
 inits/<name>.pth         copies of the weights, so that a run is named after its init
+inits/<name>.knn.json    kNN accuracy during the pre-training whose checkpoints are inits
 runs/<task>/<init>/seed<k>-<id>/    see benchmarks/suites/runs.py
 tables/                  written at the end
 """
@@ -17,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report.along import KNN_METRIC, epoch_of, knn_file
 from benchmarks.suites import locks
 from benchmarks.suites.locks import Lock
 from benchmarks.suites.runs import Run, holder_info, read_json
@@ -43,6 +45,7 @@ from moco.common.files import (
     sha256_file,
 )
 from moco.common.pretrained import ENDINGS, ORIGIN, SIDECARS, LocalWeights, like, sidecar
+from moco.common.run import metrics_lines
 from moco.common.sharded import files_of
 
 SUITE_NAME, LOCK_NAME = "suite.json", ".suite.lock"
@@ -223,7 +226,18 @@ class SuiteFolder:
                 if (metadata := sidecar(source, each)).is_file():
                     atomic_write_text(f"{copy}.{each}", metadata.read_text(encoding="utf-8"))
             weights[name] = str(copy)
+        self._copy_knn(inits)
         return weights
+
+    def _copy_knn(self, inits: Mapping[str, Init]) -> None:
+        """Copy the kNN accuracies next to checkpoints, which their pre-training has logged."""
+        found = {name: epoch_of(name) for name, init in inits.items() if init.sha256}
+        folders = {at[0]: Path(inits[name].weights).parent for name, at in found.items() if at}
+        for pretraining, folder in folders.items():
+            lines = [line for line in metrics_lines(folder) or () if KNN_METRIC in line]
+            if lines:
+                text = "".join(f"{json.dumps(line)}\n" for line in lines)
+                atomic_write_text(knn_file(self.runs, pretraining), text)
 
 
 def identify(weights: Mapping[str, LocalWeights | None]) -> dict[str, Init]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report.keys import names_where
+from benchmarks.suites.checkpoints import by_epoch, is_pattern, matching, series
 from benchmarks.suites.suite import (
     DETECTION,
     DETECTION_ENGINES,
@@ -178,16 +179,22 @@ def parse_inits(arguments: Sequence[str], where: str = "--init") -> dict[str, st
     """Parse `NAME=WEIGHTS`, `WEIGHTS` (which is named after its file) or `random`.
 
     `NAME=WEIGHTS,WEIGHTS,...` are several pre-trainings of one row: `NAME@1`, `NAME@2` and so on.
+    `NAME=PATTERN` is a row for each checkpoint that it matches: `NAME-epoch0100` and so on.
 
     Raises:
         UserError: If a name is empty or invalid, a name or a file is given twice, or `random` is
             given another name.
+        DataError: If a pattern matches no file, or files whose epochs are unknown or the same.
     """
     inits: dict[str, str] = {}
     for argument in arguments:
         name, equals, weights = argument.partition("=")
         if not equals or "://" in name:  # an address may contain `=`
             name, equals, weights = init_name(argument), "", argument
+        if not equals and is_pattern(weights):
+            raise UserError(
+                f"{where} {argument}: a pattern needs a name; expected 'NAME={argument}'"
+            )
         check(where, name, _NAMED)
         if not weights:
             raise UserError(
@@ -200,14 +207,17 @@ def parse_inits(arguments: Sequence[str], where: str = "--init") -> dict[str, st
                 "other name"
             )
         numbered = [f"{name}{SEVERAL}{i}" for i in range(1, len(files) + 1)]
-        if {name, numbered[0]} & inits.keys():
+        along = {}
+        if is_pattern(weights):
+            along = series(name, by_epoch(matching(weights), f"{where} {argument}"))
+        if {name, numbered[0], *along} & inits.keys():
             raise UserError(f"{where} {argument}: {name} is given twice; one name, one row")
         if len(set(files)) < len(files) or not all(files) or len(files) > MAX_TRIALS:
             raise UserError(
                 f"{where} {argument}: expected 1 to {MAX_TRIALS} files, each of another "
                 "pre-training"
             )
-        inits |= zip(numbered if len(files) > 1 else [name], files, strict=True)
+        inits |= along or zip(numbered if len(files) > 1 else [name], files, strict=True)
     return inits
 
 

@@ -15,6 +15,7 @@ from moco.common.cfgnode import split_assignments
 NAME = "moco-transfer"  # the console command
 RANDOM = "random"  # weights argument: random initialization
 SEVERAL = "@"  # `moco@2`: the second pre-training of the method `moco`
+EPOCH = "-epoch"  # `moco-epoch0100`: the checkpoint of the pre-training `moco` at epoch 100
 AUTO = "auto"  # resume from the newest checkpoint in OUTPUT_DIR
 # Flags of every training command, and the keys that they set.
 VALUES: dict[tuple[str, ...], str] = {

@@ -86,6 +86,7 @@ OPTIONS = [
     *with_suite(
         "suite suite.yaml --engine embedded --executor cpu --output out",
         ("--dry-run", "names no init; give --init"),
+        ("--init '*.pth'", r"--init \*\.pth: a pattern needs a name"),
         *(
             (
                 " ".join(f"--init {each}" for each in options),
@@ -103,6 +104,7 @@ OPTIONS = [
     *with_suite(
         "suite suite.yaml --engine embedded --executor cpu --output out",
         ("--init x=no.pth --init y=no.pth", r"--init x=no\.pth.*--init y=no\.pth"),
+        ("--init 'x=no_*.pth'", r"--init x=no_\*\.pth: no file has such a name"),
         code=3,
     ),
     *with_suite(
@@ -152,6 +154,8 @@ QUICKSTART = [
     *rows("quickstart --out images --smoke --overwrite", ("", "holds other files")),
 ]
 OTHERS = [
+    *with_suite("watch none", ("--task task.yaml", "none: no such folder")),
+    *with_suite("watch '*.pth'", ("--task no.yaml", r"no\.yaml")),
     *rows("trian", ("", "invalid choice: 'trian'")),
     *rows("--debug", ("", "COMMAND|unrecognized")),
     *rows("configs", ("nothing_like_it", "nothing_like_it")),

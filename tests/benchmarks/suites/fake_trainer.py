@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from benchmarks import run_suite
+from benchmarks import run_suite, watch
 from benchmarks.suites import children
 from benchmarks.suites.checks import Findings
 from benchmarks.suites.keep import Checkpoints
@@ -137,26 +137,27 @@ def record(spec: dict) -> RunRecord:
     )
 
 
-def suite_main(argv: Sequence[str] | None) -> None:
-    """Run a suite of these programs: `--suite JOURNAL DELAY ARGUMENTS...`.
+def suite_main(argv: Sequence[str] | None) -> int | None:
+    """Run a suite of these programs, or watch: `--suite JOURNAL DELAY ARGUMENTS...`.
 
     Its processes do not need torch, which takes most of the time of a start.
     """
     children.PRELOADED = (MODULE,)
     children.ONE_THREAD.clear()
     os.environ.pop("OMP_NUM_THREADS", None)
-    if sys.argv[1] == "--suite-without-tables":
+    if sys.argv[1].endswith("-without-tables"):
         run_suite.write_tables = lambda *arguments: []  # type: ignore[assignment]
         Live._work = lambda self: None  # type: ignore[method-assign]
     if host := os.environ.get("FAKE_HOST"):
         socket.gethostname = lambda: host
     journal, delay, *arguments = sys.argv[2:]
-    run_suite.main(arguments, FakePrograms(Path(journal), float(delay)))
+    command = watch if sys.argv[1].startswith("--watch") else run_suite
+    return command.main(arguments, FakePrograms(Path(journal), float(delay)))
 
 
 def main(argv: Sequence[str] | None = None) -> int | None:
-    """Train, or run a suite."""
-    return suite_main(argv) if sys.argv[1].startswith("--suite") else train(argv)
+    """Train, run a suite, or watch."""
+    return suite_main(argv) if sys.argv[1].startswith("--") else train(argv)
 
 
 if __name__ == "__main__":

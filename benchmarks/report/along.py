@@ -1,0 +1,272 @@
+"""Transfer along pre-training: AP against epochs, beside cheaper measures of the same checkpoints.
+
+The rows `mine-epoch0100`, `mine-epoch0200`, ... of a table are checkpoints of the pre-training
+`mine`. Cheap measures are the kNN accuracy that the pre-training logged, and the kNN and linear
+accuracies in other tables of the report, found by the hash of the weights.
+
+Whether a cheap measure orders the checkpoints as AP does is Spearman's rank correlation of the
+means. Its two-sided p-value is that of a permutation test: exact while all orders can be listed,
+otherwise over random ones. Fewer than five checkpoints can never reach p < .05.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks.report import escape
+from benchmarks.report.aggregate import Row, Table
+from benchmarks.report.cells import Grid, TextCell, printed
+from benchmarks.report.plots import new_figure, pretty, read_curve
+from benchmarks.report.style import GRAY, MISSING, colors, format_cell, format_p
+from detection.evaluation.metrics import titles
+from moco.common.command import EPOCH
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+KNN_METRIC = "knn/top1"  # of moco/pretraining/run.py and moco/knn.py
+LOGGED = "kNN during pre-training"
+CHEAP = ("knn", "linear")  # kinds of runs, from the cheapest
+FEWEST, RESAMPLES, SEED = 5, 50_000, 0
+_CHECKPOINT = re.compile(rf"(.+){EPOCH}(\d+)")
+
+
+@dataclass(frozen=True)
+class Series:
+    """Checkpoints of one pre-training in one table.
+
+    Attributes:
+        name: Name of the pre-training.
+        rows: Epoch → row that has the metric, in ascending order.
+        cheap: Cheap measure → epoch → mean accuracy, 0 to 100.
+    """
+
+    name: str
+    rows: Mapping[int, Row]
+    cheap: Mapping[str, Mapping[int, float]]
+
+
+@dataclass(frozen=True)
+class Along:
+    """AP, or else the first metric, of one table along the pre-trainings of its rows.
+
+    Attributes:
+        table: Table of the rows.
+        stem: Unique name of the table.
+        title: Heading of the table.
+        series: Pre-trainings with at least two checkpoints.
+    """
+
+    table: Table
+    stem: str
+    title: str
+    series: Sequence[Series]
+
+    @property
+    def heading(self) -> str:
+        """Title of the part."""
+        return f"Along pre-training: {self.title}"
+
+    @property
+    def figure(self) -> str:
+        """Name of its figure in `Report.plots`."""
+        return f"along-{self.stem}"
+
+    @property
+    def metric(self) -> str:
+        """Canonical name of the metric."""
+        return _metric(self.table)
+
+    @property
+    def what(self) -> str:
+        """Title of the metric."""
+        metrics = self.table.metrics
+        return titles(metrics)[metrics.index(self.metric)]
+
+    @property
+    def measures(self) -> list[str]:
+        """Names of all cheap measures."""
+        return list(dict.fromkeys(name for each in self.series for name in each.cheap))
+
+    def mean(self, series: Series, epoch: int) -> float:
+        """Return the mean of the metric of a checkpoint."""
+        cell = series.rows[epoch].cells[self.metric]
+        assert cell is not None
+        return cell.mean
+
+    @property
+    def grids(self) -> list[Grid]:
+        """Grids of the checkpoints, and of the rank correlations if there are any."""
+        points = [
+            [
+                TextCell(series.name),
+                TextCell(str(epoch), epoch),
+                TextCell(format_cell(row.cells[self.metric], row.n), self.mean(series, epoch)),
+                *(printed(series.cheap.get(name, {}).get(epoch)) for name in self.measures),
+            ]
+            for series in self.series
+            for epoch, row in series.rows.items()
+        ]
+        head = ["pre-training", "epoch", self.what, *self.measures]
+        found = [Grid(f"{self.what} of each checkpoint", head, points)]
+        correlations = [
+            [TextCell(series.name), TextCell(name), *self._correlation(series, name)]
+            for series in self.series
+            for name in series.cheap
+        ]
+        if correlations:
+            head = ["pre-training", "measure", "checkpoints", "Spearman's correlation", "p-value"]
+            title = f"Does a cheap measure order the checkpoints as {self.what} does"
+            found.append(Grid(title, head, correlations))
+        return found
+
+    @property
+    def notes(self) -> list[str]:
+        """Notes on the numbers."""
+        found = ["epochs are those that each checkpoint records; ± is over the trials of a row"]
+        if self.measures:
+            found.append(
+                "Spearman's rank correlation is over means, its p-value by permutations; fewer than "
+                f"{FEWEST} checkpoints have none, since it could not be below .05; two measures "
+                "that both grow with training agree in order whatever they measure, so this is no "
+                "evidence that one can replace the other"
+            )
+        return found
+
+    def _correlation(self, series: Series, name: str) -> list[TextCell]:
+        shared = [epoch for epoch in series.rows if epoch in series.cheap[name]]
+        means = [self.mean(series, epoch) for epoch in shared]
+        rho, p = rank_correlation(means, [series.cheap[name][epoch] for epoch in shared])
+        return [
+            TextCell(str(len(shared)), len(shared)),
+            TextCell(MISSING if rho is None else f"{rho:.2f}", rho),
+            TextCell(MISSING if p is None else format_p(p), p),
+        ]
+
+
+def along_figure(along: Along) -> "Figure":
+    """Plot the metric of each pre-training against epochs, and its cheap measures beside it."""
+    measures = along.measures
+    figure, axes = new_figure(2 if measures else 1, width=5.2, height=3.4, title=along.title)
+    palette = colors([each.name for each in along.series])
+    for series in along.series:
+        color, label = palette[series.name], escape.figure(series.name)
+        means = [along.mean(series, epoch) for epoch in series.rows]
+        cells = [row.cells[along.metric] for row in series.rows.values()]
+        spread = [(cell and cell.std) or 0.0 for cell in cells]
+        style: dict[str, Any] = {"color": color, "label": label, "marker": "o", "capsize": 3}
+        axes[0].errorbar(list(series.rows), means, spread, **style)
+        for measure, values in series.cheap.items():
+            marker = "osD^v"[measures.index(measure) % 5]
+            label = escape.figure(f"{series.name}, {measure}")
+            x, y = list(values), list(values.values())
+            axes[1].plot(x, y, marker=marker, color=color, label=label)
+    base = along.table.base
+    if base and not epoch_of(base.init) and (cell := base.cells[along.metric]):
+        line: dict[str, Any] = {"color": GRAY, "linestyle": "--", "linewidth": 1}
+        axes[0].axhline(cell.mean, label=escape.figure(base.init), **line)
+    for axis, what in zip(axes, (pretty(along.what), "top-1 accuracy"), strict=False):
+        axis.set(xlabel="epochs of pre-training", ylabel=what)
+        axis.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def epoch_of(init: str) -> tuple[str, int] | None:
+    """Split `mine-epoch0100` into `mine` and 100; None if an init is no checkpoint of a series."""
+    found = _CHECKPOINT.fullmatch(init)
+    return (found[1], int(found[2])) if found else None
+
+
+def knn_file(runs: Path, pretraining: str) -> Path:
+    """Return the path of the kNN accuracies that a suite copies from a pre-training's folder.
+
+    Args:
+        runs: Folder of the suite's runs.
+        pretraining: Name of the pre-training.
+    """
+    return runs.parent / "inits" / f"{pretraining}.knn.json"
+
+
+def along_pretraining(table: Table, stem: str, title: str, tables: Sequence[Table]) -> Along | None:
+    """Return the part of one table, or None if it has no two checkpoints of one pre-training.
+
+    Args:
+        table: Table of any task; kNN is nobody's goal, so its table has no part.
+        stem: Unique name of the table.
+        title: Heading of the table.
+        tables: All tables of the report.
+    """
+    kind = table.runs[0].record.kind
+    rows: dict[str, dict[int, Row]] = {}
+    for row in table.rows:
+        if (at := epoch_of(row.init)) and row.cells[_metric(table)] is not None:
+            rows.setdefault(at[0], {})[at[1]] = row
+    cheaper = CHEAP[: CHEAP.index(kind)] if kind in CHEAP else CHEAP
+    others = [other for other in tables if other.runs[0].record.kind in cheaper]
+    found = [
+        Series(name, ordered, _logged(name, ordered) | _recorded(ordered, others))
+        for name, of in rows.items()
+        if len(of) > 1 and (ordered := dict(sorted(of.items())))
+    ]
+    return Along(table, stem, title, found) if found and kind != CHEAP[0] else None
+
+
+def _metric(table: Table) -> str:
+    """Return AP, which is not the first column of the paper's VOC tables, or the first metric."""
+    return next((name for name in table.metrics if name.endswith("/AP")), table.metrics[0])
+
+
+def _recorded(rows: Mapping[int, Row], tables: Sequence[Table]) -> dict[str, dict[int, float]]:
+    """Return table → epoch → mean of its metric, for the weights of these rows."""
+    found: dict[str, dict[int, float]] = {}
+    for table in tables:
+        cells = {
+            run.record.weights_sha256: row.cells[_metric(table)]
+            for row in table.rows
+            for run in row.runs
+        }
+        for epoch, row in rows.items():
+            if cell := cells.get(row.runs[0].record.weights_sha256):
+                found.setdefault(table.title, {})[epoch] = cell.mean
+    return found
+
+
+def _logged(name: str, rows: Mapping[int, Row]) -> dict[str, dict[int, float]]:
+    """Return the kNN accuracies that the pre-training logged, of all its epochs."""
+    for run in (run for row in rows.values() for run in row.runs if run.suite_task):
+        path = knn_file(run.folder.parent.parent.parent, name)
+        if path.is_file():
+            epochs, values = read_curve(path, (KNN_METRIC,), x="epoch")
+            pairs = zip(epochs.tolist(), values.tolist(), strict=True)
+            return {LOGGED: {round(epoch): value for epoch, value in pairs}}
+    return {}
+
+
+def rank_correlation(x: Sequence[float], y: Sequence[float]) -> tuple[float | None, float | None]:
+    """Return Spearman's rank correlation and its two-sided p-value.
+
+    The correlation is None for fewer than three pairs, or if a side does not vary; the p-value is
+    also None for fewer than `FEWEST` pairs.
+    """
+    if len(x) < 3 or min(len(set(x)), len(set(y))) < 2:
+        return None, None
+    from scipy import stats  # takes a second to import
+
+    rx, ry = stats.rankdata(np.round(x, 9)), stats.rankdata(np.round(y, 9))
+    rho = float(np.corrcoef(rx, ry)[0, 1])
+    if len(x) < FEWEST:
+        return rho, None
+    test = stats.permutation_test(
+        (rx,),
+        lambda ranks, axis: np.sum(ranks * ry, axis=axis),
+        permutation_type="pairings",
+        vectorized=True,
+        n_resamples=min(RESAMPLES, math.factorial(len(x))),
+        random_state=np.random.default_rng(SEED),
+    )
+    return rho, float(test.pvalue)

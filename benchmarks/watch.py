@@ -1,0 +1,150 @@
+"""Command that evaluates the checkpoints of a running pre-training as they appear.
+
+    moco-transfer watch runs/mine --task voc/faster_rcnn_R_50_C4_24k --init random
+
+It looks at the folder again and again. Whenever there are checkpoints that it has not seen, it runs
+the same suite with these as further inits, so that everything is as in `moco-transfer suite`: the
+checks, the page, and the end of an interruption, after which the same command continues. A
+checkpoint counts once its size and time have not changed since the last look.
+"""
+
+import argparse
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from time import sleep
+
+from benchmarks.report.along import epoch_of
+from benchmarks.run_suite import SuiteFailed, run, with_arguments
+from benchmarks.suites.arguments import add_arguments
+from benchmarks.suites.checkpoints import by_epoch, is_pattern, matching, series
+from benchmarks.suites.folder import SuiteFolder
+from benchmarks.suites.programs import Programs
+from benchmarks.suites.suite import Suite
+from benchmarks.suites.suite_file import read_suite
+from moco.common.command import program
+from moco.common.errors import UserError, first_few, plural, run_cli, say
+from moco.common.pretrained import ENDINGS
+from moco.common.shipped import resolve
+
+SEEDS = 3
+# Names in a folder: those of facebookresearch/moco and this project, without those inside an epoch.
+CHECKPOINTS = "checkpoint_????.pth.tar"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of `moco-transfer watch`."""
+    parser = argparse.ArgumentParser(
+        prog=program("watch", "python -m benchmarks watch"),
+        description="Evaluate the checkpoints of a pre-training as they appear, each as one more "
+        "row. It ends after --until-epoch, or by Ctrl-C; the same command continues.",
+    )
+    add = parser.add_argument
+    where = (
+        f"folder of the pre-training, whose {CHECKPOINTS} are watched, or a pattern in quotes, "
+        "such as 'runs/ckpt_*.pth'; the name of the rows is that of the folder"
+    )
+    add("checkpoints", metavar="[NAME=]DIR", help=where)
+    task = "task file or its shipped name; may be repeated"
+    add("--task", action="append", required=True, metavar="FILE", help=task)
+    until = "end when a checkpoint of this epoch or a later one has been evaluated"
+    add("--until-epoch", type=int, metavar="N", help=until)
+    poll = "seconds between two looks at the folder (%(default)s)"
+    add("--poll-seconds", type=float, default=30.0, metavar="S", help=poll)
+    add_arguments(parser)
+    parser.set_defaults(trials=SEEDS)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None, programs: Programs | None = None) -> int:
+    """Watch a folder, and return 130 if Ctrl-C ended that, as run_cli does."""
+    args = build_parser().parse_args(argv)
+    if not args.poll_seconds > 0:
+        raise UserError(f"--poll-seconds: got {args.poll_seconds}, expected seconds above 0")
+    name, equals, place = args.checkpoints.partition("=")
+    if not equals or "/" in name:  # 'runs/epoch=*.ckpt' has no name
+        name, place = "", args.checkpoints
+    if not is_pattern(place):
+        if not Path(place).expanduser().is_dir():
+            raise UserError(f"{place}: no such folder; expected a pre-training's, or a pattern")
+        place = str(Path(place).expanduser() / CHECKPOINTS)
+    name = name or Path(place).expanduser().resolve().parent.name
+    tasks = [{"config": str(resolve(task).absolute())} for task in args.task]
+    suite = read_suite({"name": name, "tasks": tasks, "trials": args.trials}, Path(name))
+    suite = with_arguments(suite, args)
+    folder = SuiteFolder(args.output or Path("output", name))
+    try:
+        _watch(place, suite, folder, args, programs or Programs())
+    except KeyboardInterrupt:
+        say(f"stopped watching {place}; the same command continues")
+        return 130
+    return 0
+
+
+def _watch(
+    pattern: str, suite: Suite, folder: SuiteFolder, args: argparse.Namespace, programs: Programs
+) -> None:
+    """Run the suite with the checkpoints so far, again whenever there are more."""
+    given, once = args.init, bool(args.dry_run or args.plan)
+    evaluated: set[str] = set()
+    failure: SuiteFailed | None = None
+    before: dict[Path, tuple[int, int]] = {}
+    say(f"watching {pattern}")
+    while True:
+        now = _versions(pattern)
+        whole = [path for path, version in now.items() if once or before.get(path) == version]
+        rows = _copied(folder, suite.name)
+        rows |= series(suite.name, by_epoch(whole, pattern)) if whole or once else {}
+        if rows.keys() - evaluated:
+            args.init = [*given, *(f"{row}={rows[row]}" for row in sorted(rows))]
+            try:
+                run(suite, folder, args, programs)
+            except SuiteFailed as error:  # the next checkpoint may do better
+                failure = error
+                say(f"warning: {error}")
+            except (UserError, OSError):
+                gone = [str(path) for path in whole if not path.exists()]
+                if not gone:
+                    raise
+                say(
+                    f"warning: {first_few(gone)} was deleted before it was copied; keep "
+                    "checkpoints for longer, e.g. by CHECKPOINT.MILESTONE_EPOCHS"
+                )
+                continue
+            evaluated = set(rows)
+        last = max((at[1] for row in evaluated if (at := epoch_of(row))), default=-1)
+        if once:
+            return
+        if args.until_epoch is not None and last >= args.until_epoch:
+            break
+        before = now
+        sleep(args.poll_seconds)
+    say(f"watched {pattern} until epoch {last}: {plural(len(evaluated), 'checkpoint')}")
+    if failure:
+        raise failure
+
+
+def _versions(pattern: str) -> dict[Path, tuple[int, int]]:
+    """Return the size and time of the files that match a pattern."""
+    found = {}
+    for path in matching(pattern):
+        with suppress(FileNotFoundError):  # deleted since
+            found[path] = path.stat().st_size, path.stat().st_mtime_ns
+    return found
+
+
+def _copied(folder: SuiteFolder, name: str) -> dict[str, str]:
+    """Return row → copy in the suite's folder, of checkpoints that earlier looks have found.
+
+    The pre-training may have deleted them since.
+    """
+    found: dict[str, str] = {}
+    for row in folder.recorded().get("inits", {}):
+        if (at := epoch_of(row)) and at[0] == name:
+            copies = [folder.path / "inits" / f"{row}{ending}" for ending in (*ENDINGS, "")]
+            found[row] = str(next((copy for copy in copies if copy.is_file()), copies[-1]))
+    return found
+
+
+if __name__ == "__main__":
+    run_cli(main)

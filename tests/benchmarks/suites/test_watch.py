@@ -1,0 +1,145 @@
+"""`moco-transfer watch`: checkpoints that appear, grow and vanish while it looks, and its ends."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from benchmarks import run_suite, watch
+from benchmarks.suites.live import Live
+from moco.common.errors import UserError
+from tests.benchmarks.suites.fake_trainer import FakePrograms
+from tests.benchmarks.suites.lab import Lab
+
+
+class Watched(Lab):
+    """Folder of a pre-training, and the command that watches it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, inits=("random",), trials=1)
+        self.runs = path / "mine"
+        self.runs.mkdir()
+        self.more: list[str] = ["--poll-seconds", "0.1"]
+
+    def arguments(self, *more: str) -> list[str]:
+        _, *rest = super().arguments()
+        task = ["--task", str(self.path / "task.yaml"), "--seeds", "1"]
+        return [str(self.runs), *task, *rest, *self.more, *more]
+
+    def argv(self, delay: float, *more: str) -> list[str]:
+        return [each.replace("--suite", "--watch") for each in super().argv(delay, *more)]
+
+    def save(self, epoch: int, text: str = "weights") -> Path:
+        path = self.runs / f"checkpoint_{epoch:04d}.pth.tar"
+        path.write_text(f"{text} {epoch}")
+        return path
+
+    def watch(self, monkeypatch: pytest.MonkeyPatch, *looks, more: tuple[str, ...] = ()) -> int:
+        """Watch in this process, and call one of `looks` after each look at the folder."""
+        left = list(looks)
+
+        def between(seconds: float) -> None:
+            if not left:
+                raise KeyboardInterrupt
+            left.pop(0)()
+
+        monkeypatch.setattr(watch, "sleep", between)
+        monkeypatch.setattr(Live, "_work", lambda self: None)
+        return watch.main(self.arguments(*more), FakePrograms(self.journal, 0.0))
+
+    def done(self) -> list[str]:
+        """Return the inits of the finished runs, in the order in which they finished."""
+        return [name.split("/")[1] for event, name, _ in self.events() if event == "done"]
+
+
+@pytest.fixture
+def lab(tmp_path: Path, quick: None) -> Watched:
+    return Watched(tmp_path)
+
+
+def nothing() -> None:
+    """Let a poll pass."""
+
+
+@pytest.mark.slow
+def test_a_checkpoint_appears_while_it_watches(lab, monkeypatch, capsys):
+    first = lab.save(9)
+    line = {"iteration": 40, "epoch": 9.0, "knn/top1": 30.0}
+    (lab.runs / "metrics.json").write_text(f"{json.dumps(line)}\n{{}}\n")
+
+    def appears() -> None:
+        assert [*lab.done()] == ["random", "mine-epoch0009"]
+        lab.save(19, "a part")
+        lab.save(29).rename(lab.runs / ".tmp-29")  # as our own saver writes it
+        first.unlink()  # the pre-training keeps its newest checkpoints only
+
+    def grows() -> None:
+        lab.save(19, "the whole of it")
+
+    def unchanged() -> None:
+        assert len(lab.done()) == 2, "a checkpoint that still grows is not evaluated"
+
+    looks = [nothing, appears, grows, unchanged, nothing, lambda: pytest.fail("it goes on")]
+    assert lab.watch(monkeypatch, *looks, more=("--until-epoch", "19")) == 0
+    lab.assert_once(runs=3)
+    assert lab.done()[2] == "mine-epoch0019"
+    copy = lab.out / "inits" / "mine-epoch0019.pth.tar"
+    assert copy.read_text() == "the whole of it 19"
+    assert json.loads((lab.out / "inits" / "mine.knn.json").read_text()) == line
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == f"watching {lab.runs}/checkpoint_????.pth.tar"
+    assert said[-1] == f"watched {lab.runs}/checkpoint_????.pth.tar until epoch 19: 2 checkpoints"
+    page = (lab.out / "tables" / "table.md").read_text()
+    assert "## Along pre-training: task" in page and "| mine | 19 |" in page
+
+
+@pytest.mark.slow
+def test_it_resumes_after_an_interruption(lab):
+    lab.save(9)
+    with lab.held_runner(runs=2) as process:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 85
+    [error] = [line for line in lab.log().splitlines() if line.startswith("error")]
+    assert "stopped by SIGINT" in error and "Traceback" not in lab.log()
+    lab.save(9).unlink()  # it continues from its copy
+    lab.save(19)
+    lab.release()
+    with lab.start("--until-epoch", "15") as process:
+        assert process.wait(120) == 0, lab.log()
+    lab.assert_once(runs=3)
+    assert lab.count("resume").total() == 2
+
+
+@pytest.mark.slow
+def test_a_failed_run_does_not_end_it(lab, monkeypatch, capsys):
+    lab.runs = lab.runs.rename(lab.path / "bad")
+    lab.save(1)
+    monkeypatch.setattr(run_suite, "write_tables", lambda *arguments: [])
+    with pytest.raises(run_suite.SuiteFailed, match=r"\d of 3 runs failed"):
+        more = ("--until-epoch", "2", "--retry-failed")
+        lab.watch(monkeypatch, nothing, lambda: lab.save(2), nothing, more=more)
+    assert "warning: 1 of 2 runs failed" in capsys.readouterr().out
+
+
+def test_ctrl_c_while_it_waits_is_one_line(lab, monkeypatch, capsys):
+    assert lab.watch(monkeypatch, nothing) == 130
+    pattern = f"{lab.runs}/checkpoint_????.pth.tar"
+    last = f"stopped watching {pattern}; the same command continues"
+    assert capsys.readouterr().out.splitlines() == [f"watching {pattern}", last]
+
+
+@pytest.mark.parametrize(
+    ("place", "more", "words"),
+    [
+        ("{}/none", [], "none: no such folder; expected a pre-training's, or a pattern"),
+        ("{}/mine", ["--poll-seconds", "0"], "--poll-seconds: got 0.0, expected"),
+        ("{}/mine", ["--dry-run"], r"mine/checkpoint_\?+.pth.tar: no file has such a name"),
+        ("a b={}/mine", [], "name: got 'a b'"),
+        ("{}/mine", ["--task", "nothing"], "nothing"),
+    ],
+)
+def test_refusals(lab, place, more, words):
+    _, *rest = lab.arguments(*more)
+    with pytest.raises(UserError, match=words):
+        watch.main([place.format(lab.path), *rest], FakePrograms(lab.journal))
