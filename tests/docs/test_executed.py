@@ -184,6 +184,7 @@ def test_what_one_gpu_changes():
     """The table of docs/tutorials/checkpoint_on_voc.md has the keys before and after scaling."""
     page = (ROOT / "docs/tutorials/checkpoint_on_voc.md").read_text()
     cfg = load_cfg(default_task(), ROOT / "configs/voc/faster_rcnn_R_50_C4_24k.yaml", [])
+    cfg.defrost()
     columns = []
     for _ in range(2):
         solver = cfg.SOLVER
