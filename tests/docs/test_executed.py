@@ -186,7 +186,9 @@ def test_what_one_gpu_changes():
     cfg = load_cfg(default_task(), ROOT / "configs/voc/faster_rcnn_R_50_C4_24k.yaml", [])
     cfg.defrost()
     columns = []
-    for _ in range(2):
+    for processes in (8, 1):
+        cfg.SOLVER.REFERENCE_WORLD_SIZE = 8
+        scale_to_processes(cfg, processes)
         solver = cfg.SOLVER
         steps = f"{solver.MAX_ITER:,}; {solver.STEPS[0]:,} and {solver.STEPS[1]:,}; "
         columns.append(
@@ -197,8 +199,6 @@ def test_what_one_gpu_changes():
                 f"{solver.MAX_ITER * solver.IMS_PER_BATCH:,}",
             ]
         )
-        solver.REFERENCE_WORLD_SIZE = 8
-        scale_to_processes(cfg, 1)
     for before, after in zip(*columns, strict=True):
         assert f"| {before} | {after} |" in page
 
