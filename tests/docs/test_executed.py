@@ -10,7 +10,9 @@ import shlex
 from pathlib import Path
 
 import pytest
+import timm
 import torch
+from safetensors.torch import save_file
 
 from benchmarks.__main__ import main
 from detection.config.resolve import scale_to_processes
@@ -31,6 +33,7 @@ from tests.docs.test_tutorials import (
 from tests.oracles.checkpoints import own
 from tests.oracles.layouts_vit import timm_vit
 from tests.oracles.relayout import as_roboflow, as_yolo
+from tests.oracles.resnets import randomize
 from tests.oracles.small_tasks import SMALL_VOC
 from tests.oracles.tiny_coco import write_coco
 
@@ -87,19 +90,19 @@ def save_resnet(*files: str, depth: int = 18) -> None:
         torch.save(own(depth=depth, base=64 if depth == 18 else 16), file)
 
 
+@pytest.mark.slow
 def test_faq(here):
     save_resnet("my_checkpoint.pth.tar", "mine.pth", depth=50)
     run("docs/faq.md", {"path/to/voc_layout": "datasets/VOC2007"})
 
 
+@pytest.mark.slow
 def test_converting(here):
-    import timm
-
     save_resnet("FILE")
-    state = timm.create_model("regnety_004").state_dict()
+    net = timm.create_model("regnety_004")
+    randomize(net)
+    state = net.state_dict()
     torch.save({"arch": "regnety_004", "state_dict": state}, "last.pth.tar")
-    from safetensors.torch import save_file
-
     save_file(state, "model.safetensors")
     again = {
         rf"({source}) weights\.pth": r"\1 weights.pth --overwrite"
@@ -116,12 +119,14 @@ def test_datasets_then_the_report(here):
     splits = {name: read_split(f"voc_layout_{name}", cfg) for name in ("trainval", "test")}
     splits = {"train": splits["trainval"], "test": splits["test"]}
     as_yolo(Path("yolo"), splits)
+    as_yolo(Path("without_splits"), {"train": splits["train"]})
     as_roboflow(Path("export"), splits)
     write_coco(Path("datasets"), {"train2017": 2, "val2017": 2})
     save_resnet("moco.pth")
     run(
         "docs/guides/datasets.md",
         {
+            "split path/to/yolo": "split without_splits",
             "path/to/": "",
             r"(VOC_DIR|COCO_DIR|YOLO_YAML)(.*)runs/own/moco_0": rf"\1\2runs/\1/moco_0 {SMALL}",
         },
@@ -156,6 +161,7 @@ def test_finetuning_pretraining_and_resuming(here):
     assert Path("curves.png").is_file()
 
 
+@pytest.mark.slow
 def test_readme_and_plan(here):
     save_resnet("FILE")
     run(
