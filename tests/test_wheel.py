@@ -1,6 +1,7 @@
 """The built wheel, installed by itself into an empty folder."""
 
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -41,8 +42,12 @@ def test_what_is_in_the_wheel_and_the_sdist(built):
     [wheel], [sdist] = built.glob("*.whl"), built.glob("*.tar.gz")
     with ZipFile(wheel) as archive:
         inside = set(archive.namelist())
+        [metadata] = [name for name in inside if name.endswith(".dist-info/METADATA")]
+        description = archive.read(metadata).decode().partition("\n\n")[2]
     with tarfile.open(sdist) as archive:
         source = {name.partition("/")[2] for name in archive.getnames()}
+    assert description.startswith("# moco-transfer\n")
+    assert all(link.startswith("https://") for link in re.findall(r"\]\(([^)]+)\)", description))
     listed = run("git", "ls-files", *PACKAGES, cwd=ROOT)
     expected = set(listed.splitlines())
     configs = {str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.yaml")}

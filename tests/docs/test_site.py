@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,13 @@ def test_every_command_is_in_the_reference():
         assert section and (not first or what.capitalize() in section[1])
     assert "- `--config-file` `YAML`\n" in page
     assert "## datasets doctor" in page
+
+
+def test_the_site_is_built_with_the_versions_that_ci_has():
+    """Another mkdocs or theme changes every page, so the extra names exact versions."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pins = project["optional-dependencies"]["docs"]
+    assert set(pins) <= set((ROOT / ".ci" / "constraints.txt").read_text().splitlines())
 
 
 @pytest.mark.slow
