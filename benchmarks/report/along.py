@@ -131,8 +131,8 @@ class Along:
         found = ["epochs are those that each checkpoint records; ± is over the trials of a row"]
         if self.measures:
             found.append(
-                "Spearman's rank correlation is over means, its p-value by permutations; fewer than "
-                f"{FEWEST} checkpoints have none, since it could not be below .05; two measures "
+                "Spearman's rank correlation is over means, its p-value by permutations; fewer "
+                f"than {FEWEST} checkpoints have none, as it could not be below .05; two measures "
                 "that both grow with training agree in order whatever they measure, so this is no "
                 "evidence that one can replace the other"
             )
