@@ -162,10 +162,11 @@ def along_figure(along: Along) -> "Figure":
         style: dict[str, Any] = {"color": color, "label": label, "marker": "o", "capsize": 3}
         axes[0].errorbar(list(series.rows), means, spread, **style)
         for measure, values in series.cheap.items():
-            marker = "osD^v"[measures.index(measure) % 5]
+            number = measures.index(measure)
+            look = {"marker": "osD^v"[number % 5], "linestyle": ("-", "--", ":", "-.")[number % 4]}
             label = escape.figure(f"{series.name}, {measure}")
             x, y = list(values), list(values.values())
-            axes[1].plot(x, y, marker=marker, color=color, label=label)
+            axes[1].plot(x, y, color=color, label=label, markersize=4, **look)
     base = along.table.base
     if base and not epoch_of(base.init) and (cell := base.cells[along.metric]):
         line: dict[str, Any] = {"color": GRAY, "linestyle": "--", "linewidth": 1}
