@@ -132,9 +132,9 @@ class Along:
         if self.measures:
             found.append(
                 "Spearman's rank correlation is over means, its p-value by permutations; fewer "
-                f"than {FEWEST} checkpoints have none, since it could not be below .05; two "
-                "measures that both grow with training agree in order whatever they measure, so "
-                "this is no evidence that one can replace the other"
+                f"than {FEWEST} checkpoints have none, as it could not be below .05; two measures "
+                "that both grow with training agree in order whatever they measure, so this is no "
+                "evidence that one can replace the other"
             )
         return found
 
@@ -162,10 +162,11 @@ def along_figure(along: Along) -> "Figure":
         style: dict[str, Any] = {"color": color, "label": label, "marker": "o", "capsize": 3}
         axes[0].errorbar(list(series.rows), means, spread, **style)
         for measure, values in series.cheap.items():
-            marker = "osD^v"[measures.index(measure) % 5]
+            number = measures.index(measure)
+            look = {"marker": "osD^v"[number % 5], "linestyle": ("-", "--", ":", "-.")[number % 4]}
             label = escape.figure(f"{series.name}, {measure}")
             x, y = list(values), list(values.values())
-            axes[1].plot(x, y, marker=marker, color=color, label=label)
+            axes[1].plot(x, y, color=color, label=label, markersize=4, **look)
     base = along.table.base
     if base and not epoch_of(base.init) and (cell := base.cells[along.metric]):
         line: dict[str, Any] = {"color": GRAY, "linestyle": "--", "linewidth": 1}

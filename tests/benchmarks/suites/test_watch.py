@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import run_suite, watch
+from benchmarks.suites import checkpoints
 from benchmarks.suites.live import Live
 from moco.common.errors import UserError
 from tests.benchmarks.suites.fake_trainer import FakePrograms
@@ -120,6 +121,28 @@ def test_a_failed_run_does_not_end_it(lab, monkeypatch, capsys):
         more = ("--until-epoch", "2", "--retry-failed")
         lab.watch(monkeypatch, nothing, lambda: lab.save(2), nothing, more=more)
     assert "warning: 1 of 2 runs failed" in capsys.readouterr().out
+
+
+def test_a_checkpoint_that_vanishes_before_its_copy_is_left_out(lab, monkeypatch, capsys):
+    path, calls = lab.save(9), []
+
+    def run(*arguments) -> None:
+        calls.append(1)
+        path.unlink()
+        run_suite.run(*arguments)
+
+    monkeypatch.setattr(watch, "run", run)
+    monkeypatch.setattr(checkpoints.children, "call", lambda function, *rest: function(*rest))
+    assert lab.watch(monkeypatch, nothing, nothing) == 130
+    [warning] = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
+    assert f"{path} was deleted before it was copied" in warning and calls == [1]
+
+
+def test_an_error_that_is_not_of_a_vanished_file_ends_it(lab, monkeypatch):
+    lab.save(9)
+    monkeypatch.setattr(checkpoints.children, "call", lambda function, *rest: function(*rest))
+    with pytest.raises(UserError, match="--baseline x: no such init"):
+        lab.watch(monkeypatch, nothing, nothing, more=("--baseline", "x"))
 
 
 def test_ctrl_c_while_it_waits_is_one_line(lab, monkeypatch, capsys):
