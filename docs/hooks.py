@@ -119,14 +119,10 @@ def api_page(room: str) -> str:
 def command_line() -> str:
     """Return all commands of `moco-transfer` with the arguments of their parsers."""
     lines: list[str] = []
-    for name, (module, first, what) in COMMANDS.items():
-        if first:  # another name for a command with these arguments
-            alias = " ".join([next(n for n, c in COMMANDS.items() if c[0] == module), *first])
-            lines += [f"\n## {name}\n\n{what.capitalize()}: the same as `{alias}`.\n"]
-        else:
-            with mock.patch.object(sys, "argv", [NAME]):  # as the command names itself
-                parser = importlib.import_module(module).build_parser()
-            lines += describe_parser(name, parser)
+    for name, (module, _) in COMMANDS.items():
+        with mock.patch.object(sys, "argv", [NAME]):  # as the command names itself
+            parser = importlib.import_module(module).build_parser()
+        lines += describe_parser(name, parser)
     return "\n".join(lines)
 
 

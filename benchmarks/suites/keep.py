@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from moco.common.files import existing_folder
+
 if TYPE_CHECKING:
     from benchmarks.suites.suite import RunSpec
 
@@ -93,7 +95,6 @@ def disk_line(
         parts.append(f"{total / 1e9:.1f} GB with {'' if parts else '--keep '}{policy}")
     unknown = dict.fromkeys(spec.task for spec in specs if found[spec.name] is None)
     missing = f"; the space for {', '.join(unknown)} is not known" if unknown else ""
-    path = folder.absolute()
-    near = next(place for place in (path, *path.parents) if place.exists())
+    near = existing_folder(folder)
     free = f"{shutil.disk_usage(near).free / 1e9:.1f} GB are free in {near}"
     return f"disk for checkpoints: {', '.join(parts)}{missing}; {free}"

@@ -49,25 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Show the expected tree, and what exists, is complete, is wrong. Exit code 0: "
         "everything found is right; 3: something is wrong, or nothing exists.",
     )
-    what = check.add_mutually_exclusive_group(required=True)
-    published = list(published_formats())
-    kinds = "{" + ",".join(published) + "}"
-    what.add_argument("kind", nargs="?", choices=published, metavar=kinds)
-    for kind, format_ in formats().items():
-        if format_.custom:
-            what.add_argument(format_.custom.flag, dest=f"custom_{kind}", **format_.custom.options)
-    what.add_argument(
-        "--images",
-        metavar="PATH",
-        help="images for pre-training, as in DATA.ROOT: a folder, a list or shards",
-    )
-    _add_common(check, ". With --coco-json, the folder of the images; default: found near the file")
-    check.add_argument(
-        "--verify",
-        action="store_true",
-        help="also decode every image, and compare its size with the annotations; check every "
-        "label map, and look for copies of images",
-    )
+    add_doctor_arguments(check, required=True)
     divide = commands.add_parser(
         "split",
         help="divide a custom dataset that has no splits",
@@ -83,6 +65,30 @@ def build_parser() -> argparse.ArgumentParser:
     divide.add_argument("--seed", type=int, default=0, help="default 0")
     divide.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
+
+
+def add_doctor_arguments(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    """Add the arguments of `doctor`, one of which names the dataset."""
+    what = parser.add_mutually_exclusive_group(required=required)
+    published = list(published_formats())
+    kinds = "{" + ",".join(published) + "}"
+    what.add_argument("kind", nargs="?", choices=published, metavar=kinds)
+    for kind, format_ in formats().items():
+        if format_.custom:
+            what.add_argument(format_.custom.flag, dest=f"custom_{kind}", **format_.custom.options)
+    what.add_argument(
+        "--images",
+        metavar="PATH",
+        help="images for pre-training, as in DATA.ROOT: a folder, a list or shards",
+    )
+    more = ". With --coco-json, the folder of the images; default: found near the file"
+    _add_common(parser, more)
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="also decode every image, and compare its size with the annotations; check every "
+        "label map, and look for copies of images",
+    )
 
 
 def _add_common(parser: argparse.ArgumentParser, more: str = "") -> None:
@@ -104,6 +110,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command == "fetch":
         get = fetch.Fetch(Path(root), args.mirror, args.keep, args.again, args.dry_run)
         return 0 if get(args.names) else DataError.exit_code
+    return examine(args)
+
+
+def examine(args: argparse.Namespace) -> int:
+    """Examine the dataset that the arguments of `doctor` name, and return the exit code."""
+    root = os.path.expanduser(args.root or datasets_root())
     if args.images is not None:
         tree = []
         images = os.path.expanduser(args.images)

@@ -24,7 +24,7 @@ from detection.datasets.sbd import make_train_aug
 from detection.datasets.unpack import unpack
 from moco.common.download import download, has_digest
 from moco.common.errors import DataError, LockedError, UserError
-from moco.common.files import TEMPORARY_PREFIX, cannot_write
+from moco.common.files import TEMPORARY_PREFIX, cannot_write, existing_folder
 from moco.common.progress import format_seconds
 
 ARCHIVES = "archives"  # subfolder of the folder of all datasets
@@ -37,7 +37,7 @@ def listing(root: Path) -> str:
     for dataset in datasets().values():
         present, number = sum(a.present(root) for a in dataset.archives), len(dataset.archives)
         state = {0: "absent", number: "present"}.get(present, f"{present} of {number} archives")
-        size = _total(dataset.archives) + (", needs an account" if dataset.account else "")
+        size = total_size(dataset.archives) + (", needs an account" if dataset.account else "")
         rows.append((dataset.name, state, size, f"{dataset.contains}\n{dataset.terms}"))
     return tabulate(rows, ("name", "state", "download", "contents, terms of use"), "plain")
 
@@ -130,10 +130,12 @@ class Fetch:
             return f"in {self.root}: everything is present"
         absent = [archive for archive in missing if not self._file(archive).is_file()]
         seconds = 8 * sum(map(_bytes, absent)) / MBIT_PER_SECOND / 1e6
-        rows = [(_total([a]), self._address(a) if a in absent else self._file(a)) for a in missing]
+        places = [self._address(a) if a in absent else self._file(a) for a in missing]
+        rows = [(total_size([a]), place) for a, place in zip(missing, places, strict=True)]
         return (
             f"to {self.root}:\n{tabulate(rows, tablefmt='plain', colalign=('right',))}\n"
-            f"download {_total(absent)}: {format_seconds(seconds)} at {MBIT_PER_SECOND} Mbit/s\n"
+            f"download {total_size(absent)}: {format_seconds(seconds)} at "
+            f"{MBIT_PER_SECOND} Mbit/s\n"
             f"disk space {_size(self._needed(missing))} or more, {_size(self._free())} are free"
         )
 
@@ -147,8 +149,7 @@ class Fetch:
         return needed
 
     def _free(self) -> int:
-        above = (self.root, *self.root.absolute().parents)
-        return shutil.disk_usage(next(path for path in above if path.exists())).free
+        return shutil.disk_usage(existing_folder(self.root)).free
 
     def _get_all(self, missing: Sequence[Archive]) -> None:
         if (needed := self._needed(missing)) > (free := self._free()):
@@ -244,7 +245,7 @@ def _bytes(archive: Archive) -> int:
     return archive.size or archive.about
 
 
-def _total(archives: Sequence[Archive]) -> str:
+def total_size(archives: Sequence[Archive]) -> str:
     """Format the total size: `19.3GB`, `19.3GB or more` if some are unknown, `?` if all are."""
     total = sum(map(_bytes, archives))
     if all(map(_bytes, archives)):

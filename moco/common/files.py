@@ -293,6 +293,12 @@ def _reason(path: PathLike, form: str, error: Exception) -> str:
     return f"not {form} or damaged ({printable(lines[0][:120])})"
 
 
+def existing_folder(path: PathLike) -> Path:
+    """Return the path, or the nearest folder above it that exists: the disk that will hold it."""
+    path = Path(path).expanduser().absolute()
+    return next(place for place in (path, *path.parents) if place.exists())
+
+
 def files_below(folder: PathLike) -> Iterator[str]:
     """Yield the paths of all files below a folder, relative to it, except hidden ones.
 

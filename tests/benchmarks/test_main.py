@@ -38,8 +38,7 @@ def test_help_takes_less_than_a_second_and_names_the_console_command(name):
         f"sys.argv = ['x', {name!r}, '--help']; from benchmarks import __main__ as m; m.cli()"
     )
     seconds, text = cpu_seconds("-c", code)
-    shown = {"doctor": "datasets doctor"}.get(name, name)
-    assert text.startswith(f"usage: moco-transfer {shown}") and seconds < 1
+    assert text.startswith(f"usage: moco-transfer {name}") and seconds < 1
     assert not re.search(r"(convert_to_d2|train_net)\.py|python -m|benchmarks\.", text)
 
 
@@ -109,6 +108,18 @@ def test_the_commands_and_the_version(capsys):
     with pytest.raises(SystemExit):
         console.main(["--version"])
     assert capsys.readouterr().out == f"moco-transfer {__version__}\n"
+
+
+def test_without_a_command_the_usual_ones_are_shown(capsys):
+    assert console.main([]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    shown = [line.split()[1:] for line in lines if line.startswith("moco-transfer ")]
+    assert [words[0] for words in shown[:-1]] == list(console.USUAL) and len(console.USUAL) == 6
+    assert shown[-1][0] == "--help"
+    for name, *arguments in shown[:-1]:
+        console.module_of(name).build_parser().parse_args(arguments)
+        assert console.COMMANDS[name][1] in lines
+    run_without(HEAVY, [], shipped.ROOT)
 
 
 def test_arguments_reach_the_command(tmp_path, capsys):

@@ -284,7 +284,7 @@ def main(argv=None):
 """,
             "benchmarks/__main__.py": Before(
                 '    "completion"',
-                '    "count": ("benchmarks.count_runs", (), "count the runs"),\n',
+                '    "count": ("benchmarks.count_runs", "count the runs"),\n',
             ),
         },
         """

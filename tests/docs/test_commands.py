@@ -62,8 +62,9 @@ def target_of(command: str) -> tuple[str, list[str]]:
     if "--no-python" in words:  # torchrun's own flags come first
         words = words[words.index("--no-python") + 1 :]
     if words[0] == "moco-transfer":
-        module, first, _ = COMMANDS.get(words[1], ("benchmarks.__main__", (words[1],), ""))
-        return module, [*first, *words[2:]]
+        if words[1] not in COMMANDS:
+            return "benchmarks.__main__", words[1:]
+        return COMMANDS[words[1]][0], words[2:]
     at = words.index("-m") + 1 if "-m" in words else 1
     name, rest = words[at].removesuffix(".py").replace("/", "."), words[at + 1 :]
     is_package = (ROOT / name.replace(".", "/")).is_dir()

@@ -77,9 +77,8 @@ def test_defaults_are_those_of_each_command():
 
 def test_every_command_is_in_the_reference():
     page = hooks.command_line()
-    for name, (_, first, what) in hooks.COMMANDS.items():
-        section = re.search(rf"^## {name}\n\n(.+)", page, re.M)
-        assert section and (not first or what.capitalize() in section[1])
+    for name in hooks.COMMANDS:
+        assert re.search(rf"^## {name}\n\n(.+)", page, re.M), name
     assert "- `--config-file` `YAML`\n" in page
     assert "## datasets doctor" in page
 

@@ -244,12 +244,13 @@ DETECTRON2S = [
 COMMANDS = [
     *rows(
         "doctor",
-        ("", "one of the arguments|required|expected"),
         ("x", "invalid choice|expected"),
         ("voc --voc-dir x", "not allowed|exclude"),
         ("--voc-dir x --coco-json y", "not allowed|exclude"),
         ("--voc-dir one --root x", "--root"),
     ),
+    *rows("datasets doctor", ("", "one of the arguments|required|expected")),
+    *rows("doctor", ("--verify", "name the dataset")),
     *rows(
         "doctor --voc-dir one",
         (gone("one/JPEGImages"), "has no JPEGImages/; expected"),
