@@ -31,6 +31,7 @@ from detection.evaluation.matches import (
     THRESHOLDS,
     VOC,
     Matches,
+    MatchFile,
     parse_matches,
 )
 from detection.evaluation.metrics import has_matches
@@ -128,15 +129,24 @@ def row_samples(row: Row, metrics: Sequence[str], number: int) -> RowSamples:
     return RowSamples(runs[0].images, values)
 
 
-def _run_samples(run: FinishedRun, metrics: Sequence[str], number: int) -> RowSamples:
-    seed = f"seed {run.record.seed}"
+def run_matches(run: FinishedRun) -> MatchFile:
+    """Read the match records of a run.
+
+    Raises:
+        UserError: If there are none, or they are damaged.
+    """
     try:
         content = run.read(MATCHES_NAME)
         if content is None:
             raise UserError(f"a run has no match records ({MATCHES_NAME}) in its folder")
-        stored = parse_matches(io.BytesIO(content), MATCHES_NAME)
+        return parse_matches(io.BytesIO(content), MATCHES_NAME)
     except DataError as error:
+        seed = f"seed {run.record.seed}"
         raise UserError(f"the match records of {seed} cannot be read") from error
+
+
+def _run_samples(run: FinishedRun, metrics: Sequence[str], number: int) -> RowSamples:
+    seed, stored = f"seed {run.record.seed}", run_matches(run)
     counts = image_counts(len(stored.images), number)
     values: dict[str, Array] = {}
     for kind, matches in stored.kinds.items():

@@ -1,0 +1,61 @@
+"""Size of the page of a large suite: seven inits on ten tasks, everything plotted."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from benchmarks.report import page
+from benchmarks.report.render import html
+from tests.benchmarks.report.fake_runs import report, write_run
+
+INITS = ("random", "supervised", "moco", "mocov2", "mocov3", "byol", "simclr")
+TASKS, SEEDS, CLASSES, LINES = 10, 3, 20, 900
+MAX_BYTES = 2_000_000
+
+
+@pytest.mark.slow
+def test_seven_inits_on_ten_tasks_are_less_than_two_megabytes(tmp_path, monkeypatch):
+    random = np.random.default_rng(0)
+    for task in range(TASKS):
+        for i, init in enumerate(INITS):
+            for seed in range(SEEDS):
+                aps = {f"bbox/AP-class{c}": float(x) for c, x in enumerate(random.random(CLASSES))}
+                main = {"bbox/AP": 30.0 + i + random.random(), "bbox/AP50": 50.0 + i}
+                folder = write_run(
+                    tmp_path / "runs" / f"task{task}" / init / f"seed{seed}",
+                    **{"task": f"faster_rcnn_R_50_FPN_task{task}", "init": init, "seed": seed},
+                    weights_sha256=None if init == "random" else init.encode().hex().ljust(64, "0"),
+                    metrics={**main, "bbox/AP75": 30.0 + random.random(), **aps},
+                )
+                if task:
+                    continue
+                lines = [
+                    {"iteration": 20 * n, "total_loss": 2 + random.random(), "bbox/AP": 3.0 * n}
+                    for n in range(LINES)
+                ]
+                (folder / "metrics.json").write_text("\n".join(map(json.dumps, lines)))
+                samples = folder / "inference" / "visualize"
+                samples.mkdir(parents=True)
+                for number in range(page.SAMPLES if seed == 0 else 0):
+                    pixels = random.integers(0, 255, (8, 12, 3), np.uint8)
+                    image = Image.fromarray(pixels).resize((600, 400))
+                    image.save(samples / f"{number}.jpg")
+    recall = np.linspace(0, 1, 101)
+    monkeypatch.setattr(page, "precision_recall", lambda run: (recall, 1 - recall**2))
+    made = report(tmp_path / "runs")
+    # The first task has every figure, and stands for the others: plotting all takes a minute.
+    figures = page.figures(made, made.sections[0])
+    assert not figures.missing and all(figures.samples.values())
+    monkeypatch.setattr(page, "figures", lambda report, section: figures)
+    files = html(replace(made, near=True))
+    assert len(files) == 1 + TASKS * (len(INITS) - 1)
+    assert figures.samples and len(files["table.html"].encode()) < MAX_BYTES
+    print(
+        len(files["table.html"]),
+        {k: len(v) for k, v in figures.plots.items()},
+        sum(len(s[1]) for o in figures.samples.values() for s in o),
+        len(figures.samples["moco"]),
+    )
