@@ -30,6 +30,7 @@ from moco.common.errors import UserError, plural
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+IMAGE_PX = 256  # the displayed width
 IMAGES = 4  # of those on which the row finds more, and of those on which the baseline does
 
 
@@ -274,7 +275,7 @@ def _samples(pair: Table, found: Mapping[str, Found | str]) -> tuple[dict[str, l
                 f"{own.images[i]}: {plural(int(own.objects[i]), 'object')}, {base.init} finds "
                 f"{theirs.found[i]:.1f}, {row.init} {own.found[i]:.1f} "
                 f"({format_gap(float(difference[i]))})",
-                tuple(map(jpeg_source, drawn.get(own.images[i], ()))),
+                tuple(jpeg_source(each, IMAGE_PX) for each in drawn.get(own.images[i], ())),
             )
             for i in of
         ]

@@ -3,29 +3,26 @@
 import base64
 import io
 from pathlib import Path
+from urllib.parse import quote
 
 from PIL import Image
 
 from benchmarks.report.plots import Plot
 from moco.data.decode import decode
 
-SAMPLE_PX = 256  # maximum width and height, more than the displayed width
 QUALITY = 75  # of JPEG
+_PLAIN = " !$()*+,-./:;=?@[]^_`{|}~"  # neither special in a URL nor escaped in an attribute
 
 
 def svg_source(plot: Plot) -> str:
     """Return a figure as data URL."""
-    return _source("svg+xml", plot.svg.encode())
+    return f"data:image/svg+xml,{quote(plot.svg, safe=_PLAIN)}"
 
 
-def jpeg_source(image: Image.Image | Path) -> str:
-    """Return an image, or that of a file, as data URL, of at most SAMPLE_PX."""
+def jpeg_source(image: Image.Image | Path, side_px: int) -> str:
+    """Return an image, or that of a file, as data URL, with no side longer than `side_px`."""
     image = decode(image) if isinstance(image, Path) else image.copy()
-    image.thumbnail((SAMPLE_PX, SAMPLE_PX))
+    image.thumbnail((side_px, side_px))
     buffer = io.BytesIO()
     image.save(buffer, format="JPEG", quality=QUALITY)
-    return _source("jpeg", buffer.getvalue())
-
-
-def _source(kind: str, content: bytes) -> str:
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+    return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"

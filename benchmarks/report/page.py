@@ -16,8 +16,9 @@ from moco.common.errors import UserError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+SAMPLE_PX = 200  # maximum width and height, about the displayed width
 SAMPLES = 4  # images per init, fewer if they exceed a table's part of SAMPLES_BYTES
-SAMPLES_BYTES = 600_000  # of all tables of a page
+SAMPLES_BYTES = 400_000  # of all tables of a page
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def _samples(table: Table, limit: int) -> dict[str, list[tuple[str, str] | None]
     names = sorted(counts, key=lambda name: (-counts[name], name))[:SAMPLES]
     found: dict[str, list[tuple[str, str] | None]] = {init: [] for init in by_init}
     for name in names:
-        column = {i: jpeg_source(of[name]) for i, of in by_init.items() if name in of}
+        column = {i: jpeg_source(of[name], SAMPLE_PX) for i, of in by_init.items() if name in of}
         limit -= sum(map(len, column.values()))
         if limit < 0:
             break

@@ -28,6 +28,7 @@ from benchmarks.report.style import (
     format_gap,
     title_parts,
 )
+from benchmarks.report.svg import compact
 from detection.evaluation.metrics import titles
 from moco.common.errors import UserError
 from moco.common.files import PathLike, atomic_write, atomic_write_text
@@ -43,12 +44,10 @@ Curves = Mapping[str, Sequence[Curve]]  # name → one curve per run
 LOSS_NAMES = ("total_loss", "loss")  # in the metrics of Detectron2, and of pre-training
 DPI = 150
 MAX_VALUE = 1e100  # of a curve; larger values overflow matplotlib's axes
-MAX_POINTS = 250  # of a curve, more than a page shows pixels for; 1 in every k of longer ones
+MAX_POINTS = 100  # of a curve; every k-th of longer ones
 MAX_CLASSES = 40  # if there are more (COCO, LVIS), those with the largest differences are plotted
 # The names of tasks end in their schedule: _24k, _2x, _s1x, maybe followed by _frozen_bn.
 _SCHEDULE = re.compile(r"_(\d+k|s?\d+x)(?=_|$)")
-_PATH = re.compile(r'(?<= d=")[^"]*')
-_DECIMALS = re.compile(r"(\.\d)\d+")
 
 
 class Plot:
@@ -59,17 +58,14 @@ class Plot:
 
     @cached_property
     def svg(self) -> str:
-        """Reproducible, small SVG file: letters are text, paths have one decimal of a point."""
+        """Reproducible, small SVG file, in which letters are text."""
         from matplotlib import rc_context
 
         buffer, no_metadata = io.StringIO(), dict.fromkeys(("Date", "Creator", "Format", "Type"))
         small: Any = {"svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans"]}
         with rc_context({"svg.hashsalt": "report", **small}):
             self.figure.savefig(buffer, format="svg", facecolor="white", metadata=no_metadata)
-        text = _PATH.sub(
-            lambda path: " ".join(_DECIMALS.sub(r"\1", path[0]).split()), buffer.getvalue()
-        )
-        return re.sub(r">\s*\n\s*<", "><", text)
+        return compact(buffer.getvalue())
 
     def save(self, path: PathLike) -> list[Path]:
         """Write a PNG file and an SVG file next to it, and return both paths."""

@@ -21,7 +21,7 @@ def test_prints_and_writes_everything(tmp_path, out, capsys):
     main([str(tmp_path / "runs"), "--out", str(out), "--margin", "0.3"])
     printed = capsys.readouterr().out
     assert "moco − random: AP +9.5" in printed and "within ±0.3" in printed
-    assert {path.name for path in out.iterdir()} == {*FILES, *FIGURES}
+    assert {path.name for path in out.iterdir()} == {*FILES, *FIGURES, "compare-t-moco.html"}
     for name in FILES + FIGURES:
         assert (out / name).stat().st_size > 0 and f"wrote {out / name}" in printed
     assert "data:image/svg+xml;base64," in (out / "table.html").read_text()
