@@ -78,7 +78,11 @@ class Browser:
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
         self.call("Emulation.setDeviceMetricsOverride", **size)
         self.requests.clear()
-        self.call("Page.navigate", url=address)
+        self.load("Page.navigate", url=address)
+
+    def load(self, method: str, **parameters: Any) -> None:
+        """Send a command that loads a page, and wait until it is loaded."""
+        self.call(method, **parameters)
         while self._read().get("method") != "Page.loadEventFired":
             pass
 
