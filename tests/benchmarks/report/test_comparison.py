@@ -135,6 +135,34 @@ def test_images_with_the_largest_differences_are_drawn_side_by_side(root, tmp_pa
         samples.draw_pair(table, {"hard": 2})
 
 
+def test_coco_s_objects_and_predictions_are_drawn_like_voc_s(tmp_path):
+    rows = [
+        {"id": 1, "image_id": 7, "category_id": 5, "bbox": [10, 20, 50, 60], "area": 9},
+        {"id": 2, "image_id": 7, "category_id": 3, "bbox": [0, 0, 5, 5], "iscrowd": 1, "area": 9},
+        {"id": 3, "image_id": 8, "category_id": 3, "bbox": [1, 1, 5, 5], "iscrowd": 0, "area": 9},
+    ]
+    images = [{"id": i, "file_name": f"{i}.png", "height": 100, "width": 100} for i in (7, 8)]
+    categories = [{"id": 3, "name": "dog"}, {"id": 5, "name": "cat"}]
+    content = {"images": images, "annotations": rows, "categories": categories}
+    (tmp_path / "truth.json").write_text(json.dumps(content))
+    metadata = {
+        "json_file": str(tmp_path / "truth.json"),
+        "thing_dataset_id_to_contiguous_id": {3: 0, 5: 1},
+    }
+    split = Split("mine", "coco", ("dog", "cat"), (), "e" * 64, metadata=metadata)
+    [truth] = samples.objects_of(split, ["7"]).values()
+    assert (truth.boxes - samples.ONE_BASED).tolist() == [[10, 20, 60, 80], [0, 0, 5, 5]]
+    assert (truth.classes.tolist(), truth.difficult.tolist()) == ([1, 0], [False, True])
+    found = [
+        {"image_id": i, "category_id": 5, "bbox": [10, 20, 50, 60], "score": 1} for i in (7, 8)
+    ]
+    (tmp_path / "found.json").write_text(json.dumps(found))
+    [[own]] = samples.predictions_of(split, tmp_path / "found.json", ["7"]).values()
+    assert own["bbox"] == [10, 20, 60, 80] and own["category_id"] == 1
+    with pytest.raises(UserError, match="sem_seg"):
+        samples.objects_of(replace(split, evaluator_type="sem_seg"), ["7"])
+
+
 def test_what_is_missing_is_named(root):
     found = compared(root)
     assert found.samples["moco finds more"][0].sources == ()
