@@ -25,6 +25,7 @@ sys.path.insert(0, str(ROOT))  # mkdocs imports this file by its path
 from benchmarks.__main__ import COMMANDS  # noqa: E402
 from benchmarks.report.cells import evidence  # noqa: E402
 from benchmarks.report.content import Report  # noqa: E402
+from benchmarks.report.progress import PAGE_NAME  # noqa: E402
 from benchmarks.report.render import RENDERERS, TEMPLATES  # noqa: E402
 from benchmarks.report.shared import Shared, read_all  # noqa: E402
 from benchmarks.report.style import format_cell  # noqa: E402
@@ -77,7 +78,8 @@ def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
     for page, name in TOP_LEVEL.items():
         pages[page] = (ROOT / name).read_text().replace("](docs/", "](")
     for shared, report in _reports().values():
-        [pages[_report_name(shared)]] = RENDERERS.get("html")(report).values()
+        for name, content in RENDERERS.get("html")(report).items():
+            pages[f"results/{shared.name}/{name}"] = content
     for page, content in pages.items():
         files.append(File.generated(config, page, content=content))
     for name in _reports():
@@ -214,10 +216,6 @@ def _reports() -> dict[str, tuple[Shared, Report]]:
     return {each.name: (each, Report(each.tables, each.results)) for each in read_all()}
 
 
-def _report_name(shared: Shared) -> str:
-    return f"results/{shared.name}.html"
-
-
 def results() -> str:
     """Return the rows of all bundles as one sortable table, whose numbers link their runs."""
     head = ("task", "tested on", "pre-train", "n", "result", "gap to the baseline", "report")
@@ -225,7 +223,7 @@ def results() -> str:
     names = Markup("").join(map(Markup("<th>{}</th>").format, head))
     body = []
     for shared, report in _reports().values():
-        page = _report_name(shared)
+        page = f"results/{shared.name}/{PAGE_NAME}"
         for section in report.sections:
             table, metric = section.table, section.table.metrics[0]
             for row in table.rows:

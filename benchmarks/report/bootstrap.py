@@ -140,6 +140,22 @@ def _run_samples(run: FinishedRun, metrics: Sequence[str], number: int) -> RowSa
     return RowSamples(stored.images, values)
 
 
+def run_matches(run: FinishedRun) -> MatchFile:
+    """Read the match records of a run.
+
+    Raises:
+        UserError: If there are none, or they are damaged.
+    """
+    try:
+        content = run.read(MATCHES_NAME)
+        if content is None:
+            raise UserError(f"a run has no match records ({MATCHES_NAME}) in its folder")
+        return parse_matches(io.BytesIO(content), MATCHES_NAME)
+    except DataError as error:
+        seed = f"seed {run.record.seed}"
+        raise UserError(f"the match records of {seed} cannot be read") from error
+
+
 def checked_matches(run: FinishedRun, metrics: Sequence[str]) -> MatchFile:
     """Read the match records of a run, whose AP must be the recorded one.
 
@@ -150,14 +166,7 @@ def checked_matches(run: FinishedRun, metrics: Sequence[str]) -> MatchFile:
     Raises:
         UserError: If the run has no match records, or they cannot be read or give another AP.
     """
-    seed = f"seed {run.record.seed}"
-    try:
-        content = run.read(MATCHES_NAME)
-        if content is None:
-            raise UserError(f"a run has no match records ({MATCHES_NAME}) in its folder")
-        stored = parse_matches(io.BytesIO(content), MATCHES_NAME)
-    except DataError as error:
-        raise UserError(f"the match records of {seed} cannot be read") from error
+    seed, stored = f"seed {run.record.seed}", run_matches(run)
     for kind, matches in stored.kinds.items():
         names = [name for name in METRICS if f"{kind}/{name}" in metrics]
         own = average_precision(stored.metric, matches) if names else {}

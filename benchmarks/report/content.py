@@ -38,6 +38,7 @@ from benchmarks.report.captions import (
 )
 from benchmarks.report.cells import Grid, TextCell, printed
 from benchmarks.report.datasets import Collection, collections
+from benchmarks.report.escape import file_names
 from benchmarks.report.gaps import gap_grids
 from benchmarks.report.isolation import isolation, shortened
 from benchmarks.report.literature import LiteratureRow, rows_for
@@ -60,6 +61,7 @@ from detection.evaluation.metrics import titles
 if TYPE_CHECKING:
     from benchmarks.report.plots import Plot
 
+COMPARISON = "compare"  # first part of the name of a page of two rows
 Column = tuple[str, str]  # metric and method; the method is whose pre-training the paper used
 LIVE_RUNS = 500  # maximum number of runs that the page lists while its suite is running
 
@@ -315,6 +317,21 @@ class Report:
             if (figure := plots.differences_figure(each)) is not None:
                 found[each.figure] = plots.Plot(figure)
         return found | {each.figure: plots.Plot(along_figure(each)) for each in self.along}
+
+    @cached_property
+    def compared(self) -> dict[tuple[str, str], str]:
+        """Pages that compare a row with the baseline: (stem of the table, row) → file name.
+
+        There is none while the suite is running: they would be outdated with its next run.
+        """
+        pairs = [
+            (section.stem, row.init)
+            for section in self.sections
+            for row in section.table.rows
+            if self.progress is None and any(row.gaps.values())
+        ]
+        names = file_names([(COMPARISON, *pair) for pair in pairs])
+        return {pair: f"{name}.html" for pair, name in zip(pairs, names, strict=True)}
 
     @cached_property
     def listed(self) -> set[Path] | None:

@@ -1,7 +1,5 @@
 """Figures and sample predictions of the HTML page, with the reasons for missing ones."""
 
-import base64
-import io
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +9,16 @@ from benchmarks.report import plots
 from benchmarks.report.aggregate import Table
 from benchmarks.report.captions import seeds
 from benchmarks.report.content import Report, Section
+from benchmarks.report.images import jpeg_source, svg_source
 from benchmarks.report.precision import precision_recall
 from moco.common.errors import UserError
-from moco.data.decode import decode
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SAMPLES = 4  # images per init
-SAMPLE_PX = 320  # maximum width and height, about twice the displayed width
+SAMPLE_PX = 200  # maximum width and height, about the displayed width
+SAMPLES = 4  # images per init, fewer if they exceed a table's part of SAMPLES_BYTES
+SAMPLES_BYTES = 400_000  # of all tables of a page
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ def figures(report: Report, section: Section) -> Figures:
         if plot is None:
             missing[title] = reason
         else:
-            shown[title] = _svg(plot if isinstance(plot, plots.Plot) else plots.Plot(plot))
+            shown[title] = svg_source(plot if isinstance(plot, plots.Plot) else plots.Plot(plot))
 
     has_losses = bool(plots.read_curves(table.runs))
     losses = report.plots[f"loss-{section.stem}"] if has_losses else None
@@ -67,11 +66,13 @@ def figures(report: Report, section: Section) -> Figures:
     add("Precision and recall of boxes, IoU 0.5, first seed", precision, "; ".join(reasons))
     if curves and reasons:
         missing["Precision and recall of other inits"] = "; ".join(reasons)
-    samples = _samples(table)
+    samples = _samples(table, SAMPLES_BYTES // len(report.tables))
     if not samples:
         missing["Sample predictions"] = (
             "no run has any (moco-transfer train --eval-only --visualize N writes them)"
         )
+    elif not any(samples.values()):
+        samples, missing["Sample predictions"] = {}, "too large for a page of so many tables"
     return Figures(shown, missing, samples)
 
 
@@ -89,15 +90,15 @@ def overviews(report: Report) -> dict[str, str]:
     for table in report.tables:
         families.setdefault(plots.family(table), []).append(table)
     found = {
-        f"{each.heading}: differences to {each.baseline}": _svg(report.plots[each.figure])
+        f"{each.heading}: differences to {each.baseline}": svg_source(report.plots[each.figure])
         for each in report.collections
         if each.figure in report.plots
     }
-    found |= {each.heading: _svg(report.plots[each.figure]) for each in report.along}
+    found |= {each.heading: svg_source(report.plots[each.figure]) for each in report.along}
     for (task, data, engine), members in families.items():
         if (figure := plots.schedule_figure(members)) is not None:
             title = f"{task}, {', '.join((*data, engine))}: by length of the fine-tuning"
-            found[title] = _svg(plots.Plot(figure))
+            found[title] = svg_source(plots.Plot(figure))
     return found
 
 
@@ -113,8 +114,13 @@ def _precision(table: Table) -> tuple[dict[str, plots.Curve], list[str]]:
     return curves, list(dict.fromkeys(reasons))
 
 
-def _samples(table: Table) -> dict[str, list[tuple[str, str] | None]]:
-    """Select the test images that most inits have predictions on, with those of each init."""
+def _samples(table: Table, limit: int) -> dict[str, list[tuple[str, str] | None]]:
+    """Select the test images that most inits have predictions on, with those of each init.
+
+    Args:
+        table: The table.
+        limit: Maximum number of characters of all data URLs; images beyond it are left out.
+    """
     by_init: dict[str, dict[str, Path]] = {}
     for row in table.rows:
         folders = [run.folder / "inference" / "visualize" for run in row.runs]
@@ -123,22 +129,12 @@ def _samples(table: Table) -> dict[str, list[tuple[str, str] | None]]:
             by_init[row.init] = {path.name: path for path in files}
     counts = Counter(name for images in by_init.values() for name in images)
     names = sorted(counts, key=lambda name: (-counts[name], name))[:SAMPLES]
-    return {
-        init: [(name, _jpeg(images[name])) if name in images else None for name in names]
-        for init, images in by_init.items()
-    }
-
-
-def _jpeg(path: Path) -> str:
-    image, buffer = decode(path), io.BytesIO()
-    image.thumbnail((SAMPLE_PX, SAMPLE_PX))
-    image.save(buffer, format="JPEG", quality=80)
-    return _source("jpeg", buffer.getvalue())
-
-
-def _svg(plot: plots.Plot) -> str:
-    return _source("svg+xml", plot.svg.encode())
-
-
-def _source(kind: str, content: bytes) -> str:
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+    found: dict[str, list[tuple[str, str] | None]] = {init: [] for init in by_init}
+    for name in names:
+        column = {i: jpeg_source(of[name], SAMPLE_PX) for i, of in by_init.items() if name in of}
+        limit -= sum(map(len, column.values()))
+        if limit < 0:
+            break
+        for init, of_init in found.items():
+            of_init.append((name, column[init]) if init in column else None)
+    return found

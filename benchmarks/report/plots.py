@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.report import escape
-from benchmarks.report.aggregate import Row, Table
+from benchmarks.report.aggregate import Gap, Row, Table
 from benchmarks.report.datasets import Collection
 from benchmarks.report.records import FinishedRun, Results
 from benchmarks.report.style import (
@@ -28,6 +28,7 @@ from benchmarks.report.style import (
     format_gap,
     title_parts,
 )
+from benchmarks.report.svg import compact
 from detection.evaluation.metrics import titles
 from moco.common.errors import UserError
 from moco.common.files import PathLike, atomic_write, atomic_write_text
@@ -43,6 +44,7 @@ Curves = Mapping[str, Sequence[Curve]]  # name → one curve per run
 LOSS_NAMES = ("total_loss", "loss")  # in the metrics of Detectron2, and of pre-training
 DPI = 150
 MAX_VALUE = 1e100  # of a curve; larger values overflow matplotlib's axes
+MAX_POINTS = 100  # of a curve; every k-th of longer ones
 MAX_CLASSES = 40  # if there are more (COCO, LVIS), those with the largest differences are plotted
 # The names of tasks end in their schedule: _24k, _2x, _s1x, maybe followed by _frozen_bn.
 _SCHEDULE = re.compile(r"_(\d+k|s?\d+x)(?=_|$)")
@@ -56,13 +58,14 @@ class Plot:
 
     @cached_property
     def svg(self) -> str:
-        """Reproducible SVG file of the figure."""
+        """Reproducible, small SVG file, in which letters are text."""
         from matplotlib import rc_context
 
-        buffer = io.StringIO()
-        with rc_context({"svg.hashsalt": "report"}):
-            self.figure.savefig(buffer, format="svg", facecolor="white", metadata={"Date": None})
-        return buffer.getvalue()
+        buffer, no_metadata = io.StringIO(), dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        small: Any = {"svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans"]}
+        with rc_context({"svg.hashsalt": "report", **small}):
+            self.figure.savefig(buffer, format="svg", facecolor="white", metadata=no_metadata)
+        return compact(buffer.getvalue())
 
     def save(self, path: PathLike) -> list[Path]:
         """Write a PNG file and an SVG file next to it, and return both paths."""
@@ -268,19 +271,44 @@ def differences_figure(collection: Collection) -> "Figure | None":
     return figure
 
 
-def class_figure(table: Table) -> "Figure | None":
-    """Plot the metric of each class: a line per class, a point per init (mean over its seeds)."""
+def class_metrics(table: Table) -> tuple[str, dict[str, str]]:
+    """Return what is measured of each class, AP or IoU, and class → metric."""
     kind = table.metrics[0].split("/", 1)[0]
     what = "IoU" if kind == "sem_seg" else "AP"
+    names = {name: None for run in table.runs for name in run.record.metrics}
+    return what, {n.split("-", 1)[1]: n for n in names if n.startswith(f"{kind}/{what}-")}
+
+
+def class_gap_figure(gaps: Mapping[str, Gap], row: str, base: str, what: str) -> "Figure | None":
+    """Plot a row's difference to the baseline for each class, with its 95% interval if known."""
+    if not gaps:
+        return None
+    names = sorted(gaps, key=lambda name: (-abs(gaps[name].value), name))[:MAX_CLASSES]
+    names.sort(key=lambda name: (gaps[name].value, name))
+    figure, [axis] = new_figure(1, width=5.8, height=1.0 + 0.22 * len(names), along="x")
+    color = colors([base, row])[row]
+    axis.axvline(0, color="#444444", linewidth=1)
+    for y, name in enumerate(names):
+        found = gaps[name]
+        if found.low is not None and found.high is not None:
+            axis.hlines(y, found.low, found.high, color=color, linewidth=1.6)
+        axis.scatter([found.value], [y], s=26, color=color, zorder=2)
+    axis.set_yticks(range(len(names)), [*map(escape.figure, names)])
+    left_out = f" ({len(names)} of {len(gaps)}, the largest)" if len(names) < len(gaps) else ""
+    axis.set_xlabel(f"{what}, points above {escape.figure(base)}{left_out}")
+    axis.set_ylim(-0.7, len(names) - 0.3)
+    return figure
+
+
+def class_figure(table: Table) -> "Figure | None":
+    """Plot the metric of each class: a line per class, a point per init (mean over its seeds)."""
+    what, metrics = class_metrics(table)
     means: dict[str, dict[str, float]] = {}  # class → init → mean
-    for row in table.rows:
-        values: dict[str, list[float]] = {}
-        for run in row.runs:
-            for name, value in run.record.metrics.items():
-                if name.startswith(f"{kind}/{what}-") and value is not None:
-                    values.setdefault(name.split("-", 1)[1], []).append(value)
-        for name, of_class in values.items():
-            means.setdefault(name, {})[row.init] = float(np.mean(of_class))
+    for name, metric in metrics.items():
+        for row in table.rows:
+            values = [run.record.metrics.get(metric) for run in row.runs]
+            if known := [value for value in values if value is not None]:
+                means.setdefault(name, {})[row.init] = float(np.mean(known))
     if not means:
         return None
     spread = {name: max(of.values()) - min(of.values()) for name, of in means.items()}
@@ -378,7 +406,7 @@ def _plot_curves(axis: "Axes", curves: Curves) -> None:
     for name, runs in curves.items():
         if not runs:
             continue
-        x, mean, low, high = band(runs)
+        x, mean, low, high = (values[:: -(-len(values) // MAX_POINTS)] for values in band(runs))
         label = escape.figure(name) + (f" ({len(runs)} seeds)" if len(runs) > 1 else "")
         marker = "o" if len(x) == 1 else None
         axis.plot(x, mean, color=palette[name], linewidth=1.8, label=label, marker=marker)

@@ -15,8 +15,8 @@ class Progress:
         share: Fraction of the work that is done, 0..1.
         left: Time left.
         counts: State → number of runs.
-        started: Title, state, fraction of iterations, time left if known, and location or reason
-            of failure of each run that was started and is not done.
+        listed: Title, state, fraction of iterations, time left if known, and location or reason
+            of failure of each run that is not done; of waiting ones, the next.
         at: Time of the snapshot, in UTC.
     """
 
@@ -24,5 +24,5 @@ class Progress:
     share: float
     left: str
     counts: Mapping[str, int]
-    started: Sequence[tuple[str, str, float, str, str]]
+    listed: Sequence[tuple[str, str, float, str, str]]
     at: str

@@ -31,6 +31,7 @@ from detection.evaluation.metrics import titles
 from moco.common.errors import printable
 
 if TYPE_CHECKING:
+    from benchmarks.report.comparison import Comparison
     from benchmarks.report.page import Figures
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -79,11 +80,23 @@ def tex(report: Report) -> dict[str, str]:
 
 @RENDERERS.register()
 def html(report: Report) -> dict[str, str]:
-    """Render a self-contained page: tables, figures, sample predictions and every run."""
-    from benchmarks.report import page
+    """Render a self-contained page: tables, figures, sample predictions and every run.
+
+    Each gap links to a page of its own (benchmarks/report/comparison.py).
+    """
+    from benchmarks.report import comparison, page
 
     figures = {section.stem: page.figures(report, section) for section in report.sections}
-    return {PAGE_NAME: page_text(report, figures, page.overviews(report))}
+    files = {PAGE_NAME: page_text(report, figures, page.overviews(report))}
+    for name, (section, compared) in comparison.comparisons(report).items():
+        files[name] = comparison_text(report, section, compared)
+    return files
+
+
+def comparison_text(report: Report, section: Section, compared: "Comparison") -> str:
+    """Render the page that compares a row with the baseline."""
+    content = {"report": report, "section": section, "compared": compared}
+    return _render("compare.html", **content)
 
 
 def page_text(
@@ -160,6 +173,7 @@ def _environment(kind: str) -> Environment:
     environment.globals.update(GREEN=GREEN, BOLD=BOLD, UNDERLINE=UNDERLINE, PLAIN=PLAIN)
     environment.globals.update(grid=grid, titles=titles, facts=facts, paper_rows=paper_rows)
     environment.globals.update(percent="{:.0%}".format, csp_hash=_csp_hash)
+    environment.globals.update(PAGE_NAME=PAGE_NAME)
     return environment
 
 

@@ -7,8 +7,10 @@ split.
 
 import dataclasses
 import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +18,17 @@ from PIL import Image, ImageColor, ImageDraw, ImageFont, ImageOps
 
 from benchmarks.report import plots
 from benchmarks.report.aggregate import Table
-from benchmarks.report.records import FinishedRun
+from benchmarks.report.precision import find_predictions
 from benchmarks.report.style import RIGHT, TRUTH, WRONG
-from detection.datasets.base import Record, Split
+from detection.datasets.base import Record, Split, image_key
+from detection.datasets.coco_json import annotations_of
+from detection.datasets.coco_repair import annotation_file
 from detection.datasets.images import read_image
+from detection.datasets.voc import GroundTruth
 from detection.evaluation import voc
-from detection.evaluation.predictions import read_voc
+from detection.evaluation.predictions import Row, read_voc
 from detection.evaluation.visualize import draw_boxes
-from moco.common.errors import printable
+from moco.common.errors import UserError, printable
 from moco.common.files import atomic_write
 
 IMAGES, MAX_OBJECTS = 3, 5  # the tags of more objects overlap
@@ -70,11 +75,12 @@ def samples_image(table: Table, split: Split) -> Image.Image:
         table: Table whose runs have predictions.
         split: Test split of the runs, in VOC's layout.
     """
-    columns = {"ground truth": (truth := _truth(split))}
+    columns = {"ground truth": (truth := _truth(split, split.truth))}
     number = sum(len(of.tags) for of in truth.values())
     distance = dict.fromkeys(truth, 0.0)
     for row in table.rows:
-        found = _best(row.runs[0], split)
+        path = row.runs[0].folder / "inference" / f"{split.name}.json"
+        found = _best(read_voc(path), split, split.truth)
         right = sum(of.right for of in found.values())
         title = f"{printable(row.init)}, seed {row.runs[0].record.seed}: {right} of {number} found"
         columns[title] = found
@@ -105,28 +111,111 @@ def samples_image(table: Table, split: Split) -> Image.Image:
     return canvas
 
 
-def _truth(split: Split) -> dict[str, Boxes]:
+def draw_pair(pair: Table, objects: Mapping[str, int]) -> dict[str, tuple[Image.Image, ...]]:
+    """Draw images with their ground truth and the predictions of the first run of both rows.
+
+    Args:
+        pair: Table of two rows.
+        objects: Id of a test image → number of its objects when the runs were tested.
+
+    Raises:
+        UserError: If the predictions, or the dataset that the runs were tested on, are not here.
+    """
+    first = [row.runs[0] for row in pair.rows]
+    (split, path), (_, other) = map(find_predictions, first)
+    name = f"the {split.name} of this machine"
+    try:
+        masked = first[0].record.config.get("MODEL.MASK_ON", False)
+        truth = objects_of(split, objects, masked=masked)
+        columns = [_truth(split, truth)]
+        for image_id, number in objects.items():
+            if len(columns[0][image_id].tags) != number:
+                raise UserError(f"{name} has other objects than the runs were tested on")
+        columns += [_best(predictions_of(split, p, truth), split, truth) for p in (path, other)]
+        records = {str(image_key(record)): record for record in split.records}
+        return {i: tuple(_draw(records[i], of[i]) for of in columns) for i in objects}
+    except (UserError, ImportError):
+        raise
+    except Exception as error:  # untrusted predictions may raise anything
+        raise UserError(f"{path}: no predictions on {name}") from error
+
+
+def objects_of(
+    split: Split, image_ids: Iterable[str], *, masked: bool = False
+) -> dict[str, GroundTruth]:
+    """Return the objects of images of a split in VOC's or COCO's format; crowds are difficult.
+
+    Args:
+        split: The split.
+        image_ids: Ids of its images.
+        masked: Leave out objects without a mask.
+    """
+    if split.evaluator_type == "pascal_voc":
+        return {image_id: split.truth[image_id] for image_id in image_ids}
+    if split.evaluator_type not in ("coco", "lvis"):
+        raise UserError(f"not drawn for the metric {split.evaluator_type}")
+    ids, number = set(image_ids), split.metadata["thing_dataset_id_to_contiguous_id"]
+    objects: dict[str, list[tuple[Any, int, bool]]] = {image_id: [] for image_id in ids}
+    with annotation_file(annotations_of(split), split.images, masked=masked) as (_, content):
+        for row in content["annotations"]:
+            if (image_id := str(row["image_id"])) in ids:
+                own = row["bbox"], number[row["category_id"]], bool(row.get("iscrowd", 0))
+                objects[image_id].append(own)
+    found = {}
+    for image_id, rows in objects.items():
+        boxes = _xyxy([box for box, *_ in rows]) + ONE_BASED
+        classes = np.array([class_id for _, class_id, _ in rows], np.int64)
+        found[image_id] = GroundTruth(boxes, classes, np.array([crowd for *_, crowd in rows], bool))
+    return found
+
+
+def predictions_of(split: Split, path: Path, image_ids: Iterable[str]) -> dict[str, list[Row]]:
+    """Read the predictions on images of a split, as `read_voc` does."""
+    ids = set(image_ids)
+    if split.evaluator_type == "pascal_voc":
+        everything = read_voc(path)
+        return {image_id: everything[image_id] for image_id in ids}
+    found: dict[str, list[Row]] = {image_id: [] for image_id in ids}
+    number = split.metadata["thing_dataset_id_to_contiguous_id"]
+    for row in json.loads(path.read_text(encoding="utf-8")):
+        if (image_id := str(row["image_id"])) in ids and "bbox" in row:
+            [box] = _xyxy([row["bbox"]])
+            own = {**row, "category_id": number[row["category_id"]], "bbox": box.tolist()}
+            found[image_id].append(own)
+    return found
+
+
+def _xyxy(boxes: Sequence[Sequence[float]]) -> NDArray[np.floating]:
+    """Convert COCO's boxes XYWH to 0-based XYXY, (N, 4)."""
+    found = np.array(boxes, float).reshape(-1, 4)
+    found[:, 2:] += found[:, :2]
+    return found
+
+
+def _truth(split: Split, objects: Mapping[str, GroundTruth]) -> dict[str, Boxes]:
     """Return the objects of every image, without the difficult ones."""
     found = {}
-    for image_id, truth in split.truth.items():
+    for image_id, truth in objects.items():
         tags = [split.classes[i] for i in truth.classes[~truth.difficult]]
         boxes = truth.boxes[~truth.difficult] - ONE_BASED
         found[image_id] = Boxes(boxes, tags, [TRUTH] * len(tags))
     return found
 
 
-def _best(run: FinishedRun, split: Split) -> dict[str, Boxes]:
+def _best(
+    rows: Mapping[str, Sequence[Row]], split: Split, objects: Mapping[str, GroundTruth]
+) -> dict[str, Boxes]:
     """Return the highest-scoring predictions on every image, as many as it has objects."""
-    rows, found = read_voc(run.folder / "inference" / f"{split.name}.json"), {}
-    for image_id, truth in split.truth.items():
+    found = {}
+    for image_id, truth in objects.items():
         number = np.count_nonzero(~truth.difficult)
         best = sorted(rows[image_id], key=lambda row: -row["score"])[:number]
         boxes = np.array([row["bbox"] for row in best]).reshape(-1, 4)
         classes = np.array([row["category_id"] for row in best], dtype=np.int64)
         # `best_matches` pairs boxes with equal keys: images in the metric, classes here.
         order = np.argsort(truth.classes, kind="stable")
-        objects = truth.classes[order], truth.boxes[order]
-        matches = voc.best_matches(classes, boxes + ONE_BASED, *objects)
+        own = truth.classes[order], truth.boxes[order]
+        matches = voc.best_matches(classes, boxes + ONE_BASED, *own)
         right = voc.count(*matches, truth.difficult[order])[0][:, 0]
         tags = [f"{split.classes[row['category_id']]} {row['score']:.2f}" for row in best]
         found[image_id] = Boxes(boxes, tags, [RIGHT if hit else WRONG for hit in right])

@@ -13,13 +13,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from benchmarks.report import page
+from benchmarks.report import comparison, page
 from benchmarks.report.bundle import ABOUT_NAME, EVIDENCE, SUITE_NAME, About
 from benchmarks.report.content import Report
 from benchmarks.report.keys import names_where
 from benchmarks.report.progress import PAGE_NAME
 from benchmarks.report.records import FinishedRun, Results, Unusable
-from benchmarks.report.render import page_text
+from benchmarks.report.render import comparison_text, page_text
 from moco.common.files import PathLike, atomic_write
 from moco.common.run import RECORD_NAME, RunRecord
 
@@ -68,6 +68,10 @@ def write_bundle(path: PathLike, own: Report, shared: Report, about: About | Non
     files = {"README.txt": README, PAGE_NAME: text}
     if about is not None:
         files[ABOUT_NAME] = f"{json.dumps(asdict(about))}\n"
+    stems = dict(zip((mine.stem for mine in own.sections), shared.sections, strict=True))
+    for name, (section, made) in comparison.comparisons(own).items():
+        compared = replace(made, missing=_without_folders(made.missing))
+        files[name] = comparison_text(shared, stems[section.stem], compared)
     evidence: dict[str, tuple[FinishedRun, str]] = {}
     for run in (*shared.results.transfer, *shared.results.pretraining):
         evidence |= {f"{run.folder / name}": (run, name) for name in EVIDENCE}

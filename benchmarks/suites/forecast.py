@@ -54,8 +54,7 @@ def make_forecast(
         measured: Speeds of finished runs.
         parallel: Number of runs that are computed at once.
     """
-    # Finished runs come first, as the speed of a running one lacks its start and its end.
-    speeds = speeds_of(runs, states, RUNNING) | measured
+    speeds = known_speeds(runs, states, measured)
     seconds = {run.name: estimate(run, speeds).seconds for run in runs}
     known = [value for value in seconds.values() if value is not None]
     mean = statistics.fmean(known) if known else None
@@ -111,6 +110,14 @@ def time_left(
                 if not before[name]:
                     heapq.heappush(ready, order[name])
     return now
+
+
+def known_speeds(runs: Iterable[Run], states: Mapping[str, State], measured: Speeds) -> Speeds:
+    """Add the speeds of running runs to those of finished ones.
+
+    Finished runs come first, as the speed of a running one lacks its start and its end.
+    """
+    return speeds_of(runs, states, RUNNING) | measured
 
 
 def speeds_of(runs: Iterable[Run], states: Mapping[str, State], kind: str) -> Speeds:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.report.progress import Progress
 from benchmarks.suites import children
-from benchmarks.suites.forecast import Forecast, Speeds, estimate
+from benchmarks.suites.forecast import Forecast, Speeds, estimate, known_speeds
 from benchmarks.suites.runs import DONE, FAILED, QUEUED, RUNNING, STOPPED, WAITING, Run, State
 from moco.common.errors import printable
 from moco.common.files import atomic_write_text
@@ -25,6 +25,8 @@ from moco.engine.stop import signals_by_name
 EVERY_SECONDS = 10.0
 REST = 10  # pause after the tables, in multiples of the time that they took
 ORDER = (DONE, RUNNING, QUEUED, STOPPED, WAITING, FAILED)
+# State of a run → maximum number of runs that the page lists by name, the next ones first.
+LISTED = {FAILED: None, RUNNING: None, QUEUED: 100, STOPPED: 100, WAITING: 20}
 
 
 class Live:
@@ -110,19 +112,19 @@ def describe(
     if RUNNING in kinds or QUEUED in kinds:
         left = f"about {format_seconds(forecast.seconds_left)} left"
         left += ", and the time in the queue" if QUEUED in kinds else ""
-    started = [
-        (run.title, state.kind, run.fraction(state), _left(run, state, speeds), state.text)
-        for kind in (FAILED, RUNNING, QUEUED, STOPPED)
-        for run, state in of_runs
-        if state.kind == kind
+    known = known_speeds(runs, states, speeds)
+    listed = [
+        (run.title, state.kind, run.fraction(state), _left(run, state, known), state.text)
+        for kind in (FAILED, RUNNING, QUEUED, STOPPED, WAITING)
+        for run, state in [each for each in of_runs if each[1].kind == kind][: LISTED[kind]]
     ]
     counts = {kind: kinds.count(kind) for kind in ORDER if kind in kinds}
     at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    return Progress(name, forecast.done, left, counts, started, at)
+    return Progress(name, forecast.done, left, counts, listed, at)
 
 
 def _left(run: Run, state: State, speeds: Speeds) -> str:
     seconds = estimate(run, speeds).seconds
-    if seconds is None or state.kind != RUNNING:
+    if seconds is None or state.settled:
         return ""
     return f"about {format_seconds(seconds * (1 - run.fraction(state)))} left"

@@ -140,11 +140,12 @@ def build() -> Report:
 
 
 def pages() -> dict[str, str]:
-    """Render the report in every format, with placeholders for figures."""
+    """Render the report in every format, without the comparisons, with placeholders for figures."""
     report = build()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Plot, "svg", "<svg/>")
-        return {name: text for _, renderer in RENDERERS for name, text in renderer(report).items()}
+        files = {name: text for _, of in RENDERERS for name, text in of(report).items()}
+    return {name: text for name, text in files.items() if name not in report.compared.values()}
 
 
 if __name__ == "__main__":

@@ -124,9 +124,11 @@ def test_the_same_bytes_without_this_machines_folders(suite, bundle, tmp_path):
     with zipfile.ZipFile(bundle) as archive:
         names = archive.namelist()
         texts = {name: archive.read(name).decode() for name in names}
-    assert names == sorted(names) and len(names) == 3 + 4
+    assert names == sorted(names) and len(names) == 4 + 4
     assert "mine/runs/task of suite/moco/seed1-abc/run.json" in names
     assert {"README.txt", "mine/suite.json", "table.html"} < set(names)
+    [comparison] = re.findall('href="(compare-[^"]*)"', texts["table.html"])[:1]
+    assert comparison in names
     for text in texts.values():
         assert "somebody" not in text and "secret" not in text and str(tmp_path) not in text
     one = json.loads(texts["mine/runs/task of suite/moco/seed1-abc/run.json"])

@@ -25,7 +25,7 @@ def test_prints_and_writes_everything(tmp_path, out, capsys):
     assert different.startswith("different from random: ") and "within ±0.3" in different
     assert sure.startswith("how sure: Welch's test, ")
     assert page == f"page: {out / 'table.html'}"
-    assert {path.name for path in out.iterdir()} == {*FILES, *FIGURES}
+    assert {path.name for path in out.iterdir()} == {*FILES, *FIGURES, "compare-t-moco.html"}
     for name in FILES + FIGURES:
         assert (out / name).stat().st_size > 0
     assert "data:image/svg+xml;base64," in (out / "table.html").read_text()

@@ -97,9 +97,12 @@ def made(text: str) -> Report:
 
 
 def outputs(text: str) -> dict[str, str]:
-    """Render every file of a report, and what is printed."""
+    """Render every file of a report, and what is printed; the comparison without its row's name."""
     whole = made(text)
-    return {k: v for _, renderer in render.RENDERERS for k, v in renderer(whole).items()}
+    files = {k: v for _, renderer in render.RENDERERS for k, v in renderer(whole).items()}
+    [comparison] = whole.compared.values()
+    assert re.fullmatch(r"compare-[\w.-]+-random\.html", comparison, re.ASCII)
+    return files | {"compare.html": files.pop(comparison)}
 
 
 class Structure(HTMLParser):

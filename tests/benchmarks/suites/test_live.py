@@ -1,7 +1,6 @@
 """Page of a suite that is being computed: when it is written, and in a browser."""
 
 import re
-import shutil
 import subprocess
 import threading
 import time
@@ -13,7 +12,8 @@ from benchmarks.report.progress import Progress
 from benchmarks.suites import live
 from benchmarks.suites.forecast import Forecast
 from benchmarks.suites.live import Live
-from benchmarks.suites.runs import DONE, FAILED, RUNNING, Run, State
+from benchmarks.suites.runs import DONE, FAILED, RUNNING, WAITING, Run, State
+from tests.browser import find_browser
 
 NAMES = ("a", "b", "c")
 
@@ -52,14 +52,27 @@ def test_progress_is_written_often_and_tables_when_a_run_has_ended(runs, monkeyp
         speeds = {runs[0].speed_key: [30.0]}
         opened.update(states(RUNNING), Forecast(0.25, 1.0), speeds)  # no run ends
         wait_for(lambda: "<title>25% x" in page.read_text())
-        # Two of four iterations of 30 s are left.
+        # Two of four iterations of 30 s are left, and four of each run that waits.
         assert "{}" in page.read_text() and "running, 50%, about 1:00 left" in page.read_text()
+        assert page.read_text().count("waiting, 0%, about 2:00 left") == 2
         opened.update(states(DONE, FAILED), Forecast(0.5, 1.0), {})
         wait_for(lambda: "{'done': 1, 'failed': 1}" in page.read_text())
         assert "&lt;i&gt;why" in page.read_text(), "texts are texts"
     text = page.read_text()
     time.sleep(0.3)
     assert page.read_text() == text, "nothing comes after the end"
+
+
+def test_time_left_is_known_before_any_run_has_ended(runs, monkeypatch):
+    running = {"a": State(RUNNING, 2.0, seconds=20.0), "b": State(WAITING), "c": State(WAITING)}
+    found = live.describe("s", runs, running, Forecast(0.1, 1.0), {})
+    assert [left for *_, left, _ in found.listed] == ["about 0:20 left", *["about 0:40 left"] * 2]
+    monkeypatch.setitem(live.LISTED, WAITING, 1)
+    found = live.describe("s", runs, running, Forecast(0.1, 1.0), {})
+    assert [title for title, *_ in found.listed] == ["run a", "run b"]
+    assert found.counts[WAITING] == 2
+    ended = live.describe("s", runs, states(DONE, FAILED, DONE), Forecast(1.0, 0.0), {})
+    assert [left for *_, left, _ in ended.listed] == [""]
 
 
 def fail(progress: Progress) -> str:
@@ -78,12 +91,6 @@ def test_a_page_that_fails_stops_nothing(runs, monkeypatch, capsys, tmp_path):
     )
 
 
-@pytest.fixture
-def browser() -> str:
-    programs = map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
-    return next(filter(None, programs), None) or pytest.skip("no Chromium is installed")
-
-
 def dump(browser: str, address: str, profile: Path, *more: str) -> str:
     """Return a page as the browser renders it; its clock waits for responses."""
     argv = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
@@ -92,7 +99,8 @@ def dump(browser: str, address: str, profile: Path, *more: str) -> str:
 
 
 @pytest.mark.slow
-def test_an_open_page_follows_the_suite_to_its_tables(browser, lab, tmp_path):
+def test_an_open_page_follows_the_suite_to_its_tables(lab, tmp_path):
+    browser = find_browser()
     lab.run("--trials", "1")
     lab.hold()
     lab.with_tables, lab.executor = True, ("--executor", "cpu", "--workers", "4")
@@ -110,4 +118,4 @@ def test_an_open_page_follows_the_suite_to_its_tables(browser, lab, tmp_path):
     assert "<title>Transfer results</title>" in last and 'id="progress"' not in last
     assert "refresh" not in last
     assert re.findall(r'<a href="#runs-a--\w+">(\d)</a>', last) == ["2", "2"]
-    assert "<button>pre-train</button>" in last, "the script ran"
+    assert '<button type="button">pre-train</button>' in last, "the script ran"
