@@ -329,7 +329,7 @@ def test_labels_follow_the_image(tmp_path):
     labels = np.arange(40 * 60).reshape(40, 60) % 7
     Image.fromarray(labels.astype(np.uint8)).save(tmp_path / "labels.png")
     one["sem_seg_file_name"] = str(tmp_path / "labels.png")
-    augmentation = sem_seg.Augmentation((1.0, 1.0), True, 50, (9.2, 7.6, 7.0), 255)
+    augmentation = sem_seg.Augmentation((1.0, 1.0), True, (50, 50), (9.2, 7.6, 7.0), 255)
     for order in ("RGB", "BGR"):
         mapper = LabelMapper(augmentation, order)
         whole = mapper(one, None)

@@ -253,7 +253,7 @@ def test_label_mapper(order, tmp_path, images):
     from detection.data import sem_seg
     from tests.oracles.sem_seg_mapper import SemSegMapper
 
-    augmentation = sem_seg.Augmentation((0.5, 2.0), True, 90, (120.4, 99.7, 3.2), 255)
+    augmentation = sem_seg.Augmentation((0.5, 2.0), True, (90, 120), (120.4, 99.7, 3.2), 255)
     np.random.seed(5)
     rng = np.random.RandomState(5)
     for one in images:
@@ -264,7 +264,7 @@ def test_label_mapper(order, tmp_path, images):
         ours = LabelMapper(augmentation, order)
         sample = ours(record, augmentation.draw(rng))
         assert_same_sample(SemSegMapper(augmentation, order)(record), sample)
-        assert sample["image"].shape[1:] == sample["sem_seg"].shape == (90, 90)
+        assert sample["image"].shape[1:] == sample["sem_seg"].shape == (90, 120)
         assert_same_sample(SemSegMapper(None, order)(record), ours(record, None))
 
 
