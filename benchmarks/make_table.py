@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError(f"--bootstrap {args.bootstrap}: expected 100 to {MAX_RESAMPLES}")
     about = _about(args)
     if args.verify:
-        from benchmarks.report.shared import verify
+        from benchmarks.report.verify import verify
 
         for path in args.runs:
             print(verify(path))
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from benchmarks.report.content import Report
     from benchmarks.report.records import collect
     from benchmarks.report.render import to_terminal
-    from benchmarks.report.shared import read_all
+    from benchmarks.report.verify import read_all
 
     formats = [name.strip() for name in args.format.split(",")]
     find_renderers(formats)  # an unknown format is refused before any record is read

@@ -27,8 +27,9 @@ from benchmarks.report.cells import evidence  # noqa: E402
 from benchmarks.report.content import Report  # noqa: E402
 from benchmarks.report.progress import PAGE_NAME  # noqa: E402
 from benchmarks.report.render import RENDERERS, TEMPLATES  # noqa: E402
-from benchmarks.report.shared import Shared, read_all  # noqa: E402
+from benchmarks.report.shared import Shared  # noqa: E402
 from benchmarks.report.style import format_cell  # noqa: E402
+from benchmarks.report.verify import read_all  # noqa: E402
 from detection.config.keys import FAMILIES, KEYS  # noqa: E402
 from detection.evaluation import metrics  # noqa: E402
 from moco.classification import config as classification  # noqa: E402

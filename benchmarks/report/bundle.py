@@ -36,7 +36,7 @@ EVIDENCE = {MATCHES_NAME: metrics.MAX_MATCHES_BYTES, ERRORS_NAME: 1 << 20, ROBUS
 
 @dataclass(frozen=True)
 class About:
-    """Who measured the results of a bundle.
+    """Origin of the results of a bundle.
 
     Attributes:
         measured_by: Name of a person or group.

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.make_table import main
 from benchmarks.report.bundle import ABOUT_NAME, MATCHES_NAME
-from benchmarks.report.shared import read_all, read_shared, verify
+from benchmarks.report.verify import read_all, read_shared, verify
 from moco.common.errors import DataError, UserError
 from moco.common.run import RECORD_NAME
 from moco.common.shipped import RESULTS
