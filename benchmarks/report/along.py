@@ -163,7 +163,8 @@ def along_figure(along: Along) -> "Figure":
         axes[0].errorbar(list(series.rows), means, spread, **style)
         for measure, values in series.cheap.items():
             number = measures.index(measure)
-            look = {"marker": "osD^v"[number % 5], "linestyle": ("-", "--", ":", "-.")[number % 4]}
+            look: dict[str, Any] = {"marker": "osD^v"[number % 5]}
+            look["linestyle"] = ("-", "--", ":", "-.")[number % 4]
             label = escape.figure(f"{series.name}, {measure}")
             x, y = list(values), list(values.values())
             axes[1].plot(x, y, color=color, label=label, markersize=4, **look)
