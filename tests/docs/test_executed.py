@@ -38,9 +38,10 @@ from tests.oracles.small_tasks import SMALL_VOC
 from tests.oracles.tiny_coco import write_coco
 
 NEEDS = re.compile(r"^# needs .+\n")
-# The wheel's test installs and runs these two, and CONTRIBUTING.md is about the tests themselves.
+# The wheel's test installs and runs the quickstart, tests/benchmarks/ runs the doctor, and
+# CONTRIBUTING.md is about the tests themselves.
 ELSEWHERE = re.compile(
-    r"python -m (?:pip|pytest|http\.server)\b|moco-transfer (?:quickstart|--help)\b"
+    r"python -m (?:pip|pytest|http\.server)\b|moco-transfer (?:quickstart|doctor|--help)\b"
 )
 BLOCKS = {
     str(page.relative_to(ROOT)): [
