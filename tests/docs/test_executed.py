@@ -105,11 +105,10 @@ def test_converting(here):
     state = net.state_dict()
     torch.save({"arch": "regnety_004", "state_dict": state}, "last.pth.tar")
     save_file(state, "model.safetensors")
-    again = {
-        rf"({source}) weights\.pth": r"\1 weights.pth --overwrite"
-        for source in ("last.pth.tar", "safetensors")
-    }
-    run("docs/guides/converting.md", again)
+    # The page goes on with the ResNet's weights.pth.
+    other = {r"(last\.pth\.tar|model\.safetensors) weights": r"\1 timm"}
+    other[r"timm\.pth --timm"] = "timm.pth --overwrite --timm"
+    run("docs/guides/converting.md", other)
 
 
 @pytest.mark.slow
