@@ -38,9 +38,10 @@ from tests.oracles.small_tasks import SMALL_VOC
 from tests.oracles.tiny_coco import write_coco
 
 NEEDS = re.compile(r"^# needs .+\n")
-# The wheel's test installs and runs these two, and CONTRIBUTING.md is about the tests themselves.
+# The wheel's test installs and runs the quickstart, tests/benchmarks/ runs the doctor, and
+# CONTRIBUTING.md is about the tests themselves.
 ELSEWHERE = re.compile(
-    r"python -m (?:pip|pytest|http\.server)\b|moco-transfer (?:quickstart|--help)\b"
+    r"python -m (?:pip|pytest|http\.server)\b|moco-transfer (?:quickstart|doctor|--help)\b"
 )
 BLOCKS = {
     str(page.relative_to(ROOT)): [
@@ -104,11 +105,10 @@ def test_converting(here):
     state = net.state_dict()
     torch.save({"arch": "regnety_004", "state_dict": state}, "last.pth.tar")
     save_file(state, "model.safetensors")
-    again = {
-        rf"({source}) weights\.pth": r"\1 weights.pth --overwrite"
-        for source in ("last.pth.tar", "safetensors")
-    }
-    run("docs/guides/converting.md", again)
+    # The page goes on with the ResNet's weights.pth.
+    other = {r"(last\.pth\.tar|model\.safetensors) weights": r"\1 timm"}
+    other[r"timm\.pth --timm"] = "timm.pth --overwrite --timm"
+    run("docs/guides/converting.md", other)
 
 
 @pytest.mark.slow
