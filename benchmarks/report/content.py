@@ -36,6 +36,7 @@ from benchmarks.report.datasets import Collection, collections
 from benchmarks.report.gaps import gap_grids
 from benchmarks.report.isolation import isolation
 from benchmarks.report.literature import LiteratureRow, rows_for
+from benchmarks.report.looks import looks_notes
 from benchmarks.report.paper import OWN, PaperTable, load_paper, tables_for
 from benchmarks.report.progress import Progress
 from benchmarks.report.records import Results
@@ -162,6 +163,7 @@ class Section:
         if any(row.n < trials for row in table.rows):
             found.append(f"{FEW_MARK} fewer than {trials} trials (the paper averages {trials})")
         found.append(uncertainty(table))
+        found += looks_notes(table)
         found += nothing_shown(table, self.significance)
         missing = table.resamples.missing if table.resamples else {}
         for reason in dict.fromkeys(missing.values()):

@@ -7,18 +7,17 @@ runs; none covers the variation due to pre-training or the choice of test images
 import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TypeVar
 
 from benchmarks.report.aggregate import CONFIDENCE, Cell, Row, Table, varies
 from benchmarks.report.isolation import differences
+from benchmarks.report.sequential import Looks, holm
 from benchmarks.report.style import MAX_RUNS
 from moco.common.errors import first_few
 
 POWER = 0.8  # Cohen's convention
-_Key = TypeVar("_Key")
 
 
 @dataclass(frozen=True)
@@ -58,6 +57,8 @@ def significance(table: Table) -> list[Significance]:
     base = table.base
     if base is None:
         return []
+    if table.looks is not None:
+        return _of_looks(table, table.looks)
     found: list[tuple[Row, str, int, str, float, float]] = []
     welch: dict[int, float] = {}
     pairs: dict[int, tuple[float, float, float]] = {}
@@ -89,6 +90,28 @@ def significance(table: Table) -> list[Significance]:
             same=(same[i], same_holm[i]) if i in same else None,
         )
         for i, (row, metric, n, why, std, gap) in enumerate(found)
+    ]
+
+
+def _of_looks(table: Table, looks: Looks) -> list[Significance]:
+    """Return the tests of a table whose seeds were added until its gaps were decided.
+
+    They are of one metric; its p-values account for the looks.
+    """
+    return [
+        Significance(
+            row,
+            looks.metric,
+            found.looks[-1].seeds,
+            found.holm,
+            paired=None,
+            unpaired="",
+            smallest=None,
+            runs=None,
+            same=(found.looks[-1].same_p, found.same_holm),
+        )
+        for row in table.rows
+        if (found := looks.comparisons.get(row.init)) and found.looks
     ]
 
 
@@ -124,16 +147,6 @@ def paired(a: Cell, b: Cell) -> tuple[float, float, float] | None:
     test = stats.ttest_rel(a.values, b.values)
     interval = test.confidence_interval(CONFIDENCE)
     return float(interval.low), float(interval.high), float(test.pvalue)
-
-
-def holm(p_values: Mapping[_Key, float]) -> dict[_Key, float]:
-    """Correct p-values by Holm's step-down method, which controls the family-wise error rate."""
-    corrected: dict[_Key, float] = {}
-    highest = 0.0
-    for rank, key in enumerate(sorted(p_values, key=p_values.__getitem__)):
-        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[key]))
-        corrected[key] = highest
-    return corrected
 
 
 def equivalence(a: Cell, b: Cell, margin: float) -> float:
