@@ -147,7 +147,7 @@ class TestErrorRates:
         assert (of_gap, of_same) == pytest.approx((gap, same), abs=0.006)
         assert taken == pytest.approx(seeds, abs=0.06)
         fixed = (simulated(PLAN, shift, std)[0][:, -1] <= LEVEL).mean()
-        assert fixed - of_gap < 0.02  # little is lost against a fixed number
+        assert shift == 0 or fixed - of_gap < 0.02  # little is lost against a fixed number
 
 
 def write_suite(
