@@ -6,6 +6,7 @@ r"""Command that runs a suite, or resumes it: from a list of checkpoints to the 
     ... --plan FILE   write the runs to a file, for another scheduler to compute
     ... --dry-run     list the runs and their hours, check everything, start nothing
     ... --status      print the progress of a running suite, from another shell
+    ... --until-decided   add seeds until the gap of every row is decided
     ... --tune        choose the learning rate of every init from one grid first
     ... --data FOLDER one task per dataset in a folder of them, for the suite `many`
 
@@ -24,11 +25,14 @@ from typing import Any
 
 import benchmarks.suites.executors  # noqa: F401 - registers them
 from benchmarks.report.progress import PAGE_NAME
+from benchmarks.report.sequential import FIRST_SEEDS, SeedPlan
 from benchmarks.suites import children
 from benchmarks.suites.arguments import add_arguments
 from benchmarks.suites.checks import Findings, option_pairs
 from benchmarks.suites.data_digest import data_digests
 from benchmarks.suites.executors.base import EXECUTORS, Executor, Options, PlanExecutor
+from benchmarks.suites.failures import SuiteFailed as SuiteFailed
+from benchmarks.suites.failures import raise_failures
 from benchmarks.suites.folder import (
     SuiteFolder,
     identify,
@@ -43,7 +47,7 @@ from benchmarks.suites.many import announce, over_datasets
 from benchmarks.suites.plan import expand, write_plan
 from benchmarks.suites.programs import Programs
 from benchmarks.suites.runner import Runner
-from benchmarks.suites.runs import DONE, FAILED, Run, State
+from benchmarks.suites.runs import DONE, Run, State
 from benchmarks.suites.suite import (
     CHOOSE,
     POINT,
@@ -65,18 +69,13 @@ from benchmarks.suites.suite_file import (
 from benchmarks.suites.tables import refresh_tables, results_of, write_tables
 from benchmarks.suites.timing import time_runs
 from benchmarks.suites.tuning import read_description, with_grids
+from benchmarks.suites.until_decided import check_options, next_runs, seed_plan, with_seeds
 from moco.common.command import RANDOM, program
 from moco.common.errors import UserError, plural, printable, run_cli, say
 from moco.common.progress import format_seconds
 from moco.common.shipped import resolve
 
 MANY = 1000  # runs
-
-
-class SuiteFailed(UserError):
-    """Failure of some runs of a suite whose other runs have finished."""
-
-    exit_code = 1
 
 
 def main(argv: Sequence[str] | None = None, programs: Programs | None = None) -> None:
@@ -103,8 +102,10 @@ def with_arguments(suite: Suite, args: argparse.Namespace) -> Suite:
     Raises:
         UserError: If an option does not fit the suite.
     """
+    check_options(args)
     stated = parse_stated(args.seconds_per_iteration)
-    suite = with_options(suite, option_pairs(suite.tasks, args.opts), stated, args.trials)
+    trials = args.trials or (FIRST_SEEDS if args.until_decided else None)
+    suite = with_options(suite, option_pairs(suite.tasks, args.opts), stated, trials)
     if not args.tune:
         return suite
     if args.engine == "each":
@@ -118,6 +119,8 @@ class Prepared:
 
     Attributes:
         content: Content of `suite.json`, from `suite_content`.
+        specs: All runs that the suite may compute.
+        plan: Plan of the looks after which it computes more of them; None: all are computed.
         keep: Policy of the checkpoints, see benchmarks/suites/keep.py.
         measured: Speeds of runs that are done.
         problems: Reasons why some runs would fail, one line each.
@@ -133,16 +136,23 @@ class Prepared:
     measured: Speeds
     findings: Findings
     problems: Sequence[str]
+    plan: SeedPlan | None = None
 
-    def runs(self, programs: Programs) -> list[Run]:
+    def next_specs(self) -> tuple[tuple[RunSpec, ...], list[str]]:
+        """Return the runs up to the next looks, and a line on each look that was taken."""
+        if self.plan is None:
+            return self.specs, []
+        return next_runs(self.specs, self.folder, self.plan)
+
+    def runs(self, specs: Sequence[RunSpec], programs: Programs) -> list[Run]:
         """Copy the weights, and return the runs; the caller holds the folder's lock."""
         folder = self.folder
-        folder.write(self.content, self.specs)
-        copies, products = folder.copy_weights(self.inits), folder.products(self.specs)
-        sizes = {spec.gpus for spec in self.specs}
+        folder.write(self.content, specs)
+        copies, products = folder.copy_weights(self.inits), folder.products(specs)
+        sizes = {spec.gpus for spec in specs}
         machines = {size: self.executor.machines(size) for size in sizes}
         runs = []
-        for spec in self.specs:
+        for spec in specs:
             weights = copies.get(spec.init, "")  # a step has none
             own = folder.resolve(replace(spec, weights=weights), products)
             argv = programs.command(own, folder.product_path(spec), machines[spec.gpus])
@@ -187,13 +197,22 @@ def run(
         return None
     refuse(prepared.problems)
     with folder.lock():
-        runs = prepared.runs(programs)
         if args.plan:
+            runs = prepared.runs(prepared.specs, programs)
             write_plan(args.plan, suite.name, runs, prepared.measured)
             print(f"wrote {args.plan}: {plural(len(runs), 'run')}; the same command without --plan")
             print("makes the tables when they are done, and computes those that are not")
             return None
-        return compute(suite, runs, prepared, args, fail_fast, finish or write_tables)
+        specs, lines = prepared.next_specs()
+        computed = len(specs) - 1
+        while len(specs) > computed:
+            print(*lines, sep="\n", end="\n" if lines else "", flush=True)
+            runs = prepared.runs(specs, programs)
+            states = compute(suite, runs, prepared, args, fail_fast)
+            computed = len(specs)
+            specs, lines = prepared.next_specs()
+        print(*lines, sep="\n", end="\n" if lines else "")
+        return conclude(runs, states, prepared, args, finish or write_tables)
 
 
 def prepare(
@@ -230,23 +249,42 @@ def prepare(
     engines = programs.choose_engines(args.engine)
     version, data = project_version(), data_digests(suite, folder.recorded_data())
     keys: dict[str, Any] = {"version": version, "gpus": args.gpus_per_run, "data": data}
-    specs = expand(suite, inits, engines, available=executor.gpus, **keys)
-    content = suite_content(suite, inits, engines, **keys)
+    baseline = args.baseline or suite.baseline
+    plan = seed_plan(args, inits, baseline)
+    most = suite if plan is None else with_seeds(suite, plan.most)
+    everything = specs = expand(most, inits, engines, available=executor.gpus, **keys)
+    content = suite_content(suite, inits, engines, plan=plan, **keys)
     folder.check(content)
+    if plan is not None:
+        specs, _ = next_runs(everything, folder, plan)
+        print(
+            f"looks from {plan.first} to at most {plural(plan.most, 'seed')} per row, at most "
+            f"{plural(len(everything), 'run')} in all"
+        )
     opening = f"{suite.title or suite.name}: {plural(len(specs), 'run')}"
     print(f"{opening}, {executor.where()}, in {folder.path}", flush=True)
     undone = [spec for spec in specs if folder.run(spec).state().kind != DONE]
     checked = [replace(s, weights=RANDOM) if s.init in later else s for s in undone]
     findings, problems = check_open(checked, executor, programs)
-    specs = tuple(with_length(folder, spec, findings) for spec in specs)
+    lengths = {spec.name: with_length(folder, spec, findings) for spec in everything}
+    everything, specs = tuple(lengths.values()), tuple(lengths[spec.name] for spec in specs)
     hardware = None if executor.remote else findings.hardware or None
     seen = [folder.run(spec) for spec in specs]
     measured = measured_speeds(seen, hardware)
     if args.time:
         measured |= time_open(specs, seen, folder, executor, programs, measured)
-    baseline = args.baseline or suite.baseline
     return Prepared(
-        folder, content, specs, inits, baseline, executor, keep, measured, findings, problems
+        folder,
+        content,
+        everything,
+        inits,
+        baseline,
+        executor,
+        keep,
+        measured,
+        findings,
+        problems,
+        plan,
     )
 
 
@@ -273,13 +311,16 @@ def show(prepared: Prepared, args: argparse.Namespace) -> None:
     """Print the runs, their hours and disk space, and the smallest gap that they can detect."""
     from benchmarks.report.tables import tables_so_far
 
-    specs, seen = prepared.specs, [prepared.folder.run(spec) for spec in prepared.specs]
+    specs, _ = prepared.next_specs()
+    seen = [prepared.folder.run(spec) for spec in specs]
     print(listing(specs, seen, prepared.measured, prepared.executor, args.retry_failed))
     undone = [spec for spec, each in zip(specs, seen, strict=True) if not each.state().settled]
     if trained := [spec for spec in undone if spec.program in (*RECORDED, POINT)]:
         print(
             disk_line(trained, prepared.findings.checkpoints, prepared.keep, prepared.folder.path)
         )
+    if prepared.plan is not None:
+        return
     compared = [spec for spec in specs if spec.program in PROGRAMS]
     print(f"\n{detectable(compared, tables_so_far(results_of(seen), None))}")
 
@@ -290,9 +331,8 @@ def compute(
     prepared: Prepared,
     args: argparse.Namespace,
     fail_fast: bool,
-    finish: Callable[[SuiteFolder, Sequence[Run], str | None], Any],
-) -> Any:
-    """Compute the runs, make the tables, and return the result of `finish`."""
+) -> dict[str, State]:
+    """Compute runs while the page shows their progress, and return their states by name."""
     folder, title = prepared.folder, suite.title or suite.name
     states = {each.name: each.state() for each in runs}
     if number := sum(not state.settled for state in states.values()):
@@ -304,7 +344,7 @@ def compute(
         print("\n0 to do", flush=True)
     refresh = partial(refresh_tables, folder.tables, runs, prepared.baseline)
     with Live(title, runs, refresh, folder.tables / PAGE_NAME) as live:
-        states = Runner(
+        return Runner(
             runs,
             prepared.executor,
             name=suite.name,
@@ -315,18 +355,29 @@ def compute(
             keep=prepared.keep,
             watch=live.update,
         ).run()
-        live.pause()
-        if args.keep:  # by default, runs that were done before keep all they have
-            for each in runs:
-                if states[each.name].kind == DONE:
-                    remove_checkpoints(each.folder, args.keep, done=True)
-        for spec, each in zip(prepared.specs, runs, strict=True):
-            if spec.program == CHOOSE and each.product is not None:
-                print(*read_description(each.product), sep="\n")
-        if len(runs) < MANY:
-            result = finish(folder, runs, prepared.baseline)
-        else:  # a process of its own frees the memory of that many records
-            result = children.call(finish, folder, runs, prepared.baseline)
+
+
+def conclude(
+    runs: Sequence[Run],
+    states: Mapping[str, State],
+    prepared: Prepared,
+    args: argparse.Namespace,
+    finish: Callable[[SuiteFolder, Sequence[Run], str | None], Any],
+) -> Any:
+    """Make the tables of runs that are over, and return the result of `finish`."""
+    folder = prepared.folder
+    if args.keep:  # by default, runs that were done before keep all they have
+        for each in runs:
+            if states[each.name].kind == DONE:
+                remove_checkpoints(each.folder, args.keep, done=True)
+    choices = {spec.name for spec in prepared.specs if spec.program == CHOOSE}
+    for each in runs:
+        if each.name in choices and each.product is not None:
+            print(*read_description(each.product), sep="\n")
+    if len(runs) < MANY:
+        result = finish(folder, runs, prepared.baseline)
+    else:  # a process of its own frees the memory of that many records
+        result = children.call(finish, folder, runs, prepared.baseline)
     raise_failures(runs, states, args.retry_failed)
     return result
 
@@ -373,25 +424,6 @@ def with_length(folder: SuiteFolder, spec: RunSpec, findings: Findings) -> RunSp
         state = folder.run(spec).state()
         length = int(state.iteration) if state.kind == DONE else spec.iterations
     return replace(spec, iterations=length)
-
-
-def raise_failures(runs: Sequence[Run], states: Mapping[str, State], retried: bool) -> None:
-    """Print the runs that failed or were cancelled; raise SuiteFailed if there are any."""
-    failed = [each for each in runs if states[each.name].kind == FAILED]
-    cancelled = [each for each in runs if not states[each.name].settled]
-    for what, which in (("failed", failed), ("cancelled", cancelled)):
-        for each in which:
-            print(f"{what}: {each.title}: {printable(states[each.name].text)}", file=sys.stderr)
-    if failed:
-        raise SuiteFailed(
-            f"{len(failed)} of {len(runs)} runs failed and are in no number; fix the causes named "
-            f"above, then repeat the command{'' if retried else ' with --retry-failed'}"
-        )
-    if cancelled:
-        raise SuiteFailed(
-            f"the jobs of {len(cancelled)} of {len(runs)} runs were cancelled; the same command "
-            "submits them again, and they resume from their checkpoints"
-        )
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -20,12 +20,12 @@ from benchmarks.report.escape import file_names
 from benchmarks.report.keys import names_where
 from benchmarks.report.paper import tables_for
 from benchmarks.report.records import FinishedRun
+from benchmarks.report.sequential import ROUNDING, Looks
 from detection.evaluation.metrics import headline_names
 from moco.common.command import RANDOM, SEVERAL
 from moco.common.errors import UserError, first_few
 
 CONFIDENCE = 0.95
-ROUNDING = 1e-9  # points; a smaller standard deviation is rounding error
 _PRETRAINING = re.compile(rf"(.+){SEVERAL}([1-9]\d{{0,2}})")
 
 
@@ -153,6 +153,7 @@ class Table:
         rows: Rows, random initialization first, then the baseline.
         margin: Largest gap, in points, that counts as equivalence; None skips that test.
         resamples: Bootstrap over the test images, or None if it was not computed.
+        looks: Looks after each of which seeds were added, or None if their number was fixed.
     """
 
     task: str
@@ -165,6 +166,7 @@ class Table:
     rows: tuple[Row, ...]
     margin: float | None = None
     resamples: Resamples | None = None
+    looks: Looks | None = None
 
     @property
     def runs(self) -> tuple[FinishedRun, ...]:

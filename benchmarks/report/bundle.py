@@ -18,16 +18,19 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from benchmarks.report.sequential import SeedPlan
 from detection.evaluation import metrics
 from detection.evaluation.metrics import ERRORS_NAME, ROBUSTNESS_NAME
-from moco.common.errors import DataError, shown
+from moco.common.errors import DataError, UserError, shown
 from moco.common.files import PathLike
 from moco.common.limits import Implausible, open_zip, read_part
 from moco.common.run import RECORD_NAME, RunRecord, parse_record
 
 SUITE_NAME, ABOUT_NAME = "suite.json", "about.json"
+PLAN = "until_decided"  # key of the plan of the looks in the former
 NOT_PUBLIC = "not public"
 MAX_ABOUT = 200  # characters of a text about a bundle
+MAX_SUITE_BYTES = 1 << 20
 MAX_RECORDS_BYTES = 64 << 20  # total size of all records
 MATCHES_NAME = f"inference/{metrics.MATCHES_NAME}"
 # Files that reports read next to a run's record → maximum size in bytes.
@@ -98,8 +101,23 @@ def suite_task(folder: Path | PurePosixPath, exists: Callable[[Any], bool]) -> s
     return task.name if runs.name == "runs" and exists(runs.parent / SUITE_NAME) else None
 
 
-def read_bundle(path: PathLike) -> dict[PurePosixPath, tuple[RunRecord, str | None]]:
-    """Read the records of a bundle with the suite's name of their task, by folder.
+def seed_plan(text: bytes, where: str) -> SeedPlan | None:
+    """Return the plan of a suite's looks from its `suite.json`, or None if it has none.
+
+    Raises:
+        UserError: If the file is damaged.
+    """
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: not valid JSON ({error})") from error
+    return SeedPlan.parse(content.get(PLAN) if isinstance(content, dict) else None, where)
+
+
+def read_bundle(
+    path: PathLike,
+) -> dict[PurePosixPath, tuple[RunRecord, str | None, SeedPlan | None]]:
+    """Read the records of a bundle with the suite's name of their task and its plan, by folder.
 
     Raises:
         DataError: If the file is not a bundle, damaged or malicious.
@@ -118,13 +136,18 @@ def read_bundle(path: PathLike) -> dict[PurePosixPath, tuple[RunRecord, str | No
         if total > MAX_RECORDS_BYTES:
             raise Implausible(f"records: got {total} bytes, expected at most {MAX_RECORDS_BYTES}")
         texts = {name: read_part(archive, info) for name, info in records.items()}
-    return {
-        name.parent: (
-            parse_record(text, f"{path}/{name}"),
-            suite_task(name.parent, parts.__contains__),
-        )
-        for name, text in texts.items()
-    }
+        suites = {
+            name: read_part(archive, info)
+            for name, info in parts.items()
+            if name.name == SUITE_NAME and info.file_size <= MAX_SUITE_BYTES
+        }
+    plans = {name.parent: seed_plan(text, f"{path}/{name}") for name, text in suites.items()}
+    found = {}
+    for name, text in texts.items():
+        task = suite_task(name.parent, parts.__contains__)
+        plan = plans.get(name.parents[4]) if task else None
+        found[name.parent] = parse_record(text, f"{path}/{name}"), task, plan
+    return found
 
 
 def read_about(path: PathLike) -> About:

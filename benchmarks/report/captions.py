@@ -139,6 +139,11 @@ def different(table: Table, found: Sequence[Significance]) -> str:
     return f"different from {table.baseline}: {'; '.join(filter(None, parts))}"
 
 
+def test_name(table: Table) -> str:
+    """Return the name of the test of a table's gaps."""
+    return "the t-test of equal seeds, over all looks" if table.looks else "Welch's test"
+
+
 def how_sure(table: Table, found: Sequence[Significance], proof: Sequence[str]) -> str:
     """Return one line on what the differences rest on: the test, its reach, the compared records.
 
@@ -150,7 +155,7 @@ def how_sure(table: Table, found: Sequence[Significance], proof: Sequence[str]) 
         proof: Lines that say whether only the weights differ.
     """
     if found:
-        text = f"Welch's test, p < {1 - CONFIDENCE:.2f} after Holm's correction for "
+        text = f"{test_name(table)}, p < {1 - CONFIDENCE:.2f} after Holm's correction for "
         text += f"{plural(len(found), 'gap')}, over {_covered(table)} only"
         if not any(each.significant for each in found) and (reach := _reach(table, found)):
             text += f"; {reach}"

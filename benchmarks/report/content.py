@@ -29,6 +29,7 @@ from benchmarks.report.captions import (
     nothing_shown,
     reachable,
     setting,
+    test_name,
     trial,
     tuned,
     tuned_keys,
@@ -42,6 +43,7 @@ from benchmarks.report.escape import file_names
 from benchmarks.report.gaps import gap_grids
 from benchmarks.report.isolation import isolation, shortened
 from benchmarks.report.literature import LiteratureRow, rows_for
+from benchmarks.report.looks import looks_notes
 from benchmarks.report.paper import OWN, PaperTable, load_paper, tables_for
 from benchmarks.report.progress import Progress
 from benchmarks.report.records import Results
@@ -154,7 +156,7 @@ class Section:
         self.comparisons = [str(each) for each in compared]
         self.isolation = shortened(compared)
         gaps = [gap for row in table.rows for gap in row.gaps.values() if gap]
-        self.legend = legend(gaps, table.baseline) if len(table.rows) > 1 else ""
+        self.legend = legend(gaps, table.baseline, test_name(table)) if len(table.rows) > 1 else ""
         self.ending = [
             different(table, self.significance),
             how_sure(table, self.significance, self.isolation),
@@ -227,6 +229,7 @@ class Section:
         table, found, trials = self.table, [], self.trials
         if any(row.n < trials for row in table.rows):
             found.append(f"{FEW_MARK} fewer than {trials} trials (the paper averages {trials})")
+        found += looks_notes(table)
         missing = table.resamples.missing if table.resamples else {}
         for reason in dict.fromkeys(missing.values()):
             which = ", ".join(init for init in missing if missing[init] == reason)

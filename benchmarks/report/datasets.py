@@ -27,7 +27,7 @@ from benchmarks.report.aggregate import CONFIDENCE, ROUNDING, Cell, Table, row_o
 from benchmarks.report.cells import Grid, TextCell
 from benchmarks.report.escape import file_names
 from benchmarks.report.records import Results
-from benchmarks.report.significance import holm
+from benchmarks.report.sequential import holm
 from benchmarks.report.style import (
     MINUS,
     MISSING,

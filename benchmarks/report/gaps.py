@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from benchmarks.report.aggregate import Gap, Resamples, Table
 from benchmarks.report.captions import seeds
 from benchmarks.report.cells import Grid, TextCell, evidence
+from benchmarks.report.looks import looks_grid
 from benchmarks.report.significance import POWER, Significance
 from benchmarks.report.style import (
     MAX_RUNS,
@@ -27,7 +28,7 @@ def gap_grids(table: Table, found: Sequence[Significance]) -> list[Grid]:
         table: Table that the gaps belong to.
         found: Tests of all gaps that have an interval.
     """
-    grids = [_welch(table), _corrected(table, found)]
+    grids = [looks_grid(table)] if table.looks else [_welch(table), _corrected(table, found)]
     grids += [_resampled(table, table.resamples)] if table.resamples else []
     return [grid for grid in grids if grid.rows]
 

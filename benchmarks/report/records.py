@@ -15,7 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
-from benchmarks.report.bundle import Evidence, read_bundle, suite_task
+from benchmarks.report.bundle import SUITE_NAME, Evidence, read_bundle, seed_plan, suite_task
+from benchmarks.report.sequential import SeedPlan
 from detection.config import keys
 from detection.evaluation.metrics import HEADLINE
 from moco.classification import config as classification
@@ -36,12 +37,14 @@ class FinishedRun:
         record: Validated record.
         suite_task: Name of the task in its suite, or None for a run outside of a suite.
         evidence: Other files of the run, which need not be in `folder`.
+        plan: Plan of the looks of its suite, or None if its number of seeds was fixed.
     """
 
     folder: Path
     record: RunRecord
     suite_task: str | None = None
     evidence: Evidence | None = field(default=None, compare=False)
+    plan: SeedPlan | None = None
 
     def read(self, name: str) -> bytes | None:
         """Return the content of a file of `EVIDENCE`, or None if the run does not have it.
@@ -138,19 +141,19 @@ def collect(paths: Sequence[PathLike]) -> Results:
     """
     found: dict[Path, FinishedRun | None] = {}
     configs: dict[frozenset[str], Mapping[str, Any]] = {}
+    plans: dict[Path, SeedPlan | None] = {}
     for path in map(Path, paths):
         if not path.exists():
             raise UserError(f"{path}: no such run folder")
         if path.suffix == ".zip" and path.is_file():
             own = path.resolve()
-            for inside, pair in read_bundle(path).items():
-                record, task = pair
-                evidence = Evidence(inside, own)
-                found[own / inside] = FinishedRun(own / inside, _hashed(record), task, evidence)
+            for inside, (record, task, plan) in read_bundle(path).items():
+                made = _hashed(record), task, Evidence(inside, own), plan
+                found[own / inside] = FinishedRun(own / inside, *made)
             continue
         for folder in [path.parent.resolve()] if path.is_file() else _run_folders(path.resolve()):
             has_record = (folder / RECORD_NAME).is_file()
-            found[folder] = _read_run(folder, configs) if has_record else None
+            found[folder] = _read_run(folder, configs, plans) if has_record else None
     if not found:
         raise UserError(
             f"no runs below {', '.join(map(str, paths))}; expected folders with a {RECORD_NAME}, "
@@ -177,9 +180,19 @@ def collect(paths: Sequence[PathLike]) -> Results:
     return Results(tuple(transfer), tuple(pretraining), tuple(unusable))
 
 
-def _read_run(folder: Path, configs: dict[frozenset[str], Mapping[str, Any]]) -> FinishedRun:
+def _read_run(
+    folder: Path,
+    configs: dict[frozenset[str], Mapping[str, Any]],
+    plans: dict[Path, SeedPlan | None],
+) -> FinishedRun:
     record = _sharing_config(_hashed(read_record(folder / RECORD_NAME)), configs)
-    return FinishedRun(folder, record, suite_task(folder, Path.is_file), Evidence(folder))
+    task = suite_task(folder, Path.is_file)
+    if task is None:
+        return FinishedRun(folder, record, None, Evidence(folder))
+    suite = folder.parents[3] / SUITE_NAME
+    if suite not in plans:
+        plans[suite] = seed_plan(suite.read_bytes(), str(suite))
+    return FinishedRun(folder, record, task, Evidence(folder), plans[suite])
 
 
 def protocol_of(record: RunRecord) -> str:

@@ -24,6 +24,7 @@ from benchmarks.report.captions import facts, tuned_keys, tuned_value
 from benchmarks.report.content import Report, Section, arrange, paper_rows
 from benchmarks.report.datasets import Collection
 from benchmarks.report.escape import csv_text
+from benchmarks.report.looks import LOOKS_HEAD, looks_lines
 from benchmarks.report.paper import OWN, PaperTable
 from benchmarks.report.progress import PAGE_NAME, Progress
 from benchmarks.report.summary import Summary
@@ -62,6 +63,8 @@ def csv(report: Report) -> dict[str, str]:
     texts = {"table.csv": _means_csv(report.sections), "runs.csv": _runs_csv(report.tables)}
     if papers:
         texts["table.paper.csv"] = _paper_csv(papers.values())
+    if lines := looks_lines(report.tables):
+        texts["table.looks.csv"] = csv_text(LOOKS_HEAD, lines)
     if report.summary is not None:
         texts["table.summary.csv"] = _summary_csv(report.summary)
     if report.collections:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from benchmarks.report import comparison, page
-from benchmarks.report.bundle import ABOUT_NAME, EVIDENCE, SUITE_NAME, About
+from benchmarks.report.bundle import ABOUT_NAME, EVIDENCE, PLAN, SUITE_NAME, About
 from benchmarks.report.content import Report
 from benchmarks.report.keys import names_where
 from benchmarks.report.progress import PAGE_NAME
@@ -78,7 +78,8 @@ def write_bundle(path: PathLike, own: Report, shared: Report, about: About | Non
         content = json.dumps(asdict(run.record), indent=2, sort_keys=True)
         files[f"{run.folder / RECORD_NAME}"] = f"{content}\n"
         if run.suite_task:
-            files[f"{run.folder.parents[3] / SUITE_NAME}"] = "{}\n"
+            plan = {} if run.plan is None else {PLAN: asdict(run.plan)}
+            files[f"{run.folder.parents[3] / SUITE_NAME}"] = f"{json.dumps(plan)}\n"
 
     def write(file: BinaryIO) -> None:
         with zipfile.ZipFile(file, "w") as archive:

@@ -7,18 +7,17 @@ runs; none covers the variation due to pre-training or the choice of test images
 import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TypeVar
 
 from benchmarks.report.aggregate import CONFIDENCE, Cell, Row, Table, varies
 from benchmarks.report.isolation import differences
+from benchmarks.report.sequential import Looks, holm, holm_level
 from benchmarks.report.style import MAX_RUNS
 from moco.common.errors import first_few
 
 POWER = 0.8  # Cohen's convention
-_Key = TypeVar("_Key")
 
 
 @dataclass(frozen=True)
@@ -63,6 +62,8 @@ def significance(table: Table) -> list[Significance]:
     base = table.base
     if base is None:
         return []
+    if table.looks is not None:
+        return _of_looks(table, table.looks)
     found: list[tuple[Row, str, int, str, float, float]] = []
     welch: dict[int, float] = {}
     pairs: dict[int, tuple[float, float, float]] = {}
@@ -98,6 +99,28 @@ def significance(table: Table) -> list[Significance]:
     ]
 
 
+def _of_looks(table: Table, looks: Looks) -> list[Significance]:
+    """Return the tests of a table whose seeds were added until its gaps were decided.
+
+    They are of one metric; its p-values account for the looks.
+    """
+    return [
+        Significance(
+            row,
+            looks.metric,
+            found.looks[-1].seeds,
+            found.holm,
+            paired=None,
+            unpaired="",
+            smallest=None,
+            runs=None,
+            same=(found.looks[-1].same_p, found.same_holm),
+        )
+        for row in table.rows
+        if (found := looks.comparisons.get(row.init)) and found.looks
+    ]
+
+
 def unpaired_reason(row: Row, base: Row, metric: str) -> str:
     """Return why two rows of a table cannot be compared seed by seed, or "" if they can.
 
@@ -130,29 +153,6 @@ def paired(a: Cell, b: Cell) -> tuple[float, float, float] | None:
     test = stats.ttest_rel(a.values, b.values)
     interval = test.confidence_interval(CONFIDENCE)
     return float(interval.low), float(interval.high), float(test.pvalue)
-
-
-def holm(p_values: Mapping[_Key, float]) -> dict[_Key, float]:
-    """Correct p-values by Holm's step-down method, which controls the family-wise error rate."""
-    corrected: dict[_Key, float] = {}
-    highest = 0.0
-    for rank, key in enumerate(sorted(p_values, key=p_values.__getitem__)):
-        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[key]))
-        corrected[key] = highest
-    return corrected
-
-
-def holm_level(p_values: Mapping[_Key, float], key: _Key) -> float:
-    """Return the level below which `holm` rejects `key` at 0.05, given the other p-values.
-
-    It is 0.05 / m for m gaps of which no other is significant, and 0.05 if all others are.
-    """
-    left = len(p_values)
-    for p in sorted(p for other, p in p_values.items() if other != key):
-        if left * p >= 1 - CONFIDENCE:
-            break
-        left -= 1
-    return (1 - CONFIDENCE) / left
 
 
 def equivalence(a: Cell, b: Cell, margin: float) -> float:

@@ -41,21 +41,22 @@ def format_cell(cell: Cell | None, n_of_row: int) -> str:
     return text if cell.n == n_of_row else f"{text} (n = {cell.n} of {n_of_row})"
 
 
-def legend(gaps: Sequence[Gap], baseline: str | None) -> str:
+def legend(gaps: Sequence[Gap], baseline: str | None, test: str) -> str:
     """Return the legend of a table's cells, the same in every format.
 
     Args:
         gaps: All gaps of the table.
         baseline: Name of the row that they refer to.
+        test: Name of the test of the gaps.
     """
     text = "underlined: best of its column"
     if gaps:
         text += f"; in brackets: gap to {baseline}"
     if any(not gap.untested for gap in gaps):
-        text += "; bold: p < 0.05 in Welch's test after Holm's correction for all gaps of the table"
+        text += f"; bold: p < 0.05 in {test} after Holm's correction for all gaps of the table"
         text += f"; green, where there is color: bold and at least +{STRONG_FROM}"
-    if any(gap.untested for gap in gaps):
-        text += f"; {UNTESTED}: a row is a single run, or nothing varies"
+    if reasons := dict.fromkeys(gap.untested for gap in gaps if gap.untested):
+        text += f"; {UNTESTED}: {', or '.join(reasons)}"
     return text
 
 

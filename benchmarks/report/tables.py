@@ -39,6 +39,7 @@ def make_tables(
         UserError: If there is no finished run (of the engine), or runs must not be averaged.
     """
     from benchmarks.report.aggregate import aggregate
+    from benchmarks.report.looks import with_looks
 
     if not results.transfer:
         reasons = "; ".join(f"{item.folder}: {item.reason}" for item in results.unusable[:3])
@@ -54,11 +55,15 @@ def make_tables(
         chosen = engines if engine == EACH else [engine]
         groups = [[r for r in results.transfer if r.record.engine == name] for name in chosen]
         tables = [table for group in groups for table in aggregate(group, baseline)]
+    tables = [with_looks(table) for table in tables]
+    for plan in (table.looks.plan for table in tables if table.looks and margin is not None):
+        if margin != plan.margin:
+            raise UserError(f"--margin {margin}: the looks of this suite were at {plan.margin}")
     if resamples:
         from benchmarks.report.bootstrap import over_images
 
         tables = [replace(table, resamples=over_images(table, resamples)) for table in tables]
-    return [replace(table, margin=margin) for table in tables]
+    return [table if table.looks else replace(table, margin=margin) for table in tables]
 
 
 def tables_so_far(results: "Results", baseline: str | None, resamples: int = 0) -> list["Table"]:

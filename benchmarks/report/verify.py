@@ -56,7 +56,7 @@ def verify(path: PathLike) -> str:
         if (broken := archive.testzip()) is not None:
             raise DataError(f"{path}: {broken}: damaged (its checksum differs)")
         files = len(archive.namelist())
-    records = [record for record, _ in read_bundle(path).values() if record.kind != "pretrain"]
+    records = [record for record, *_ in read_bundle(path).values() if record.kind != "pretrain"]
     for record in records:
         if (found := protocol_of(record)) != record.config_sha256:
             raise UserError(

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report.sequential import FIRST_SEEDS, MARGIN, MOST_SEEDS
 from benchmarks.suites.executors.base import EXECUTORS
 from benchmarks.suites.keep import KEEP
 
@@ -27,6 +28,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="seeds per row, 0, 1, ... (default: the suite's)",
     )
+    add(
+        "--until-decided",
+        action="store_true",
+        help="add seeds to each row and the baseline until its gap is beyond chance or within "
+        "--margin, with boundaries that account for every look",
+    )
+    margin = f"largest gap in points that counts as none, for --until-decided ({MARGIN})"
+    add("--margin", type=float, metavar="POINTS", help=margin)
+    most = (
+        f"most seeds per row, for --until-decided ({MOST_SEEDS}); the first look is at --trials "
+        f"({FIRST_SEEDS})"
+    )
+    add("--max-seeds", type=int, metavar="M", help=most)
     add("--baseline", metavar="NAME", help="the init that gaps refer to")
     add("--output", type=Path, metavar="DIR", help="folder of the suite (output/<suite>)")
     engines = "detection engine; auto: detectron2 if it can be imported; each: one table per engine"

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report.along import KNN_METRIC, epoch_of, knn_file
+from benchmarks.report.bundle import PLAN, SUITE_NAME
+from benchmarks.report.sequential import SeedPlan
 from benchmarks.suites import locks
 from benchmarks.suites.locks import Lock
 from benchmarks.suites.runs import Run, holder_info, read_json
@@ -48,7 +50,7 @@ from moco.common.pretrained import ENDINGS, ORIGIN, SIDECARS, LocalWeights, like
 from moco.common.run import metrics_lines
 from moco.common.sharded import files_of
 
-SUITE_NAME, LOCK_NAME = "suite.json", ".suite.lock"
+LOCK_NAME = ".suite.lock"
 SCHEMA = 1
 # A later call may add to these, but neither remove from them nor change them.
 MAY_GROW = ("trials", "inits", "engines")
@@ -283,6 +285,7 @@ def suite_content(
     version: str,
     gpus: int | None = None,
     data: Mapping[str, str] | None = None,
+    plan: SeedPlan | None = None,
 ) -> dict[str, Any]:
     """Return the content of `suite.json`, for `SuiteFolder.write`.
 
@@ -293,6 +296,7 @@ def suite_content(
         version: Version of this project.
         gpus: Value of --gpus-per-run, if given.
         data: Task or step → digest of its custom data; empty if it has none.
+        plan: Plan of the looks after which seeds are added, if there is one.
     """
     tasks: dict[str, dict[str, Any]] = {
         task.name: {
@@ -325,6 +329,7 @@ def suite_content(
         "gpus_per_run": gpus,
         "inits": {name: init.sha256 or init.weights for name, init in inits.items()},
         "tasks": tasks,
+        PLAN: None if plan is None else asdict(plan) | {"rows": list(plan.rows)},
         **({"steps": steps} if steps else {}),
     }
 

@@ -13,7 +13,8 @@ from benchmarks.report.bootstrap import average_precision, image_counts, resampl
 from benchmarks.report.captions import how_sure, uncertainty
 from benchmarks.report.gaps import gap_grids
 from benchmarks.report.records import collect
-from benchmarks.report.significance import holm, significance
+from benchmarks.report.sequential import holm
+from benchmarks.report.significance import significance
 from benchmarks.report.tables import make_tables
 from detection.evaluation.matches import Matches, MatchFile, join, write_matches
 from detection.evaluation.metrics import MATCHES_NAME

@@ -10,10 +10,9 @@ from scipy import integrate, stats
 
 from benchmarks.report.aggregate import Cell, aggregate
 from benchmarks.report.captions import nothing_shown, uncertainty
+from benchmarks.report.sequential import holm, holm_level
 from benchmarks.report.significance import (
     equivalence,
-    holm,
-    holm_level,
     paired,
     pooled_std,
     runs_needed,
