@@ -10,7 +10,7 @@ from PIL import Image
 from benchmarks.report.plots import Plot
 from moco.data.decode import decode
 
-QUALITY = 75  # of JPEG
+QUALITY = 70  # of JPEG
 _PLAIN = " !$()*+,-./:;=?@[]^_`{|}~"  # neither special in a URL nor escaped in an attribute
 
 
