@@ -39,7 +39,7 @@ def test_the_notebook_runs(own, tmp_path, monkeypatch):
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     if own:
         write_voc(tmp_path / "shapes", {"trainval": 4, "test": 2}, one_large=True)
-        torch.save(make_resnet(18).state_dict(), tmp_path / "my_r18.pth")
+        torch.save(make_resnet(18, base=64).state_dict(), tmp_path / "my_r18.pth")
     book = nbformat.read(NOTEBOOK, as_version=4)
     [parameters] = [c for c in book.cells if "parameters" in c.metadata.get("tags", ())]
     parameters.source += SMALL + (OWN if own else "")
