@@ -219,7 +219,7 @@ class Section:
 
     @property
     def notes(self) -> list[str]:
-        """What the numbers cover, what they show, and the caveats."""
+        """Caveats of the table, after what its numbers cover and show."""
         table = self.table
         return [uncertainty(table), *nothing_shown(table, self.significance), *self.caveats]
 

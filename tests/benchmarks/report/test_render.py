@@ -45,7 +45,7 @@ def test_one_legend_in_every_format(made):
     for section in sections.values():
         assert bool(section.legend) == (len(section.table.rows) > 1)
     legend = sections["my_task-embedded"].legend
-    assert "after Holm's correction" in legend and "no test: a row is a single run" in legend
+    assert "after Holm's correction" in legend and "no test: n = 1" in legend
     assert "no test" not in sections["my_task_tuned-embedded"].legend
     assert f"{legend.replace('<', '&lt;')}." in made["table.md"]
     assert f"{latex(legend)}." in made["table.tex"]
