@@ -44,15 +44,6 @@ def _are_sizes(value: Any) -> bool:
     return len(sizes) > 0 and all(is_finite(size) and size >= 1 for size in sizes)
 
 
-def _is_crop(value: Any) -> bool:
-    # Two equal sides would be another spelling, and hash, of a square.
-    if isinstance(value, list | tuple):
-        return len(set(value)) == len(value) == 2 and all(
-            type(side) is int and side >= 1 for side in value
-        )
-    return type(value) is int and value >= 0
-
-
 def _only(name: str, value: Any, **flags: Any) -> Key:
     """Return a key that the embedded engine supports at its default only.
 
@@ -751,9 +742,15 @@ _OURS = (
     Key(
         "INPUT.SEM_SEG_CROP_SIZE",
         0,
-        "Side of the square crops for training semantic segmentation, px, or [height, width] of "
-        "rectangles; 0 = the whole image.",
-        Range(_is_crop, "a whole number of at least 0, or two different ones of at least 1"),
+        "Height of the crops for training semantic segmentation, px; 0 = the whole image.",
+        at_least(0),
+        training=True,
+    ),
+    Key(
+        "INPUT.SEM_SEG_CROP_ASPECT",
+        1.0,
+        "Width of these crops divided by their height.",
+        above(0),
         training=True,
     ),
     Key(

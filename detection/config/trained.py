@@ -9,7 +9,7 @@ from fvcore.common.config import CfgNode
 
 from detection.config.keys import KEYS
 from detection.config.weights import TORCHVISION_INPUT, apply_keys
-from moco.common.cfgnode import flatten, read_yaml, set_key
+from moco.common.cfgnode import flatten, read_yaml
 from moco.common.command import RANDOM
 from moco.common.errors import DataError, UserError
 from moco.common.files import PathLike
@@ -129,7 +129,7 @@ def apply_trained(cfg: CfgNode, explicit: Collection[str]) -> None:
     apply_keys(cfg, model, explicit, f"the model {cfg.MODEL.WEIGHTS}")
     # Detectron2's keys differ between its versions.
     for key in flatten(cfg).keys() & trained.keys() & set(KEYS.where(training=True).names):
-        set_key(cfg, key, trained[key], where=CONFIG_NAME)
+        cfg.merge_from_list([key, trained[key]])
 
 
 def training_data(model: Path) -> list[tuple[str, str]] | None:

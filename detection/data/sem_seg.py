@@ -70,11 +70,11 @@ class Augmentation:
     def from_config(cls, cfg: CfgNode) -> Self:
         """Build the augmentation from INPUT.SEM_SEG_* and INPUT.RANDOM_FLIP."""
         keys = cfg.INPUT
-        crop = keys.SEM_SEG_CROP_SIZE
+        height = keys.SEM_SEG_CROP_SIZE
         return cls(
             scale_range=tuple(keys.SEM_SEG_SCALE_RANGE),
             flip=keys.RANDOM_FLIP == "horizontal",
-            crop_px=(crop, crop) if isinstance(crop, int) else tuple(crop),
+            crop_px=(height, round(height * keys.SEM_SEG_CROP_ASPECT)),
             pad_value=tuple(cfg.MODEL.PIXEL_MEAN),  # 0 after normalization
             ignore_value=cfg.MODEL.SEM_SEG_HEAD.IGNORE_VALUE,
             short_edge_px=keys.SEM_SEG_SIZE,

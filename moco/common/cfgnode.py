@@ -2,7 +2,7 @@
 
 Differences from `CfgNode.merge_from_file`: an unknown key is an error that names the nearest valid
 one; `_BASE_` is a local file or a shipped one; YAML tags that build objects are refused; an integer
-is accepted where a float is expected, and a crop may be a side or a size.
+is accepted where a float is expected.
 """
 
 import copy
@@ -34,9 +34,6 @@ _SYNONYMS = (
     ("MAX_ITERS", "MAX_ITER", "ITERS", "ITERATIONS"),
     ("LOGGERS", "TENSORBOARD", "WANDB", "MLFLOW"),
 )
-# Keys that take a number or a list of numbers, each checked by its range: yacs would refuse one of
-# the two as another type.
-_NUMBER_OR_LIST = ("INPUT.SEM_SEG_CROP_SIZE",)
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*)=(.*)", re.DOTALL)
 
 
@@ -58,9 +55,9 @@ def merge_cfg(cfg: CfgNode, config_file: PathLike | None, opts: Sequence[str]) -
     """
     if config_file is not None:
         for key, value in flatten(read_yaml(config_file)).items():
-            set_key(cfg, key, value, where=str(config_file))
+            _set(cfg, key, value, where=str(config_file))
     for key, value in _pairs(opts):
-        set_key(cfg, key, value, where="the command line")
+        _set(cfg, key, value, where="the command line")
 
 
 def explicit_keys(config_file: PathLike | None, opts: Sequence[str]) -> set[str]:
@@ -201,18 +198,7 @@ def same_value(a: Any, b: Any, *, tolerance: float = 0.0) -> bool:
     return type(a) is type(b) and bool(a == b)
 
 
-def set_key(cfg: CfgNode, key: str, value: Any, where: str) -> None:
-    """Set a key in `cfg`, in place.
-
-    Args:
-        cfg: Configuration.
-        key: Dotted name.
-        value: A value, or its text.
-        where: Origin of the value, for messages.
-
-    Raises:
-        UserError: If the key is unknown, or if the value has the wrong type.
-    """
+def _set(cfg: CfgNode, key: str, value: Any, where: str) -> None:
     known = flatten(cfg)
     if key not in known:
         if any(name.startswith(f"{key}.") for name in known):
@@ -223,8 +209,6 @@ def set_key(cfg: CfgNode, key: str, value: Any, where: str) -> None:
     if isinstance(known[key], float):
         value = _as_float(value)
     try:
-        if key in _NUMBER_OR_LIST:
-            cfg.merge_from_list([key, None])  # yacs accepts any type after None
         cfg.merge_from_list([key, value])
     except (ValueError, AssertionError) as error:
         expected = type(known[key]).__name__

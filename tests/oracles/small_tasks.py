@@ -114,8 +114,6 @@ def options(task: str) -> dict[str, object]:
     vit = SMALL_VIT if "ViT" in task else {}
     if task.startswith("ade20k/") or "upernet" in task:
         vit = {**vit, **SMALL_ADE, "MODEL.BACKBONE.SQUARE_PAD": 0, "MODEL.VIT.DEPTH": 12}
-        if task.startswith("cityscapes/"):
-            vit["INPUT.SEM_SEG_CROP_SIZE"] = [64, 128]
     elif "ViT" in task and "frozen" in task:
         vit = {**SMALL_VIT, "MODEL.BACKBONE.FREEZE_AT": 5, "MODEL.VIT.DROP_PATH": 0.0}
     return small | vit | SHORT

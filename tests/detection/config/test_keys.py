@@ -8,7 +8,7 @@ from detection.config.checks import check_values
 from detection.config.keys import KEYS, protocol_sha256
 from detection.config.task import add_transfer_config, default_task
 from detection.embedded.supported import check_supported
-from moco.common.cfgnode import flatten, load_cfg
+from moco.common.cfgnode import flatten
 from moco.common.errors import UserError
 
 NAN, INF = float("nan"), float("inf")
@@ -22,7 +22,8 @@ OUTSIDE = {
     "INPUT.MAX_SIZE_TRAIN": [0],
     "INPUT.MIN_SIZE_TEST": [-1],
     "INPUT.MIN_SIZE_TRAIN": [(), (0,), (NAN,)],
-    "INPUT.SEM_SEG_CROP_SIZE": [-1, 0.5, True, "64", [64], [64, 64], [0, 64], [64, 128, 64]],
+    "INPUT.SEM_SEG_CROP_ASPECT": [0.0, NAN],
+    "INPUT.SEM_SEG_CROP_SIZE": [-1],
     "INPUT.SEM_SEG_MAX_CLASS_SHARE": [0.0, 1.1],
     "INPUT.SEM_SEG_SCALE_RANGE": [[2.0, 0.5], [0.0, 1.0]],
     "INPUT.SEM_SEG_SIZE": [-1],
@@ -80,18 +81,6 @@ def test_values_out_of_range_are_refused(row):
             check_values(with_value(row.name, value))
         for choice in row.range.choices or [row.range.expected]:
             assert str(choice) in str(error.value)
-
-
-def test_a_crop_is_a_side_or_a_size():
-    """Either replaces the other; other numbers are not lists."""
-    key = "INPUT.SEM_SEG_CROP_SIZE"
-    for given, value in (("64", 64), ("[64, 128]", [64, 128]), ("(64, 128)", (64, 128))):
-        for before in ("96", "[32, 48]"):
-            cfg = load_cfg(default_task(), None, [key, before, key, given])
-            assert cfg.INPUT.SEM_SEG_CROP_SIZE == value
-            check_values(cfg)
-    with pytest.raises(UserError, match=r"SEM_SEG_SIZE expects int such as 0, got '\[64, 128\]'"):
-        load_cfg(default_task(), None, ["INPUT.SEM_SEG_SIZE", "[64, 128]"])
 
 
 @pytest.mark.parametrize("row", EMBEDDED, ids=name)

@@ -164,9 +164,7 @@ def test_the_normalization_of_a_trained_model_is_read_from_its_folder(task_cfg, 
     cfg.MODEL.WEIGHTS = str(tmp_path / "model_final.pth")
     cfg.INPUT.FORMAT, cfg.MODEL.PIXEL_STD, cfg.DATASETS.VOC_CLASSES = "BGR", [1.0, 1.0, 1.0], []
     written("RGB")
-    cfg.INPUT.SEM_SEG_CROP_SIZE = [512, 1024]  # of another task than the model's
     apply_trained(cfg, explicit=())
-    assert cfg.INPUT.SEM_SEG_CROP_SIZE == 0
     assert cfg.INPUT.FORMAT == "RGB"
     assert list(cfg.MODEL.PIXEL_STD) == [58.395, 57.12, 57.375]
     assert cfg.DATASETS.VOC_CLASSES == ["blue", "green", "red"]

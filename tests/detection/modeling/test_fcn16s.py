@@ -112,10 +112,12 @@ def test_samples_cover_the_papers_range():
     assert places == {0, 1, 2, 3}
 
 
-@pytest.mark.parametrize(("value", "size"), [(0, (0, 0)), (64, (64, 64)), ([64, 128], (64, 128))])
-def test_the_key_of_the_crop(value, size):
+@pytest.mark.parametrize(
+    ("value", "size"), [((0, 1.0), (0, 0)), ((64, 1.0), (64, 64)), ((513, 1.5), (513, 770))]
+)
+def test_the_keys_of_the_crop(value, size):
     cfg = default_task()
-    cfg.INPUT.SEM_SEG_CROP_SIZE = value
+    cfg.INPUT.SEM_SEG_CROP_SIZE, cfg.INPUT.SEM_SEG_CROP_ASPECT = value
     assert Augmentation.from_config(cfg).crop_px == size
 
 
