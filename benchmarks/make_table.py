@@ -80,7 +80,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             for shared, table in zip(own, tables, strict=True)
         ]
         write_bundle(args.bundle, report, Report(own, others, near=args.near, shared=shared), about)
-    print(whereabouts(written, args.bundle))
+    print(whereabouts(written, None if about else args.bundle))
+    if about:
+        print(
+            f"wrote {args.bundle}; next: {program('table', 'python -m benchmarks.make_table')} "
+            f"{args.bundle} --verify"
+        )
 
 
 def _about(args: argparse.Namespace) -> "About | None":

@@ -2,10 +2,12 @@
 
 Nothing is unpacked to disk. Contents of a bundle:
 
-table.html, README.txt              the page, and a description of the bundle
+README.txt                          a description of the bundle
+table.html, compare-….html          the pages, except of results that others may cite
 <suite>/runs/<task>/<init>/<seed>/run.json    the records, in the folders of the suite
                        …/error_types.json, …     other files of a run that reports read (`EVIDENCE`)
-<suite>/suite.json                  empty; marks the folders next to it as those of a suite
+<suite>/suite.json                  marks the folders next to it as those of a suite; it contains
+                                    the plan of the looks, if seeds were added until a decision
 about.json                          of results that others may cite: who measured them, and where
                                     the weights are
 """

@@ -25,9 +25,9 @@ from moco.common.run import RECORD_NAME, RunRecord
 
 README = f"""\
 Results of moco-transfer: open {PAGE_NAME} in a browser; each {RECORD_NAME} is the record of a run.
-
-    moco-transfer table THIS.zip    make the tables again
 """
+RESULTS = f"Results of moco-transfer: each {RECORD_NAME} is the record of a run.\n"
+TABLE = "\n    moco-transfer table THIS.zip    make the tables again\n"
 # Everything up to the last slash of an absolute path, or of one from a home directory.
 _FOLDERS = re.compile(r"(?<![\w.:/~-])[/~][^\s'\",:;=]*/")
 
@@ -54,24 +54,19 @@ def share(results: Results) -> Results:
 def write_bundle(path: PathLike, own: Report, shared: Report, about: About | None = None) -> None:
     """Write the page, the records of finished runs and their evidence atomically.
 
+    Results that others may cite get no page: it would show images of the dataset, and whoever reads
+    the bundle makes one from the records.
+
     Args:
         path: Path of the zip file.
         own: Report of the original runs, whose files are read for the figures.
         shared: Report of the same tables from `share(own.results)`.
-        about: Who measured the results, for those that others may cite.
+        about: Origin of results that others may cite.
     """
-    figures = {}
-    for mine, section in zip(own.sections, shared.sections, strict=True):
-        found = page.figures(own, mine)
-        figures[section.stem] = replace(found, missing=_without_folders(found.missing))
-    text = page_text(shared, figures, page.overviews(own))
-    files = {"README.txt": README, PAGE_NAME: text}
-    if about is not None:
-        files[ABOUT_NAME] = f"{json.dumps(asdict(about))}\n"
-    stems = dict(zip((mine.stem for mine in own.sections), shared.sections, strict=True))
-    for name, (section, made) in comparison.comparisons(own).items():
-        compared = replace(made, missing=_without_folders(made.missing))
-        files[name] = comparison_text(shared, stems[section.stem], compared)
+    if about is None:
+        files = {"README.txt": README + TABLE, **_pages(own, shared)}
+    else:
+        files = {"README.txt": RESULTS + TABLE, ABOUT_NAME: f"{json.dumps(asdict(about))}\n"}
     evidence: dict[str, tuple[FinishedRun, str]] = {}
     for run in (*shared.results.transfer, *shared.results.pretraining):
         evidence |= {f"{run.folder / name}": (run, name) for name in EVIDENCE}
@@ -93,6 +88,20 @@ def write_bundle(path: PathLike, own: Report, shared: Report, about: About | Non
                 archive.writestr(info, content, zipfile.ZIP_DEFLATED)
 
     atomic_write(path, write)
+
+
+def _pages(own: Report, shared: Report) -> dict[str, str]:
+    """Render the page and its comparisons with the figures of the original runs."""
+    figures = {}
+    for mine, section in zip(own.sections, shared.sections, strict=True):
+        found = page.figures(own, mine)
+        figures[section.stem] = replace(found, missing=_without_folders(found.missing))
+    pages = {PAGE_NAME: page_text(shared, figures, page.overviews(own))}
+    stems = dict(zip((mine.stem for mine in own.sections), shared.sections, strict=True))
+    for name, (section, made) in comparison.comparisons(own).items():
+        compared = replace(made, missing=_without_folders(made.missing))
+        pages[name] = comparison_text(shared, stems[section.stem], compared)
+    return pages
 
 
 def _evidence(run: FinishedRun, name: str) -> bytes | None:
