@@ -233,7 +233,7 @@ def results() -> str:
                 weights = shared.about.weights if run.record.weights_sha256 else "none"
                 gap = evidence(row.gaps[metric])
                 texts: list[tuple[object, float | None]] = [
-                    (_link(f"{page}#{section.anchor}", section.heading), None),
+                    (_link(f"{page}#{section.anchor}", table.task), None),
                     (", ".join(table.tested_on), None),
                     (row.init, None),
                     (row.n, row.n),

@@ -3,7 +3,7 @@
     python docs/examples/coco3.py COCO OUT
 
 COCO has `annotations/instances_train2017.json` and `instances_val2017.json`; OUT gets `train.json`
-and `test.json`, which name 100 images each, and their images belong into `OUT/train` and `OUT/test`.
+and `test.json`, which name 100 images each. Their images belong into `OUT/train` and `OUT/test`.
 """
 
 import json
