@@ -104,7 +104,8 @@ def _compare(row: Row, base: Row) -> Isolation:
     ]
     proof += [f"the weights' own input contract: {', '.join(contract)}"] if contract else []
     recorded = "equal" if first.provenance.get("versions") else "not recorded"
-    summary = f"config {first.config_sha256[:SHORT]}…, data {_hash(batches)[:SHORT]}…, "
+    data = _hash(first.provenance.get("data") or batches)
+    summary = f"config {first.config_sha256[:SHORT]}…, data {data[:SHORT]}…, "
     summary += f"versions {recorded}"
     return Isolation(row.init, base.init, summary, tuple(proof), (), tuned)
 

@@ -128,3 +128,16 @@ def test_what_was_tuned_differs_and_is_named():
         odd = {**CONFIG, "SOLVER.TUNED": own, "SOLVER.BASE_LR": "0.02"}
         [table] = aggregate(runs("random", (1.0, 2.0), config=odd))
         assert tuned_value(table.rows[0], lr) == shown and len(tuned(table)) == 1
+
+
+def test_the_short_proof_has_the_hash_of_the_data():
+    made = {"provenance": {"versions": {"torch": "2"}, "data": [["voc_2007_test", "9" * 64]]}}
+    texts = {
+        isolation(
+            aggregate([*runs("random", values, **made), *runs("a", values, "a" * 64, **made)])[0]
+        )[0].short
+        for values in ((1.0, 2.0), (1.0, 2.0, 3.0))  # with other first batches in all
+    }
+    assert len(texts) == 1 and texts.pop().startswith(
+        "only the weights differ (config cccc…, data "
+    )
