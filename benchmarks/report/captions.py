@@ -159,6 +159,9 @@ def how_sure(table: Table, found: Sequence[Significance], proof: Sequence[str]) 
         text += f"{plural(len(found), 'gap')}, over {_covered(table)} only"
         if not any(each.significant for each in found) and (reach := _reach(table, found)):
             text += f"; {reach}"
+        if table.looks:
+            taken = [f"{row} {len(e.looks)}" for row, e in table.looks.comparisons.items()]
+            text += f"; looks taken, of {table.looks.plan.looks}: {first_few(taken)}"
     else:
         reasons = dict.fromkeys(g.untested for row in table.rows for g in row.gaps.values() if g)
         text = f"no test ({', '.join(reasons)})" if reasons else "nothing to test"

@@ -140,6 +140,7 @@ def test_datasets_then_the_report(here):
     )
     assert Path("report.zip").is_file()
     as_roboflow(Path("FOLDER/things"), splits)
+    as_roboflow(Path("FOLDER/others"), splits)
     save_resnet("r18.pth")
     run("docs/guides/suites.md", {"many_small": r"\g<0> --dry-run", "output/voc": "runs/VOC_DIR"})
 

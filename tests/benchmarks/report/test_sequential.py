@@ -220,6 +220,8 @@ def test_the_table_accounts_for_the_looks(tmp_path):
     assert (gap.low, gap.high, gap.p_value) == (look.low, look.high, look.p_value)
     assert strong.gaps["bbox/AP50"].p_value is None  # the looks were not at AP50
     texts = rendered(Report([table], results))
+    terminal = texts.pop("terminal")
+    assert "looks taken, of 4: strong 2, same 2" in terminal and "over all looks" in terminal
     for text in texts.values():
         assert "2 of 4" in text and "no: a look takes 3 seeds of both rows" in text
         assert "a gap at look 2: nominal p" in text
