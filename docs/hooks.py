@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from mkdocs.structure.files import Files
 
 PACKAGES = ("moco", "convert", "detection", "benchmarks", "moco_transfer")
-NO_API = ("benchmarks/speed",)  # not installed
+NO_API = ("benchmarks/speed",)  # a command alone
 TOP_LEVEL = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
 _MARK = re.compile(r"<!-- generated: (\w+) -->")
 # In a text: a flag, a dotted key, a path, a pattern.

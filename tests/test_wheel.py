@@ -50,11 +50,12 @@ def test_what_is_in_the_wheel_and_the_sdist(built):
     assert all(link.startswith("https://") for link in re.findall(r"\]\(([^)]+)\)", description))
     listed = run("git", "ls-files", *PACKAGES, cwd=ROOT)
     expected = set(listed.splitlines())
-    configs = {str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.yaml")}
-    assert expected | {f"moco/{name}" for name in configs} == {
+    data = {str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.yaml")}
+    data |= {str(path.relative_to(ROOT)) for path in (ROOT / "results").glob("*.zip")}
+    assert expected | {f"moco/{name}" for name in data} == {
         name for name in inside if ".dist-info/" not in name
     }
-    assert expected | configs | {"README.md", "LICENSE", "pyproject.toml", "setup.py"} <= source
+    assert expected | data | {"README.md", "LICENSE", "pyproject.toml", "setup.py"} <= source
 
 
 @pytest.fixture(scope="module")
