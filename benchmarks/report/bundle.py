@@ -171,6 +171,18 @@ def read_about(path: PathLike) -> About:
     return about
 
 
+def check_files(path: PathLike) -> int:
+    """Compare every file of a bundle with its checksum, and return their number.
+
+    Raises:
+        DataError: If one is damaged.
+    """
+    with _reading(path), open(path, "rb") as file, open_zip(file) as archive:
+        if (broken := archive.testzip()) is not None:
+            raise Implausible(f"{shown(broken)}: its checksum differs")
+        return len(archive.infolist())
+
+
 @contextmanager
 def _reading(path: PathLike) -> Iterator[None]:
     """Turn any error while reading a file into a DataError that names it."""

@@ -73,6 +73,18 @@ def test_other_match_records_are_refused(quickstart, tmp_path):
         verify(path)
 
 
+@pytest.mark.parametrize("offset", [0, 40])
+def test_a_damaged_file_is_refused(quickstart, tmp_path, offset):
+    """A changed byte breaks the checksum, or what zlib can read."""
+    content = bytearray(quickstart.read_bytes())
+    with zipfile.ZipFile(quickstart) as archive:
+        info = next(i for i in archive.infolist() if i.filename == "README.txt")
+    content[info.header_offset + 30 + len(info.filename) + offset] ^= 0xFF
+    (tmp_path / "a.zip").write_bytes(content)
+    with pytest.raises(DataError, match="damaged"):
+        verify(tmp_path / "a.zip")
+
+
 def test_a_bundle_names_who_measured_it(quickstart, tmp_path):
     def drop(about: dict) -> None:
         about["measured_by"] = ""
