@@ -72,7 +72,10 @@ def figures(report: Report, section: Section) -> Figures:
             "no run has any (moco-transfer train --eval-only --visualize N writes them)"
         )
     elif not any(samples.values()):
-        samples, missing["Sample predictions"] = {}, "too large for a page of so many tables"
+        samples, missing["Sample predictions"] = (
+            {},
+            "too large for a page with this number of tables",
+        )
     return Figures(shown, missing, samples)
 
 

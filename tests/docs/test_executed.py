@@ -105,7 +105,7 @@ def test_converting(here):
     state = net.state_dict()
     torch.save({"arch": "regnety_004", "state_dict": state}, "last.pth.tar")
     save_file(state, "model.safetensors")
-    # The page goes on with the ResNet's weights.pth.
+    # The page continues with the ResNet's weights.pth.
     other = {r"(last\.pth\.tar|model\.safetensors) weights": r"\1 timm"}
     other[r"timm\.pth --timm"] = "timm.pth --overwrite --timm"
     run("docs/guides/converting.md", other)

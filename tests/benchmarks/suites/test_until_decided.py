@@ -40,7 +40,7 @@ def seeds_done(lab: Lab) -> dict[str, int]:
 
 @pytest.mark.slow
 def test_killed_and_resumed_with_the_same_looks(tmp_path, quick, capsys):
-    """A row of a large gap stops, an equal one stops, and one without evidence goes on."""
+    """A row of a large gap stops, an equal one stops, and one without evidence continues."""
     whole = lab_of(tmp_path / "whole", "strong", "same", "mine")
     killed = lab_of(tmp_path / "killed", "strong", "same", "mine")
     whole.run(*UNTIL)

@@ -81,7 +81,7 @@ def test_a_checkpoint_appears_while_it_watches(lab, monkeypatch, capsys):
     def unchanged() -> None:
         assert len(lab.done()) == 2, "a checkpoint that still grows is not evaluated"
 
-    looks = [nothing, appears, grows, unchanged, nothing, lambda: pytest.fail("it goes on")]
+    looks = [nothing, appears, grows, unchanged, nothing, lambda: pytest.fail("it continues")]
     assert lab.watch(monkeypatch, *looks, more=("--until-epoch", "19")) == 0
     lab.assert_once(runs=3)
     assert lab.done()[2] == "mine-epoch0019"
