@@ -5,7 +5,7 @@
 * **scenes** of one to five objects in PASCAL VOC's layout, for fine-tuning and evaluation:
   `scenes/{Annotations,ImageSets/Main,JPEGImages}`, splits `trainval` and `test`.
 
-    python -m benchmarks.suites.synthetic DIR --images 8192 --trainval 200 --test 200 --seed 0
+    python -m benchmarks.suites.synthetic DIR --images 6144 --trainval 200 --test 200 --seed 0
 
 Class i is shape i filled with texture (3i + 1) mod 8, so a class can be recognized by its outline
 or its texture. Size, position, rotation, aspect ratio and colors are sampled for every object;
@@ -389,7 +389,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("kind", choices=("images", "knn", "scenes"))
     for name, number, what in (
-        ("images", 8192, "unlabeled images"),
+        ("images", 6144, "unlabeled images"),
         ("knn-train", 1024, "labeled images whose neighbors vote"),
         ("knn-val", 512, "labeled images to classify"),
         ("trainval", 200, "labeled scenes for fine-tuning"),
