@@ -10,7 +10,8 @@ from tests.golden.regenerate_convert import GOLDEN, GROUPS, verdicts
 
 # Its two networks see L and ab, so neither is one of RGB: both are refused.
 NOT_CONVERTED = {"HobbitLong/PyContrast (CMC)"}
-SLOW = ("too large", "timm's networks")
+# Networks of full size.
+SLOW = ("plain", "self-supervised", "too large", "transformers", "timm's networks")
 
 
 @pytest.mark.parametrize(
