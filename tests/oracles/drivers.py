@@ -159,7 +159,6 @@ TWO = [
     replace(EMBEDDED, name="embedded, torchrun", launcher=TORCHRUN, train=(IMAGE, 12)),
     replace(EMBEDDED, name="embedded, two", flags=("--num-gpus", "2"), train=(IMAGE, 9)),
     replace(DETECTRON2, name="detectron2, two", flags=("--num-gpus", "2"), train=(IMAGE, 9)),
-    replace(DETECTRON2, name="detectron2, torchrun", launcher=TORCHRUN, train=(IMAGE, 12)),
 ]
 V3 = {"MOCO__MECHANISM": "moco_v3", "MOCO__K": 8, "MOCO__BN_SPLITS": 1, "MOCO__SYMMETRIC": True}
 ADAMW = {"SOLVER__OPTIMIZER": "AdamW", "SOLVER__BASE_LR": 1e-3, "SOLVER__LR_DECAY": 0.8}

@@ -151,6 +151,15 @@ ROWS: dict[str, tuple[str, dict[str, Any], str]] = {
     "swin-random": ("coco/mask_rcnn_Swin_T_FPN_3x", SWIN, "polygons"),
     "swin-cascade": ("coco/cascade_mask_rcnn_Swin_B_50ep", SWIN_CASCADE, "polygons"),
 }  # fmt: skip
+# Other masks, heads and initial values of an architecture that another row has in two processes,
+# which share the images and average the gradients whatever these are.
+ALONE = {
+    "c4-mask-clipped",
+    "fpn-mask-bitmasks",
+    "fpn-adamw-jitter-bitmasks",
+    "swin-random",
+    "swin-cascade",
+}
 TIMES = {"time", "data_time", "rank_data_time", "eta_seconds", "iteration"}
 METRICS = {"keypoints": "keypoints/AP", "fcn-16s": "sem_seg/mIoU"}
 
@@ -239,8 +248,10 @@ def assert_equal(theirs: Path, own: Path, num_processes: int, iterations: int = 
             assert float(value).hex() == text, name
 
 
-@pytest.mark.parametrize("num_processes", [1, 2])
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize(
+    ("row", "num_processes"),
+    [*((row, 1) for row in ROWS), *((row, 2) for row in ROWS if row not in ALONE)],
+)
 def test_twelve_iterations(
     row, num_processes, data, narrow_r50_file, swin_file, tmp_path, monkeypatch
 ):
