@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from moco.common.distributed import usable_cores
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -57,6 +59,7 @@ def test_cores_without_linuxs_affinity(monkeypatch):
     assert usable_cores() == 1
 
 
+@pytest.mark.slow
 def test_every_module_is_imported_without_posix_names():
     code = f"""{WITHOUT_POSIX}
 import importlib
@@ -74,6 +77,7 @@ print("imported all")
     assert run_python("-c", code).endswith("imported all\n")
 
 
+@pytest.mark.slow
 def test_every_command_answers_windows_in_one_line():
     code = f"""{WITHOUT_POSIX}
 import contextlib, io, json, runpy

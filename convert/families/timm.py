@@ -147,28 +147,37 @@ def names_that_fit(shapes: Mapping[str, tuple[int, ...]]) -> str:
     Args:
         shapes: Shapes of the tensors in a file by name, as `convert.read.Entry` has them.
     """
-    import timm
-    from timm.models import get_pretrained_cfg
-
     from convert.modeling.timm_features import fits
 
     end, fitting = time.monotonic() + SECONDS_OF_SEARCH, list[str]()
     inside = functools.cache(lambda start: _inside(shapes, start))
-    for name in timm.list_models():
-        first = getattr(get_pretrained_cfg(name), "first_conv", None)
-        first = f"{first if isinstance(first, str) else first[0]}.weight" if first else "\0"
+    for first, names in _by_first_convolution().items():
         starts = [key.removesuffix(first) for key in shapes if key.endswith(first)]
         for its in (inside(start) for start in starts if not start or start[-1] in "./"):
             # Those with a class token have maps of one stride.
-            is_possible = its and "cls_token" not in its and time.monotonic() < end
-            if is_possible and fits(name, its):
-                fitting.append(name)
+            if its and "cls_token" not in its:
+                fitting += [n for n in names if time.monotonic() < end and fits(n, its)]
     if not fitting:
         return ""
     return (
-        f"; its tensors are those of timm's {first_few(fitting)}; give {OPTION.flag} with the name "
-        "of its network"
+        f"; its tensors are those of timm's {first_few(sorted(fitting))}; give {OPTION.flag} with "
+        "the name of its network"
     )
+
+
+@functools.cache
+def _by_first_convolution() -> dict[str, list[str]]:
+    """Return the names of timm's networks by the weights of their first convolution."""
+    import timm
+    from timm.models import get_pretrained_cfg
+
+    found: dict[str, list[str]] = {}
+    for name in timm.list_models():
+        first = getattr(get_pretrained_cfg(name), "first_conv", None)
+        if first:
+            key = f"{first if isinstance(first, str) else first[0]}.weight"
+            found.setdefault(key, []).append(name)
+    return found
 
 
 def _inside(shapes: Mapping[str, tuple[int, ...]], start: str) -> dict[str, tuple[int, ...]]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from convert.families.stages import FEATURES
 from moco.common.errors import UserError, first_few
@@ -118,20 +119,37 @@ def own_names(name: str) -> dict[str, str]:
     return names
 
 
+_RANDOM = (Tensor.normal_, Tensor.uniform_, Tensor.clamp_, Tensor.erfinv_, Tensor.mul_, Tensor.add_)
+
+
 @functools.cache
 def usual_names(name: str) -> dict[str, Tensor]:
     """Return the tensors of timm's whole network on the meta device, by timm's usual names."""
     import timm  # here: it takes longer to import than torch
 
-    with torch.device("meta"):
+    with torch.device("meta"), _WithoutInitialValues():
         state: dict[str, Tensor] = timm.create_model(name).state_dict()
     return state
 
 
+class _WithoutInitialValues(TorchFunctionMode):
+    """Leave out initial values, whose operations on the meta device take most of the time."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _RANDOM and args[0].is_meta:
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+@functools.cache
+def _usual_shapes(name: str) -> dict[str, tuple[int, ...]]:
+    return {key: tuple(value.shape) for key, value in usual_names(name).items()}
+
+
 def fits(name: str, shapes: Mapping[str, tuple[int, ...]]) -> bool:
     """Return whether a network has these tensors, except for its head, and a feature pyramid."""
-    whole = {key: tuple(value.shape) for key, value in usual_names(name).items()}
-    differ = {key for key in whole.keys() | shapes.keys() if whole.get(key) != shapes.get(key)}
+    whole = _usual_shapes(name)
+    differ = {key for key, _ in whole.items() ^ shapes.items()}
     differ = {key for key in differ if not key.endswith(_COUNTER)}
     if len(differ) > _MAX_HEAD:
         return False

@@ -10,8 +10,17 @@ from tests.golden.regenerate_convert import GOLDEN, GROUPS, verdicts
 
 # Its two networks see L and ab, so neither is one of RGB: both are refused.
 NOT_CONVERTED = {"HobbitLong/PyContrast (CMC)"}
-# Networks of full size.
-SLOW = ("plain", "self-supervised", "too large", "transformers", "timm's networks")
+# Networks of full size, or many.
+SLOW = {
+    "self-supervised",
+    "plain",
+    "transformers",
+    "packages",
+    "damaged ResNets",
+    "damaged records",
+    "timm's networks",
+    "too large",
+}
 
 
 @pytest.mark.parametrize(
