@@ -96,8 +96,14 @@ class Architecture(abc.ABC):
         """Return an example task that fine-tunes a detector.
 
         Returns:
-            The path of its file, the keys of `d2_keys` that it sets, and its data arguments.
+            The path of its file, the keys of `d2_keys` that distinguish its network from others,
+            and its data arguments.
         """
+
+    def keys_to_set(self) -> dict[str, Any]:
+        """Return the keys with which the example task is for this network."""
+        (_, its, _), own = self.example_task(), self.d2_keys()
+        return {key: own[key] for key, value in its.items() if own[key] != value}
 
     def lost_options(self) -> list[str]:
         """Return the converter's options that restore what a plain state dict does not record."""
