@@ -254,6 +254,7 @@ class Hints:
         arch: Name of the architecture that the file records, or None.
         metadata: Facts recorded by the file or, failing that, known of its project, as `recognize`
             takes them.
+        recorded: Those recorded by the file or its configuration.
         requested: Values of the family's options.
         dropped: Drop rule -> number of entries of the file.
         tokens: Tensors of the rules in `Family.tokens`, by name.
@@ -266,6 +267,7 @@ class Hints:
     warnings: list[str] = dataclasses.field(default_factory=list)
     arch: Any = None
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    recorded: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     requested: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     dropped: Mapping[str, int] = dataclasses.field(default_factory=dict)
     tokens: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
