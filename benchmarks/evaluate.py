@@ -63,13 +63,11 @@ def choose(data: Path, weights: str, task: str | None) -> tuple[str, dict[str, A
     from detection.datasets import find_custom, read_split
 
     [(key, place)] = find_custom(data).items()
-    keys: dict[str, Any] = {key: place}
     converted = read_weights(weights)
     assert converted is not None
-    contract = converted.contract
-    example, its_keys, _ = contract.architecture.example_task()
-    needed = contract.d2_keys()
-    keys |= {name: needed[name] for name, value in its_keys.items() if needed[name] != value}
+    architecture = converted.contract.architecture
+    example, _, _ = architecture.example_task()
+    keys = {key: place, **architecture.keys_to_set()}
     file = str(resolve(task or example).absolute())
     pairs = {**keys, "MODEL.WEIGHTS": RANDOM}
     cfg = load_task(file, [str(word) for pair in pairs.items() for word in pair], EMBEDDED).cfg
@@ -80,7 +78,7 @@ def choose(data: Path, weights: str, task: str | None) -> tuple[str, dict[str, A
     say(
         f"data: {key} {place}, {plural(images, 'training image')}, "
         f"{plural(len(train.classes), 'class')}; evaluated on {', '.join(cfg.DATASETS.TEST)}",
-        f"task: {task or f'{shown(example)}, the example for a {contract.architecture}'}",
+        f"task: {task or f'{shown(example)}, the example for a {architecture}'}",
         f"budget: {keys['SOLVER.MAX_ITER']} iterations of {solver.IMS_PER_BATCH} images, "
         f"{epochs:.3g} epochs, steps at {keys['SOLVER.STEPS']}; --opts replaces any of it",
     )
@@ -98,8 +96,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help=layouts)
     task = "task file or its shipped name (default: the example for the first weights' backbone)"
     parser.add_argument("--task", metavar="FILE", help=task)
-    add_arguments(parser)
-    parser.set_defaults(trials=SEEDS)
+    add_arguments(parser, trials=SEEDS)
     return parser
 
 

@@ -51,8 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--until-epoch", type=int, metavar="N", help=until)
     poll = "seconds between two looks at the folder (%(default)s)"
     add("--poll-seconds", type=float, default=30.0, metavar="S", help=poll)
-    add_arguments(parser)
-    parser.set_defaults(trials=SEEDS)
+    add_arguments(parser, trials=SEEDS)
     return parser
 
 

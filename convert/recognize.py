@@ -145,6 +145,7 @@ def recognize(
         warnings=warnings,
         arch=arch,
         metadata={**metadata, **project.metadata, **recorded.metadata},
+        recorded=recorded.metadata,
         requested=overrides.options,
         dropped=taken.dropped,
         tokens=tokens,

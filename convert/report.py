@@ -102,10 +102,9 @@ def _script(path: str) -> str:
 
 def fine_tune_command(contract: InputContract, path: Path) -> str:
     """Return the complete command that fine-tunes a detector from a converted file."""
-    config, its_keys, data = contract.architecture.example_task()
-    keys = contract.d2_keys()
-    differ = (key for key, value in its_keys.items() if keys[key] != value)
-    others = "".join(f"{key} {shlex.quote(str(keys[key]))} " for key in differ)
+    config, _, data = contract.architecture.example_task()
+    keys = contract.architecture.keys_to_set()
+    others = "".join(f"{key} {shlex.quote(str(value))} " for key, value in keys.items())
     train = program("train", _script("detection/train_net.py"))
     return (
         f"{train} --config-file {shown(config)} {data}"

@@ -13,15 +13,15 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from benchmarks.report import escape
 from benchmarks.report.aggregate import Row, Table
+from benchmarks.report.bundle import knn_name
 from benchmarks.report.cells import Grid, TextCell, printed
-from benchmarks.report.plots import new_figure, pretty, read_curve
+from benchmarks.report.plots import new_figure, parse_curve, pretty
 from benchmarks.report.style import GRAY, MISSING, colors, format_cell, format_p
 from detection.evaluation.metrics import titles
 from moco.common.command import EPOCH
@@ -184,16 +184,6 @@ def epoch_of(init: str) -> tuple[str, int] | None:
     return (found[1], int(found[2])) if found else None
 
 
-def knn_file(runs: Path, pretraining: str) -> Path:
-    """Return the path of the kNN accuracies that a suite copies from a pre-training's folder.
-
-    Args:
-        runs: Folder of the suite's runs.
-        pretraining: Name of the pre-training.
-    """
-    return runs.parent / "inits" / f"{pretraining}.knn.json"
-
-
 def along_pretraining(table: Table, stem: str, title: str, tables: Sequence[Table]) -> Along | None:
     """Return the part of one table, or None if it has no two checkpoints of one pre-training.
 
@@ -240,10 +230,10 @@ def _recorded(rows: Mapping[int, Row], tables: Sequence[Table]) -> dict[str, dic
 
 def _logged(name: str, rows: Mapping[int, Row]) -> dict[str, dict[int, float]]:
     """Return the kNN accuracies that the pre-training logged, of all its epochs."""
-    for run in (run for row in rows.values() for run in row.runs if run.suite_task):
-        path = knn_file(run.folder.parent.parent.parent, name)
-        if path.is_file():
-            epochs, values = read_curve(path, (KNN_METRIC,), x="epoch")
+    for run in (run for row in rows.values() for run in row.runs):
+        if (content := run.read_knn(name)) is not None:
+            text, where = content.decode(errors="replace"), f"{run.folder}: {knn_name(name)}"
+            epochs, values = parse_curve(text, where, (KNN_METRIC,), x="epoch")
             pairs = zip(epochs.tolist(), values.tolist(), strict=True)
             return {LOGGED: {round(epoch): value for epoch, value in pairs}}
     return {}

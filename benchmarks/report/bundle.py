@@ -8,6 +8,7 @@ table.html, compare-….html          the pages, except of results that others m
                        …/error_types.json, …     other files of a run that reports read (`EVIDENCE`)
 <suite>/suite.json                  marks the folders next to it as those of a suite; it contains
                                     the plan of the looks, if seeds were added until a decision
+<suite>/inits/<name>.knn.json       kNN accuracies of the pre-training whose checkpoints are rows
 about.json                          of results that others may cite: who measured them, and where
                                     the weights are
 """
@@ -37,6 +38,7 @@ MAX_RECORDS_BYTES = 64 << 20  # total size of all records
 MATCHES_NAME = f"inference/{metrics.MATCHES_NAME}"
 # Files that reports read next to a run's record → maximum size in bytes.
 EVIDENCE = {MATCHES_NAME: metrics.MAX_MATCHES_BYTES, ERRORS_NAME: 1 << 20, ROBUSTNESS_NAME: 1 << 20}
+MAX_KNN_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,13 @@ class Evidence:
         Raises:
             DataError: If the file cannot be read or exceeds its maximum size.
         """
-        path, limit = self.folder / name, EVIDENCE[name]
+        return self._read(self.folder / name, EVIDENCE[name])
+
+    def read_knn(self, pretraining: str) -> bytes | None:
+        """Return the file `knn_name` of the run's suite, or None; raise as `read`."""
+        return self._read(self.folder.parents[3] / knn_name(pretraining), MAX_KNN_BYTES)
+
+    def _read(self, path: Path | PurePosixPath, limit: int) -> bytes | None:
         if self.bundle is None:
             if not Path(path).is_file():
                 return None
@@ -94,6 +102,11 @@ class Evidence:
             if info is not None and info.file_size > limit:
                 raise Implausible(f"{path}: more than {limit} bytes")
             return None if info is None else read_part(archive, info)
+
+
+def knn_name(pretraining: str) -> str:
+    """Return the path, in a suite's folder, of the kNN accuracies that a pre-training logged."""
+    return f"inits/{pretraining}.knn.json"
 
 
 def suite_task(folder: Path | PurePosixPath, exists: Callable[[Any], bool]) -> str | None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from benchmarks.report.aggregate import Cell, Gap, Table
 from benchmarks.report.style import (
+    MINUS,
     MISSING,
     UNTESTED,
     format_cell,
@@ -12,6 +13,7 @@ from benchmarks.report.style import (
     format_gap,
     is_strong,
 )
+from detection.evaluation.metrics import titles
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class TextCell:
         untested: True if the gap was measured without a test.
         strong: True if the gap is green.
         best: True if no other row has a higher number after rounding.
+        versus: Row whose gap to the baseline the cell names, or empty.
     """
 
     text: str
@@ -35,6 +38,7 @@ class TextCell:
     untested: bool = False
     strong: bool = False
     best: bool = False
+    versus: str = ""
 
     @property
     def gap(self) -> str:
@@ -63,6 +67,12 @@ def printed(value: float | None, gap: float | None = None) -> TextCell:
 def evidence(gap: Gap | None) -> TextCell:
     """Format a gap with its interval and p-value as a cell."""
     return TextCell(format_evidence(gap), None if gap is None else gap.value)
+
+
+def gap_name(table: Table, init: str, metric: str = "") -> TextCell:
+    """Return the cell that names the gap of a row to the baseline, of one metric if given."""
+    what = f", {titles(table.metrics)[table.metrics.index(metric)]}" if metric else ""
+    return TextCell(f"{init} {MINUS} {table.baseline}{what}", versus=init)
 
 
 def init_rows(table: Table, cells: Mapping[str, Iterable[Cell | None]]) -> list[list[TextCell]]:

@@ -93,11 +93,7 @@ def comparisons(report: Report) -> dict[str, tuple[Section, Comparison]]:
     """
     made = {}
     for section in report.sections:
-        names = {
-            row.init: report.compared[section.stem, row.init]
-            for row in section.table.rows
-            if (section.stem, row.init) in report.compared
-        }
+        names = report.pages(section)
         found = _found_objects(section.table) if names else {}
         for row in section.table.rows:
             if row.init in names:

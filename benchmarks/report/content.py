@@ -336,6 +336,10 @@ class Report:
         names = file_names([(COMPARISON, *pair) for pair in pairs])
         return {pair: f"{name}.html" for pair, name in zip(pairs, names, strict=True)}
 
+    def pages(self, section: Section) -> dict[str, str]:
+        """Return the pages of `compared` of one table, by row."""
+        return {init: name for (stem, init), name in self.compared.items() if stem == section.stem}
+
     @cached_property
     def listed(self) -> set[Path] | None:
         """Folders of the newest runs while the suite is running, or None to list all runs."""

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 
 from benchmarks.report.aggregate import Gap, Resamples, Table
 from benchmarks.report.captions import seeds
-from benchmarks.report.cells import Grid, TextCell, evidence
+from benchmarks.report.cells import Grid, TextCell, evidence, gap_name
 from benchmarks.report.looks import looks_grid
 from benchmarks.report.significance import POWER, Significance
 from benchmarks.report.style import (
     MAX_RUNS,
-    MINUS,
     MISSING,
     UNTESTED,
     format_interval,
@@ -38,7 +37,7 @@ def _welch(table: Table) -> Grid:
     tested = any(gap and not gap.untested for row in table.rows for gap in row.gaps.values())
     how = f"95% interval over {seeds(table)}, Welch's test" if tested else UNTESTED
     rows = [
-        [TextCell(f"{row.init} {MINUS} {table.baseline}"), *map(evidence, row.gaps.values())]
+        [gap_name(table, row.init), *map(evidence, row.gaps.values())]
         for row in table.rows
         if any(row.gaps.values())
     ]
@@ -48,7 +47,7 @@ def _welch(table: Table) -> Grid:
 def _corrected(table: Table, found: Sequence[Significance]) -> Grid:
     """Return the grid of the tests of benchmarks/report/significance.py."""
     columns = {
-        "": [_name(table, each.row.init, each.metric) for each in found],
+        "": [gap_name(table, each.row.init, each.metric) for each in found],
         f"Holm ({plural(len(found), 'gap')})": [
             TextCell(format_p(each.holm), each.holm) for each in found
         ],
@@ -82,7 +81,7 @@ def _resampled(table: Table, resamples: Resamples) -> Grid:
     gaps = {row.init: row.gaps for row in table.rows}
     rows = [
         [
-            _name(table, init, metric),
+            gap_name(table, init, metric),
             _plus_minus(gaps[init][metric], each.both),
             _interval(each.images, "", each.bound),
         ]
@@ -101,11 +100,6 @@ def _plus_minus(gap: Gap | None, numbers: tuple[float, float, float, float] | No
         return TextCell("not known: n = 1")
     p, corrected = numbers[2:]
     return TextCell(f"{format_plus_minus(gap, numbers)}, {format_p(p, corrected)}", p)
-
-
-def _name(table: Table, init: str, metric: str) -> TextCell:
-    title = titles(table.metrics)[table.metrics.index(metric)]
-    return TextCell(f"{init} {MINUS} {table.baseline}, {title}")
 
 
 def _interval(

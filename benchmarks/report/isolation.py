@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.report.aggregate import Row, Table
 from benchmarks.report.keys import names_where
 from benchmarks.report.style import format_seeds
-from detection.config.keys import tuned_axes, tuned_values
+from detection.config.keys import DATA_KEY, tuned_axes, tuned_values
 from moco.common.errors import first_few, plural
 from moco.common.run import RunRecord
 
@@ -98,14 +98,15 @@ def _compare(row: Row, base: Row) -> Isolation:
     one = f"{plural(len(batches[0]), 'first batch')} (sha256 {_hash(batches)}) and the initial "
     one += f"values of {plural(len(heads[0]), 'tensor')} outside the weights "
     one += f"(sha256 {_hash(heads)})"
+    data = first.config.get(DATA_KEY)  # in the hash of the configuration
     proof = [
-        f"equal configuration and data (sha256 {first.config_sha256[:10]})",
+        f"equal configuration{' and data' if data else ''} (sha256 {first.config_sha256[:10]})",
         f"equal {one} in {format_seeds([str(seed) for seed in sorted(seeds)])}",
     ]
     proof += [f"the weights' own input contract: {', '.join(contract)}"] if contract else []
     recorded = "equal" if first.provenance.get("versions") else "not recorded"
-    data = _hash(first.provenance.get("data") or batches)
-    summary = f"config {first.config_sha256[:SHORT]}…, data {data[:SHORT]}…, "
+    what, sha256 = ("data", data) if data else ("first batches", _hash(batches))
+    summary = f"config {first.config_sha256[:SHORT]}…, {what} {str(sha256)[:SHORT]}…, "
     summary += f"versions {recorded}"
     return Isolation(row.init, base.init, summary, tuple(proof), (), tuned)
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from benchmarks.report.aggregate import Gap, Row, Table
-from benchmarks.report.cells import Grid, TextCell
+from benchmarks.report.cells import Grid, TextCell, gap_name
 from benchmarks.report.sequential import GAP, SAME, Comparison, Look, Looks, compare
-from benchmarks.report.style import MINUS, MISSING, format_gap, format_interval, format_p
+from benchmarks.report.style import MISSING, format_gap, format_interval, format_p
 from detection.evaluation.metrics import headline_names, titles
 from moco.common.errors import UserError, plural
 
@@ -69,7 +69,6 @@ def looks_grid(table: Table) -> Grid:
     head += [f"within ±{table.looks.plan.margin:g}", "seeds", "looks", "decided"]
     rows = []
     for row, found in table.looks.comparisons.items():
-        name = TextCell(f"{row} {MINUS} {table.baseline}")
         looks = f"{len(found.looks)} of {table.looks.plan.looks}"
         if not found.looks:
             cells = [TextCell(MISSING)] * 3 + [TextCell(str(found.seeds), found.seeds)]
@@ -82,7 +81,8 @@ def looks_grid(table: Table) -> Grid:
                 TextCell(format_p(last.same_p, found.same_holm), last.same_p),
                 TextCell(str(last.seeds), last.seeds),
             ]
-        rows.append([name, *cells, TextCell(looks, len(found.looks)), TextCell(why(found, table))])
+        cells += [TextCell(looks, len(found.looks)), TextCell(why(found, table))]
+        rows.append([gap_name(table, row), *cells])
     return Grid(
         f"Gap to {table.baseline}, by equal seeds, with O'Brien-Fleming boundaries over the looks",
         head,

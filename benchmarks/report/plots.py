@@ -87,20 +87,29 @@ def read_curves(runs: Sequence[FinishedRun], names: Sequence[str] = LOSS_NAMES) 
 
 
 def read_curve(path: Path, names: Sequence[str], x: str = "iteration") -> Curve:
-    """Read a curve from `metrics.json`: `x` and the first of `names` that each line has.
-
-    If an iteration was logged twice (by a resumed run), the last value is used.
+    """Read a curve from `metrics.json`, see `parse_curve`.
 
     Raises:
         UserError: If the file cannot be read, or a line is not JSON or lacks iteration or `x`.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read ({error})") from error
+    return parse_curve(text, str(path), names, x)
+
+
+def parse_curve(text: str, where: str, names: Sequence[str], x: str) -> Curve:
+    """Return a curve from lines of metrics: `x` and the first of `names` that each line has.
+
+    If an iteration was logged twice (by a resumed run), the last value is used.
+
+    Raises:
+        UserError: If a line is not JSON or lacks iteration or `x`.
+    """
     points: dict[int, tuple[float, float]] = {}
     decode = json.JSONDecoder().raw_decode  # twice as fast as `json.loads`, line by line
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(text.splitlines(), start=1):
         try:
             values, end = decode(line)
             if end != len(line):
@@ -113,7 +122,7 @@ def read_curve(path: Path, names: Sequence[str], x: str = "iteration") -> Curve:
                 raise ValueError(f"{x}: got {at}, expected a finite number")
             points[int(values["iteration"])] = at, value if abs(value) < MAX_VALUE else np.nan
         except Exception as error:  # an untrusted line may raise anything
-            raise UserError(f"{path}: line {number} is not a line of metrics ({error})") from error
+            raise UserError(f"{where}: line {number} is not a line of metrics ({error})") from error
     xy = np.array([points[i] for i in sorted(points)], float).reshape(-1, 2)
     return xy[:, 0], xy[:, 1]
 

@@ -54,6 +54,10 @@ class FinishedRun:
         """
         return self.evidence.read(name) if self.evidence else None
 
+    def read_knn(self, pretraining: str) -> bytes | None:
+        """Return the kNN accuracies of a pre-training from the run's suite; raise as `read`."""
+        return self.evidence.read_knn(pretraining) if self.evidence and self.suite_task else None
+
     @property
     def digest(self) -> str:
         """Hash that distinguishes the run from earlier runs in its folder."""

@@ -20,6 +20,7 @@ from markupsafe import Markup
 
 from benchmarks.report import escape, style
 from benchmarks.report.aggregate import Gap, Row, Table
+from benchmarks.report.along import Along
 from benchmarks.report.captions import facts, tuned_keys, tuned_value
 from benchmarks.report.content import Report, Section, arrange, paper_rows
 from benchmarks.report.datasets import Collection
@@ -69,6 +70,8 @@ def csv(report: Report) -> dict[str, str]:
         texts["table.summary.csv"] = _summary_csv(report.summary)
     if report.collections:
         texts["table.datasets.csv"] = _datasets_csv(report.collections)
+    if report.along:
+        texts["table.along.csv"] = _along_csv(report.along)
     if any(section.published for section in report.sections):
         texts["table.literature.csv"] = _literature_csv(report.sections)
     return texts
@@ -280,6 +283,23 @@ def _datasets_csv(collections: Sequence[Collection]) -> str:
             for name in each.datasets
             for mean in (statistics.fmean(of[name]) if of.get(name) else None,)
         ],
+    )
+
+
+def _along_csv(parts: Sequence[Along]) -> str:
+    """Format one line per checkpoint and measure: the metric of the table, and the cheap ones."""
+    lines: list[Sequence[object]] = []
+    for part in parts:
+        for series in part.series:
+            setting = (part.table.task, part.table.engine, series.name)
+            for epoch, row in series.rows.items():
+                if cell := row.cells[part.metric]:
+                    numbers = (epoch, part.metric, cell.n, cell.mean, cell.std)
+                    lines.append([*setting, *numbers])
+            for measure, values in series.cheap.items():
+                lines += [[*setting, epoch, measure, None, v, None] for epoch, v in values.items()]
+    return csv_text(
+        ["task", "engine", "pretraining", "epoch", "measure", "n", "mean", "std"], lines
     )
 
 

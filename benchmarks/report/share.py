@@ -8,13 +8,15 @@ import json
 import os
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from benchmarks.report import comparison, page
-from benchmarks.report.bundle import ABOUT_NAME, EVIDENCE, PLAN, SUITE_NAME, About
+from benchmarks.report.along import epoch_of
+from benchmarks.report.bundle import ABOUT_NAME, EVIDENCE, PLAN, SUITE_NAME, About, knn_name
 from benchmarks.report.content import Report
 from benchmarks.report.keys import names_where
 from benchmarks.report.progress import PAGE_NAME
@@ -67,20 +69,23 @@ def write_bundle(path: PathLike, own: Report, shared: Report, about: About | Non
         files = {"README.txt": README + TABLE, **_pages(own, shared)}
     else:
         files = {"README.txt": RESULTS + TABLE, ABOUT_NAME: f"{json.dumps(asdict(about))}\n"}
-    evidence: dict[str, tuple[FinishedRun, str]] = {}
+    evidence: dict[str, Callable[[], bytes | None]] = {}
     for run in (*shared.results.transfer, *shared.results.pretraining):
-        evidence |= {f"{run.folder / name}": (run, name) for name in EVIDENCE}
+        evidence |= {f"{run.folder / name}": partial(_evidence, run, name) for name in EVIDENCE}
         content = json.dumps(asdict(run.record), indent=2, sort_keys=True)
         files[f"{run.folder / RECORD_NAME}"] = f"{content}\n"
         if run.suite_task:
             plan = {} if run.plan is None else {PLAN: asdict(run.plan)}
-            files[f"{run.folder.parents[3] / SUITE_NAME}"] = f"{json.dumps(plan)}\n"
+            suite = run.folder.parents[3]
+            files[f"{suite / SUITE_NAME}"] = f"{json.dumps(plan)}\n"
+            if at := epoch_of(run.record.init):
+                evidence[f"{suite / knn_name(at[0])}"] = partial(run.read_knn, at[0])
 
     def write(file: BinaryIO) -> None:
         with zipfile.ZipFile(file, "w") as archive:
             for name in sorted(files.keys() | evidence.keys()):
                 # Match records may be large, so only one file is in memory at a time.
-                content = files[name] if name in files else _evidence(*evidence[name])
+                content = files[name] if name in files else evidence[name]()
                 if content is None:
                     continue
                 info = zipfile.ZipInfo(name)  # with a constant time stamp

@@ -11,8 +11,13 @@ from benchmarks.suites.keep import KEEP
 ENGINES = ("auto", "detectron2", "embedded", "each")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `benchmarks.run_suite.run`."""
+def add_arguments(parser: argparse.ArgumentParser, trials: int | None = None) -> None:
+    """Add the arguments of `benchmarks.run_suite.run`.
+
+    Args:
+        parser: Parser of a command.
+        trials: Default of --trials; None: the suite's.
+    """
     add = parser.add_argument
     several: dict[str, Any] = {"action": "append", "default": []}
     rows = (
@@ -25,8 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--trials",
         "--seeds",
         type=int,
+        default=trials,
         metavar="N",
-        help="seeds per row, 0, 1, ... (default: the suite's)",
+        help=f"seeds per row, 0, 1, ... (default: {trials or 'that of the suite'})",
     )
     add(
         "--until-decided",

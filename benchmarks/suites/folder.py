@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report.along import KNN_METRIC, epoch_of, knn_file
-from benchmarks.report.bundle import PLAN, SUITE_NAME
+from benchmarks.report.along import KNN_METRIC, epoch_of
+from benchmarks.report.bundle import PLAN, SUITE_NAME, knn_name
 from benchmarks.report.sequential import SeedPlan
 from benchmarks.suites import locks
 from benchmarks.suites.locks import Lock
@@ -239,7 +239,7 @@ class SuiteFolder:
             lines = [line for line in metrics_lines(folder) or () if KNN_METRIC in line]
             if lines:
                 text = "".join(f"{json.dumps(line)}\n" for line in lines)
-                atomic_write_text(knn_file(self.runs, pretraining), text)
+                atomic_write_text(self.path / knn_name(pretraining), text)
 
 
 def identify(weights: Mapping[str, LocalWeights | None]) -> dict[str, Init]:

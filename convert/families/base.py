@@ -96,8 +96,14 @@ class Architecture(abc.ABC):
         """Return an example task that fine-tunes a detector.
 
         Returns:
-            The path of its file, the keys of `d2_keys` that it sets, and its data arguments.
+            The path of its file, the keys of `d2_keys` that distinguish its network from others,
+            and its data arguments.
         """
+
+    def keys_to_set(self) -> dict[str, Any]:
+        """Return the keys with which the example task is for this network."""
+        (_, its, _), own = self.example_task(), self.d2_keys()
+        return {key: own[key] for key, value in its.items() if own[key] != value}
 
     def lost_options(self) -> list[str]:
         """Return the converter's options that restore what a plain state dict does not record."""
@@ -248,6 +254,7 @@ class Hints:
         arch: Name of the architecture that the file records, or None.
         metadata: Facts recorded by the file or, failing that, known of its project, as `recognize`
             takes them.
+        recorded: Those recorded by the file or its configuration.
         requested: Values of the family's options.
         dropped: Drop rule -> number of entries of the file.
         tokens: Tensors of the rules in `Family.tokens`, by name.
@@ -260,6 +267,7 @@ class Hints:
     warnings: list[str] = dataclasses.field(default_factory=list)
     arch: Any = None
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    recorded: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     requested: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     dropped: Mapping[str, int] = dataclasses.field(default_factory=dict)
     tokens: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)

@@ -123,12 +123,14 @@ class ResNetArchitecture(Architecture):
 
     def example_task(self) -> tuple[str, dict[str, Any], str]:
         """Return the VOC task of ResNet-50, or of ResNet-18 for basic blocks."""
-        folder, depth = "configs/voc/faster_rcnn", "MODEL.RESNETS.DEPTH"
         if is_bottleneck(self.depth):
-            return f"{folder}_R_50_C4_24k.yaml", {depth: 50}, ""
-        channels = {"MODEL.RESNETS.RES2_OUT_CHANNELS": 64}
-        data = "DATASETS.VOC_DIR path/to/voc "
-        return f"{folder}_R_18_C4_small.yaml", {depth: 18, **channels}, data
+            file, depth, channels, data = "R_50_C4_24k", 50, 256, ""
+        else:
+            file, depth, channels = "R_18_C4_small", 18, 64
+            data = "DATASETS.VOC_DIR path/to/voc "
+        # All but the place of the stride, so that random weights get the same network.
+        its = ResNetArchitecture(self.stride_in_1x1, depth, "imagenet", 64, channels, 1, 64)
+        return f"configs/voc/faster_rcnn_{file}.yaml", its.d2_keys(), data
 
 
 # Modules of a block: torchvision's -> Detectron2's. The tables below prefix them with the numbers

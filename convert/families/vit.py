@@ -497,6 +497,11 @@ def _num_heads(width: int, hints: Hints) -> int:
         heads: int = hints.requested["num_heads"]
         if heads < 1 or width % heads:
             raise UserError(f"--num-heads {heads}: does not divide the width {width} of {where}")
+        if (stated := hints.recorded.get("num_heads", {}).get(width, heads)) != heads:
+            raise UserError(
+                f"--num-heads {heads}: {where} or the configuration next to it records {stated}; "
+                "leave the option out, or correct the configuration"
+            )
         return heads
     known = hints.metadata.get("num_heads", {}).get(width) or hints.metadata.get("timm")
     if known and width % known == 0:

@@ -7,6 +7,7 @@ import torch
 
 from benchmarks import evaluate
 from benchmarks.suites.synthetic import write_scenes
+from detection.config.task import load_task
 from detection.datasets import find_custom
 from moco.common.errors import DataError, UserError
 from tests.oracles.resnets import make_resnet
@@ -68,6 +69,39 @@ def test_the_budget_follows_the_number_of_images(images, iterations, steps, warm
         "SOLVER.STEPS": steps,
         "SOLVER.WARMUP_ITERS": warmup,
     }
+
+
+@pytest.mark.parametrize(
+    ("depth", "options", "keys"),
+    [
+        (10, {"base": 16}, {"DEPTH": 10, "STEM_OUT_CHANNELS": 16, "RES2_OUT_CHANNELS": 16}),
+        (18, {"base": 64, "stem": "cifar"}, {"STEM": "cifar"}),
+        (
+            50,
+            {"base": 16},
+            {"STEM_OUT_CHANNELS": 16, "RES2_OUT_CHANNELS": 64, "WIDTH_PER_GROUP": 16},
+        ),
+    ],
+)
+def test_random_weights_get_the_network_of_the_others(tmp_path, depth, options, keys):
+    """Of any width and stem; the pixels stay with each row's weights."""
+    write_scenes(tmp_path / "scenes", 4, 2, seed=0)
+    torch.save(make_resnet(depth, **options).state_dict(), tmp_path / "mine.pth")
+    file, chosen = evaluate.choose(tmp_path / "scenes", str(tmp_path / "mine.pth"), None)
+    network = {key: value for key, value in chosen.items() if key.startswith("MODEL.")}
+    assert network == {f"MODEL.RESNETS.{key}": value for key, value in keys.items()}
+    pairs = [word for pair in network.items() for word in pair]
+    pairs += ["DATASETS.VOC_DIR", str(tmp_path / "scenes"), "MODEL.WEIGHTS"]
+    mine, random = (
+        load_task(file, [*pairs, init], "embedded").cfg.MODEL.RESNETS
+        for init in (str(tmp_path / "mine.pth"), "random")
+    )
+    assert mine == random
+
+
+def test_the_help_names_the_number_of_seeds():
+    text = " ".join(evaluate.build_parser().format_help().split())
+    assert "seeds per row, 0, 1, ... (default: 3)" in text
 
 
 def test_random_weights_alone_choose_no_task(tmp_path):

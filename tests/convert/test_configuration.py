@@ -209,3 +209,6 @@ def test_a_folder_as_transformers_writes_it(tmp_path: Path) -> None:
     assert report.contract.architecture.layer_norm_eps == 1e-5
     with pytest.raises(UserError, match="--num-heads 5"):
         convert_file(tmp_path, tmp_path / "out.pth", num_heads=5)
+    assert convert_file(tmp_path, tmp_path / "out.pth", num_heads=3)
+    with pytest.raises(UserError, match=r"--num-heads 2: .* next to it records 3; leave"):
+        convert_file(tmp_path, tmp_path / "out.pth", num_heads=2)

@@ -4,15 +4,19 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
+from convert import convert_to_d2
 from moco import __version__
+from tests.oracles.collection import write_collection
+from tests.oracles.resnets import make_resnet
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 NOTEBOOK = ROOT / "docs" / "notebooks" / "quickstart.ipynb"
 
 
-# The notebook's parameters, small: four iterations of everything, one seed.
+# The notebook's parameters, small: a few iterations of everything, one seed.
 SMALL = """
 PRETRAINING = ["SOLVER.MAX_ITERS", "4", "SOLVER.BATCH_SIZE", "16", "MOCO.K", "32"]
 PRETRAINING += ["SOLVER.WARMUP_ITERS", "1"]
@@ -20,26 +24,50 @@ IMAGES = 64
 OPTIONS = {"SOLVER.MAX_ITER": 4, "SOLVER.STEPS": (2, 3), "SOLVER.WARMUP_ITERS": 1}
 SEEDS = 1
 """
+# A converted file and a dataset of the user's instead of those that the notebook makes.
+OWN = """
+WEIGHTS, DATA = "my_r18.pth", "shapes"
+OPTIONS |= {"INPUT.MIN_SIZE_TRAIN": (96,), "INPUT.MIN_SIZE_TEST": 96, "TEST.PRECISE_BN.NUM_ITER": 1}
+"""
+
+
+def run_notebook(folder, monkeypatch, parameters):
+    """Run the cells from top to bottom; returns what they print and show, by type."""
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("IPYTHONDIR", str(folder / "ipython"))
+    book = nbformat.read(NOTEBOOK, as_version=4)
+    [cell] = [c for c in book.cells if "parameters" in c.metadata.get("tags", ())]
+    cell.source += parameters
+    resources = {"metadata": {"path": str(folder)}}
+    nbclient.NotebookClient(book, timeout=500, kernel_name="python3", resources=resources).execute()
+    outputs = [out for cell in book.cells for out in cell.get("outputs", ())]
+    shown = {kind: text for out in outputs for kind, text in out.get("data", {}).items()}
+    printed = "".join(out.get("text", "") for out in outputs)
+    assert re.search(r"^random   seed 0: AP [\d.]+\nmine     seed 0: AP [\d.]+\n", printed, re.M)
+    rows = re.findall(r"^\| (\w+) +\| 1 +\| \D*\d+\.\d", shown["text/markdown"], re.M)
+    assert rows[:2] == ["random", "mine"]
+    assert shown["text/html"].startswith("<iframe srcdoc=")
+    assert (folder / "first_table/runs/tables/table.html").is_file()
+    return printed, shown["text/markdown"]
 
 
 @pytest.mark.slow
 def test_the_notebook_runs(tmp_path, monkeypatch):
-    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
-    pytest.importorskip("ipykernel")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-    book = nbformat.read(NOTEBOOK, as_version=4)
-    [parameters] = [c for c in book.cells if "parameters" in c.metadata.get("tags", ())]
-    parameters.source += SMALL
-    resources = {"metadata": {"path": str(tmp_path)}}
-    nbclient.NotebookClient(book, timeout=500, kernel_name="python3", resources=resources).execute()
-    outputs = [out for cell in book.cells for out in cell.get("outputs", ())]
-    printed = "".join(out.get("text", "") for out in outputs)
-    assert re.search(r"^random   seed 0: AP [\d.]+\nmine     seed 0: AP [\d.]+\n", printed, re.M)
-    shown = {kind: text for out in outputs for kind, text in out.get("data", {}).items()}
-    assert re.search(r"^\| random .*\n\| mine ", shown["text/markdown"], re.M)
-    assert shown["text/html"].startswith("<iframe srcdoc=")
-    assert (tmp_path / "first_table/runs/tables/table.html").is_file()
+    printed, table = run_notebook(tmp_path, monkeypatch, SMALL)
+    assert "ResNet-10, stride2 stem" in printed and "quickstart_R_10_C4" in table
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_on_own_weights_and_data(tmp_path, monkeypatch):
+    write_collection(tmp_path, ("shapes",))  # in COCO's format, as Roboflow exports it
+    torch.save(make_resnet(18, base=16).state_dict(), tmp_path / "source.pth")
+    convert_to_d2.main([str(tmp_path / "source.pth"), str(tmp_path / "my_r18.pth")])
+    printed, table = run_notebook(tmp_path, monkeypatch, SMALL + OWN)
+    assert "ResNet-18, 16 stem channels" in printed and "data: DATASETS.COCO_DIR" in printed
+    assert "faster_rcnn_R_18_C4_small" in table and "4 iterations, tested on shapes_test" in table
+    assert not (tmp_path / "first_table/pretrain").exists()
 
 
 def test_the_notebook_has_no_outputs():

@@ -2,17 +2,26 @@
 
 import itertools
 import json
+import shutil
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from benchmarks.make_table import main
 from benchmarks.report.along import along_figure, epoch_of, rank_correlation
 from benchmarks.report.content import Report
 from benchmarks.report.records import collect
 from benchmarks.report.tables import make_tables
-from tests.benchmarks.report.fake_runs import rendered, report, write_pair, write_run
+from tests.benchmarks.report.fake_runs import (
+    csv_rows,
+    rendered,
+    report,
+    write_pair,
+    write_run,
+)
 
 AP = {10: [20.0, 22.0], 50: [30.0, 32.0], 100: [29.0, 29.0], 1000: [35.0, 37.0]}
 
@@ -67,16 +76,21 @@ def write_cheap(root: Path, kind: str, top1: dict[int, float]) -> None:
         write_run(root / kind / str(epoch), **names, **keys, metrics={f"{kind}/top1": value})
 
 
+def write_logged(root: Path, top1: dict[int, float]) -> None:
+    """Write the kNN accuracies that the suite copied from the pre-training's folder."""
+    lines = [{"iteration": 4 * e, "epoch": e, "knn/top1": value} for e, value in top1.items()]
+    (root / "inits").mkdir()
+    text = "".join(f"{json.dumps(line)}\n" for line in lines)
+    (root / "inits" / "mine.knn.json").write_text(text)
+
+
 def test_the_part_of_a_report(tmp_path):
     made = report(write_series(tmp_path))
     [along] = made.along
     assert not along.measures and len(along.grids) == 1 and len(along_figure(along).axes) == 1
     write_cheap(tmp_path, "knn", {10: 40.0, 50: 50.0, 100: 60.0, 1000: 70.0})
     write_cheap(tmp_path, "linear", {10: 50.0, 100: 55.0, 1000: 60.0})
-    lines = [{"iteration": i, "epoch": i / 4, "knn/top1": i / 2} for i in (20, 40, 200, 4000)]
-    (tmp_path / "inits").mkdir()
-    text = "".join(f"{json.dumps(line)}\n" for line in lines)
-    (tmp_path / "inits" / "mine.knn.json").write_text(text)
+    write_logged(tmp_path, {5: 10.0, 10: 20.0, 50: 100.0, 1000: 2000.0})
     results = collect([tmp_path])
     made = Report(make_tables(results, engine="each"), results)
     [along] = made.along  # neither kNN nor linear have names of checkpoints here
@@ -102,6 +116,27 @@ def test_the_part_of_a_report(tmp_path):
     for name, text in rendered(made).items():
         assert "Along pre-training" in text, name
         assert "Spearman" in text and "linear_r18" in text.replace("\\_", "_"), name
+
+
+def test_a_bundle_keeps_the_logged_accuracies(tmp_path):
+    (tmp_path / "suite").mkdir()
+    write_logged(write_series(tmp_path / "suite"), {5: 8.0, 10: 20.0, 50: 30.0, 100: 40.0})
+    bundle, both = tmp_path / "b.zip", ["--format", "md,csv,tex"]
+    main([str(tmp_path / "suite"), *both, "--out", str(tmp_path / "a"), "--bundle", str(bundle)])
+    with zipfile.ZipFile(bundle) as archive:
+        page = archive.read("table.html").decode()
+    shutil.rmtree(tmp_path / "suite")
+    main([str(bundle), *both, "--out", str(tmp_path / "b")])
+    for name in ("table.md", "table.along.csv", "table.tex"):
+        texts = [(tmp_path / side / name).read_text() for side in "ab"]
+        assert texts[0] == texts[1] and "kNN during pre-training" in texts[0], name
+    assert page.count('data-head="kNN during pre-training"') == len(AP)  # in the shared page, too
+    rows = csv_rows((tmp_path / "b" / "table.along.csv").read_text())
+    assert [rows[0][name] for name in ("pretraining", "epoch", "measure", "n")] == [
+        *("mine", "10", "bbox/AP", "2")
+    ]
+    assert float(rows[0]["mean"]) == 21.0 and len(rows) == 4 + 4
+    assert [row["mean"] for row in rows[4:]] == ["8", "20", "30", "40"]
 
 
 def test_a_single_checkpoint_or_none_has_no_part(tmp_path):

@@ -189,7 +189,8 @@ def test_each_gap_links_to_its_page_and_back(root):
     made = report(root)
     files = html(made)
     [name] = set(files) - {"table.html"}
-    assert files["table.html"].count(f'href="{name}"') == len(made.tables[0].metrics)
+    lines = [len(grid.rows) for grid in made.sections[0].gaps]
+    assert files["table.html"].count(f'href="{name}"') == len(made.tables[0].metrics) + sum(lines)
     assert f'href="table.html#{made.sections[0].anchor}"' in files[name]
     live = replace(made, progress=Progress("s", 0.5, "", {}, [], "now"))
     assert list(html(live)) == ["table.html"], "a running suite would make them again and again"

@@ -7,6 +7,7 @@ import pytest
 from benchmarks.report.aggregate import aggregate
 from benchmarks.report.captions import tuned, tuned_keys, tuned_value
 from benchmarks.report.isolation import isolation, shortened
+from detection.config.keys import DATA_KEY
 from tests.benchmarks.report.fake_runs import CONFIG
 from tests.benchmarks.report.test_aggregate import MOCO, run, runs
 
@@ -59,13 +60,13 @@ def test_the_short_lines_name_rows_only_if_their_proofs_differ():
     others += runs("b", (3.0, 4.0), "b" * 64, start=start())
     found = isolation(aggregate([*base, *others])[0])
     [line] = shortened(found)
-    data = found[0].proof[1].partition("first batches (sha256 ")[2][:4]
-    assert line == f"only the weights differ (config cccc…, data {data}…, versions not recorded)"
+    of = f"first batches {found[0].proof[1].partition('first batches (sha256 ')[2][:4]}"
+    assert line == f"only the weights differ (config cccc…, {of}…, versions not recorded)"
+    assert found[0].proof[0].startswith("equal configuration (")
     [same] = isolation(
         aggregate(
             [
                 *runs("random", (1.0, 2.0), **versions),
-                *others[:0],
                 *runs("a", (3.0, 4.0), "a" * 64, **versions),
             ]
         )[0]
@@ -78,6 +79,15 @@ def test_the_short_lines_name_rows_only_if_their_proofs_differ():
         "c: not shown that only the weights differ: only one of them has seed 2 and 1 more",
     ]
     assert "seed 2; only one of them has seed 3" in str(found[2]), "the page of runs has all"
+
+
+def test_data_are_named_only_where_their_digest_is_recorded():
+    """It is in the configuration, whose hash is equal."""
+    config = {**CONFIG, DATA_KEY: "9b1cd" * 12 + "e" * 4}
+    base = runs("random", (1.0, 2.0), start=start(head=EVERY), config=config)
+    found = compared(runs("moco", (3.0, 4.0), MOCO, start=start(), config=config), base)
+    assert found.short.startswith("only the weights differ (config cccc…, data 9b1c…, versions")
+    assert found.proof[0].startswith("equal configuration and data (")
 
 
 def test_seeds_without_a_partner_are_named():
@@ -128,16 +138,3 @@ def test_what_was_tuned_differs_and_is_named():
         odd = {**CONFIG, "SOLVER.TUNED": own, "SOLVER.BASE_LR": "0.02"}
         [table] = aggregate(runs("random", (1.0, 2.0), config=odd))
         assert tuned_value(table.rows[0], lr) == shown and len(tuned(table)) == 1
-
-
-def test_the_short_proof_has_the_hash_of_the_data():
-    made = {"provenance": {"versions": {"torch": "2"}, "data": [["voc_2007_test", "9" * 64]]}}
-    texts = {
-        isolation(
-            aggregate([*runs("random", values, **made), *runs("a", values, "a" * 64, **made)])[0]
-        )[0].short
-        for values in ((1.0, 2.0), (1.0, 2.0, 3.0))  # with other first batches in all
-    }
-    assert len(texts) == 1 and texts.pop().startswith(
-        "only the weights differ (config cccc…, data "
-    )
