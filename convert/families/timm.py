@@ -134,7 +134,7 @@ def scheme_of(model: str) -> Scheme:
     )
 
 
-SECONDS_OF_SEARCH = 10.0  # building all of timm takes minutes
+SECONDS_OF_SEARCH = 10.0  # of this process; building all of timm takes longer
 # Tensors of a network, and their part in a file.
 _MIN_TENSORS, _MIN_PART = 40, 0.2
 
@@ -149,14 +149,14 @@ def names_that_fit(shapes: Mapping[str, tuple[int, ...]]) -> str:
     """
     from convert.modeling.timm_features import fits
 
-    end, fitting = time.monotonic() + SECONDS_OF_SEARCH, list[str]()
+    end, fitting = time.process_time() + SECONDS_OF_SEARCH, list[str]()
     inside = functools.cache(lambda start: _inside(shapes, start))
     for first, names in _by_first_convolution().items():
         starts = [key.removesuffix(first) for key in shapes if key.endswith(first)]
         for its in (inside(start) for start in starts if not start or start[-1] in "./"):
             # Those with a class token have maps of one stride.
             if its and "cls_token" not in its:
-                fitting += [n for n in names if time.monotonic() < end and fits(n, its)]
+                fitting += [n for n in names if time.process_time() < end and fits(n, its)]
     if not fitting:
         return ""
     return (
