@@ -89,6 +89,7 @@ def used(tree: ast.AST, own: set[str], inherited: set[str]) -> Iterator[str]:
         yield from (name for name in names if is_private(name) and name not in own)
 
 
+@pytest.mark.slow
 def test_no_other_is_used():
     trees = {path: ast.parse(path.read_text()) for path in PRODUCT}
     inherited = set().union(*map(defined, trees.values()))

@@ -190,6 +190,7 @@ def _norm(width: int, **_: Any) -> nn.Module:
     return nn.LayerNorm(width, eps=1e-5)
 
 
+@pytest.mark.slow
 def test_timms_names_say_the_activation(tmp_path: Path) -> None:
     import timm
 

@@ -57,6 +57,7 @@ def write(folder: Path, name: str, place: str) -> Path:
         pytest.param("resnet50_clip_gap", "arch", marks=pytest.mark.slow),  # no head by default
     ],
 )
+@pytest.mark.slow
 def test_a_network_that_only_timm_has(name: str, place: str, tmp_path: Path) -> None:
     """Its features are those of timm's forward pass, although some have the tensors of a ResNet."""
     from timm import create_model
@@ -128,6 +129,7 @@ def test_without_a_name_the_refusal_ends_with_those_that_fit(
         ("vit_small_patch14_reg4_dinov2", "config.json next to it"),  # its heads are timm's
     ],
 )
+@pytest.mark.slow
 def test_a_plain_network_is_verified(name: str, place: str, tmp_path: Path) -> None:
     file = write(tmp_path, name, place)
     text = convert_file(file, tmp_path / "out.pth", mean=[127.5] * 3, std=[127.5] * 3).text()
@@ -154,6 +156,7 @@ def test_without_a_name_the_report_says_what_is_assumed(
 
 
 @pytest.mark.parametrize("place", ["", "arch"])
+@pytest.mark.slow
 def test_pixels_that_no_file_says_have_their_option(place: str, tmp_path: Path) -> None:
     """Most vision transformers of timm have others than ImageNet's."""
     file = write(tmp_path, "vit_tiny_patch16_224", place)

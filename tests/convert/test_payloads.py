@@ -53,6 +53,7 @@ def assert_never_run(path: Path, marker: Path, refuse: Callable[..., str]) -> No
     assert not marker.exists()
 
 
+@pytest.mark.slow
 def test_payloads_in_any_place_do_not_run(tmp_path: Path, refuse: Callable[..., str]) -> None:
     marker = tmp_path / "marker"
     files = corpus(marker)

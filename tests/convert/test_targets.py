@@ -28,6 +28,7 @@ def same_bits(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("depth", [18, 50])
+@pytest.mark.slow
 def test_any_round_trip_is_bitwise_equal(depth: int, save: Save, tmp_path: Path) -> None:
     checkpoint = official(depth=depth)
     prefix = "module.encoder_q."

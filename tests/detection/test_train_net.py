@@ -70,6 +70,7 @@ def test_the_engine_without_detectron2(monkeypatch):
     assert "Detectron2 cannot be imported" in reason
 
 
+@pytest.mark.slow
 def test_a_run_writes_its_record_last_and_says_what_next(argv, tmp_path, capsys):
     assert main(argv()) == 0
     folder = tmp_path / "run"
@@ -119,6 +120,7 @@ def test_overwriting_leaves_nothing_to_resume(argv, tmp_path, monkeypatch):
     assert read_record(folder / "run.json").status == "failed"
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_its_weights(argv, r18_file, tmp_path, monkeypatch):
     """The record has to name the weights that the run started from."""
 
@@ -231,6 +233,7 @@ def test_restarted_by_torchrun_the_run_continues(argv, tmp_path, monkeypatch):
     assert "continuing at iteration 3" in (tmp_path / "run" / "log.txt").read_text()
 
 
+@pytest.mark.slow
 def test_evaluation_takes_the_model_as_it_was_trained(argv, tmp_path, small_config, small_options):
     """Channel order, mean and class order come from the run; contradictions are refused."""
     main(argv("INPUT.FORMAT", "BGR", "DATASETS.VOC_CLASSES", "['red', 'green', 'blue']"))

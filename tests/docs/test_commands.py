@@ -130,6 +130,7 @@ def test_the_texts_use_the_console_command():
     assert not [pair for pair in documented() if OF_THIS_PROJECT.search(pair[1])]
 
 
+@pytest.mark.slow
 def test_torchrun_starts_this_project_in_a_clone_of_the_official_moco(tmp_path):
     command = next(c for _, c in documented() if c.startswith("torchrun "))
     for folder in ("moco", "detection", "bin"):

@@ -66,6 +66,7 @@ def printed(capsys: pytest.CaptureFixture[str], *argv: Path | str) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_what_comes_back(suite, bundle, tmp_path):
     found = collect([bundle])
     assert collect([bundle, bundle]) == found

@@ -146,6 +146,7 @@ def test_the_summary_is_in_every_format(tmp_path):
     assert [again.collections[0].over] == [found.over]
 
 
+@pytest.mark.slow
 def test_the_page_and_the_files_have_the_figure_and_the_numbers(tmp_path):
     from benchmarks.report.tables import write_files
 

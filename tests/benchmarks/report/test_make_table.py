@@ -16,6 +16,7 @@ def out(tmp_path):
     return tmp_path / "out"
 
 
+@pytest.mark.slow
 def test_prints_and_writes_everything(tmp_path, out, capsys):
     write_pair(tmp_path / "runs", {"random": [10.0, 12.0], "moco": [20.0, 21.0]}, task="t")
     main([str(tmp_path / "runs"), "--out", str(out), "--margin", "0.3"])

@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
+import pytest
 from PIL import Image
 
 from benchmarks.report import content
@@ -48,6 +49,7 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
 
+@pytest.mark.slow
 def test_it_is_one_file_and_every_number_leads_to_its_runs():
     text, report = pages()["table.html"], build()
     page = Page(text)
@@ -68,6 +70,7 @@ def test_it_is_one_file_and_every_number_leads_to_its_runs():
     assert "<nav" not in html(replace(report, tables=report.tables[:1]))["table.html"]
 
 
+@pytest.mark.slow
 def test_everything_that_can_be_is_plotted(tmp_path, monkeypatch):
     for task, length in (("mask_R_50_1x", 100), ("mask_R_50_2x", 200)):
         for init, ap in (("random", 10.0), ("moco", 20.0)):
@@ -114,6 +117,7 @@ def test_inits_that_differ_in_signs_alone_have_their_own_anchors(tmp_path):
     assert len({section.row_anchor(row) for row in section.table.rows}) == 3
 
 
+@pytest.mark.slow
 def test_a_live_page_lists_the_newest_runs(monkeypatch):
     monkeypatch.setattr(content, "LIVE_RUNS", 2)
     monkeypatch.setattr(Plot, "svg", "<svg/>")

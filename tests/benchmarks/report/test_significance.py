@@ -144,6 +144,7 @@ def test_runs_that_find_a_gap():
     assert pooled_std([Cell((1.0,))]) == 0.0
 
 
+@pytest.mark.slow
 def test_simulated_error_rates():
     """Tables of three equal rows with three runs each; a seed does the same to every row."""
     random, n = np.random.default_rng(0), 3

@@ -161,6 +161,7 @@ def other(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("path", TASKS, ids=identify)
+@pytest.mark.slow
 def test_a_changed_or_absent_key_is_the_only_deviation(path):
     cfg = resolved(path)
     recipe = recipe_of(check(cfg, None))
@@ -234,6 +235,7 @@ def test_a_change_of_a_key_that_the_recipe_does_not_list_is_a_deviation(key, val
 
 # Keys that a recipe does not list are compared alike: one task per backbone is enough.
 @pytest.mark.parametrize("path", {backbone_of(path): path for path in TASKS}.values(), ids=identify)
+@pytest.mark.slow
 def test_a_change_of_any_other_key_is_the_only_deviation_unless_it_is_free(path):
     cfg = resolved(path)
     listed = recipe_of(check(cfg, None)).settings

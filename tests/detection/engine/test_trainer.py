@@ -140,6 +140,7 @@ def test_learns_its_training_images(voc, tmp_path):
     assert "total_loss" in (tmp_path / "log.txt").read_text()
 
 
+@pytest.mark.slow
 def test_evaluation_in_between_does_not_change_the_training(voc, straight, tmp_path):
     expected = final(straight[0])
     run(voc, tmp_path / "often", {"TEST.EVAL_PERIOD": 2})

@@ -237,6 +237,7 @@ def fast(monkeypatch):
 
 
 @pytest.mark.parametrize(("has", "chosen"), [(True, "bf16"), (False, "fp32")])
+@pytest.mark.slow
 def test_auto_is_recorded_as_its_choice_and_kept_on_another_cpu(
     train, fast, tmp_path, capsys, has, chosen
 ):
