@@ -33,7 +33,8 @@ KNN_METRIC = "knn/top1"  # of moco/pretraining/run.py and moco/knn.py
 LOGGED = "kNN during pre-training"
 CHEAP = ("knn", "linear")  # kinds of runs, from the cheapest
 FEWEST, RESAMPLES, SEED = 5, 50_000, 0
-_CHECKPOINT = re.compile(rf"(.+){EPOCH}(\d+)")
+# The name is part of a path, which a record must not choose.
+_CHECKPOINT = re.compile(rf"([^/\\]+){EPOCH}(\d+)")
 
 
 @dataclass(frozen=True)

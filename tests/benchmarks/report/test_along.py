@@ -56,6 +56,7 @@ def test_the_p_value_of_many_is_over_random_orders():
 def test_the_names_of_checkpoints():
     assert epoch_of("mine-epoch0100") == ("mine", 100) and epoch_of("a-epoch1-epoch2")[1] == 2
     assert epoch_of("mine") is None and epoch_of("mine-epoch") is None
+    assert epoch_of("../mine-epoch1") is None and epoch_of("..\\mine-epoch1") is None
 
 
 def write_series(root: Path, aps=AP) -> Path:
