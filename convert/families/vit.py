@@ -509,9 +509,10 @@ def _num_heads(width: int, hints: Hints) -> int:
     match = _TIMM_ARCH.fullmatch(hints.arch) if isinstance(hints.arch, str) else None
     if match and width % _TIMM_HEADS[match[1]] == 0:
         return _TIMM_HEADS[match[1]]
+    named = f" named {shown(hints.arch)}" if isinstance(hints.arch, str) else ""
     raise UserError(
-        f"{where}: a vision transformer of width {width}, whose number of attention heads no "
-        f"tensor determines; give --num-heads as its training had it ({_USUAL_HEADS})"
+        f"{where}: a vision transformer{named} of width {width}, whose number of attention heads "
+        f"no tensor determines; give --num-heads as its training had it ({_USUAL_HEADS})"
     )
 
 

@@ -91,6 +91,14 @@ NETWORKS = [
         code=3,
     ),
     *rows(
+        "convert vit.pth out.pth",
+        (
+            torch_edit("vit.pth", lambda s: s.update(arch="unheard_of")),
+            "transformer named 'unheard_of' of width .*--num-heads",
+        ),
+        code=2,
+    ),
+    *rows(
         "convert convnext.pth out.pth",
         (
             torch_edit("convnext.pth", lambda s: s.pop("stages.2.blocks.0.norm.bias")),
