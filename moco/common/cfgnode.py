@@ -187,8 +187,6 @@ def same_value(a: Any, b: Any, *, tolerance: float = 0.0) -> bool:
     A list equals a tuple and 1 equals 1.0, but True does not equal 1. Numbers may differ by
     `tolerance` (absolute), and always by a relative 1e-9.
     """
-    if a is b:
-        return True
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         return len(a) == len(b) and all(
             same_value(x, y, tolerance=tolerance) for x, y in zip(a, b, strict=True)
