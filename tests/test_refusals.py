@@ -54,7 +54,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("asks the network"))
-    before = dict(os.environ)
+    before, modules = dict(os.environ), set(sys.modules)
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     threads, handlers = torch.get_num_threads(), [signal.getsignal(n) for n in HANDLED]
     log = logging.getLogger()
@@ -69,9 +69,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for number, handler in zip(HANDLED, handlers, strict=True):
         signal.signal(number, handler)
     log.level, log.handlers[:] = logs
-    for name, module in list(sys.modules.items()):  # Modules of the row.
-        if str(getattr(module, "__file__", "")).startswith(str(tmp_path)):
-            del sys.modules[name]
+    for name in sys.modules.keys() - modules:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]  # a module of the row
     for catalog, content in catalogs:
         catalog.clear()
         catalog.update(content)

@@ -199,21 +199,23 @@ def same_value(a: Any, b: Any, *, tolerance: float = 0.0) -> bool:
 
 
 def _set(cfg: CfgNode, key: str, value: Any, where: str) -> None:
-    known = flatten(cfg)
-    if key not in known:
-        if any(name.startswith(f"{key}.") for name in known):
-            raise UserError(f"{where}: {key} is a group of keys; set one of its keys, e.g. {key}.X")
-        near = _nearest(key, known)
-        hint = f"; the nearest is {near}" if near else ""
-        raise UserError(f"{where}: unknown key {key}{hint}")
-    if isinstance(known[key], float):
+    old: Any = cfg
+    for part in key.split("."):
+        if not isinstance(old, Mapping) or part not in old:
+            near = _nearest(key, flatten(cfg))
+            hint = f"; the nearest is {near}" if near else ""
+            raise UserError(f"{where}: unknown key {key}{hint}")
+        old = old[part]
+    if isinstance(old, Mapping) and old:
+        raise UserError(f"{where}: {key} is a group of keys; set one of its keys, e.g. {key}.X")
+    if isinstance(old, float):
         value = _as_float(value)
     try:
         cfg.merge_from_list([key, value])
     except (ValueError, AssertionError) as error:
-        expected = type(known[key]).__name__
+        expected = type(old).__name__
         raise UserError(
-            f"{where}: {key} expects {expected} such as {known[key]!r}, got {value!r}"
+            f"{where}: {key} expects {expected} such as {old!r}, got {value!r}"
         ) from error
 
 
