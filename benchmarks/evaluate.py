@@ -60,8 +60,9 @@ def choose(data: Path, weights: str, task: str | None) -> tuple[str, dict[str, A
     """
     from detection.config.task import load_task
     from detection.config.weights import read_weights
-    from detection.datasets import find_custom, read_split
+    from detection.datasets import cache_clear, find_custom, read_split
 
+    cache_clear()  # files may have changed since an earlier call in this process
     [(key, place)] = find_custom(data).items()
     converted = read_weights(weights)
     assert converted is not None

@@ -105,8 +105,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from detection.config.task import check_early, load_task
     from detection.config.trained import trained_config
+    from detection.datasets import cache_clear
     from moco.common.run import check_unused
 
+    cache_clear()  # files may have changed since an earlier run in this process
     if args.visualize < 0:
         raise UserError(f"--visualize: got {args.visualize}, expected 0 or more images")
     # torchrun --max-restarts starts all processes again after one has died.

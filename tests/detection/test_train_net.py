@@ -100,6 +100,15 @@ def test_tasks_have_names(argv, tmp_path, monkeypatch, capsys):
     assert "voc/faster_rcnn_R_18_C4_small.yaml" in capsys.readouterr().out
 
 
+def test_files_are_read_anew_by_each_run_of_a_process(argv, voc_folder, tmp_path, capsys):
+    folder = shutil.copytree(voc_folder, tmp_path / "shapes")
+    words = argv("DATASETS.VOC_DIR", folder, flags=("--check-only",))
+    assert main(words) == 0 and "shapes_trainval (6 images)" in capsys.readouterr().out
+    split = folder / "ImageSets/Main/trainval.txt"
+    split.write_text("".join(split.read_text().splitlines(keepends=True)[1:]))
+    assert main(words) == 0 and "shapes_trainval (5 images)" in capsys.readouterr().out
+
+
 def test_overwriting_leaves_nothing_to_resume(argv, tmp_path, monkeypatch):
     """An overwritten run cannot be resumed, and results of other commands on it are removed."""
     folder = tmp_path / "run"
