@@ -6,6 +6,7 @@ The table of each page replaces only what would take long or needs a network.
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,9 +16,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.__main__ import main
 from moco.common.cfgnode import read_yaml
 from moco.common.files import load_torch
 from tests.conftest import ROOT
+from tests.docs.test_commands import HEREDOC
 from tests.oracles.checkpoints import own
 from tests.oracles.layouts_vit import timm_vit
 from tests.oracles.resnets import make_resnet
@@ -58,32 +61,30 @@ def script(page: str, replace: Mapping[str, str]) -> str:
     return lines
 
 
+def execute(text: str) -> None:
+    """Execute a page's commands in this process; only other programs have their own."""
+    for name, content in HEREDOC.findall(text):
+        Path(name).write_text(content, encoding="utf-8")
+    for line in filter(None, HEREDOC.sub("", text).splitlines()):
+        name, *arguments = shlex.split(line, comments=True)
+        if name == "export":
+            os.environ |= [arguments[0].split("=", 1)]
+        elif name == "moco-transfer":
+            assert not main(arguments), line
+        else:
+            subprocess.run([name, *arguments], check=True, timeout=500)
+
+
 @pytest.fixture
-def shell(tmp_path):
-    """Return a function that runs a script in `tmp_path` with this checkout's `moco-transfer`."""
-    command = tmp_path / "bin" / "moco-transfer"
-    command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m benchmarks "$@"\n')
-    command.chmod(0o755)
-    variables = os.environ | {
-        "PATH": f"{command.parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
-        "DETECTRON2_DATASETS": str(tmp_path / "datasets"),
-    }
+def shell(tmp_path, monkeypatch, capfd):
+    """Return a function that executes commands in `tmp_path`, and returns what they print."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DETECTRON2_DATASETS", "datasets")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
     def run(text: str) -> str:
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-x", "-c", text],
-            cwd=tmp_path,
-            env=variables,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=500,
-        )
-        assert done.returncode == 0, done.stdout[-6000:]
-        assert "Traceback" not in done.stdout
-        return done.stdout
+        execute(text)
+        return "".join(capfd.readouterr())
 
     return run
 
