@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from tests.oracles.commands import TORCHRUN, Done, Fault, run, start, wait, wait_for_fault
-from tests.oracles.drivers import TRAININGS, TWO, VARIANTS, Driver, suite, write_data
+from tests.oracles.drivers import SAVING, TRAININGS, TWO, VARIANTS, Driver, suite, write_data
 
 pytestmark = [pytest.mark.slow, pytest.mark.race, pytest.mark.timeout(900)]
 STOPPED = 85  # the exit code: run the same command again with --resume
@@ -157,7 +157,7 @@ def test_stopped_again_and_again(driver, data, straight, tmp_path):
     assert_same(folder, straight(driver))
 
 
-@pytest.mark.parametrize("driver", TRAININGS)
+@pytest.mark.parametrize("driver", SAVING)
 def test_killed_at_any_change_of_a_file(driver, data, straight, tmp_path):
     """Kills before, in and after writing or removing a checkpoint always leave a whole one."""
     folder, kills, steps = tmp_path / "run", 0, 0
@@ -175,7 +175,7 @@ def test_killed_at_any_change_of_a_file(driver, data, straight, tmp_path):
     assert_same(folder, straight(driver))
 
 
-@pytest.mark.parametrize("driver", TRAININGS)
+@pytest.mark.parametrize("driver", SAVING)
 def test_resuming_a_finished_run_changes_nothing(driver, data, straight, tmp_path):
     folder = Path(shutil.copytree(straight(driver), tmp_path / "run"))
     done = run(driver.command(data, "--resume"), tmp_path)
@@ -210,7 +210,7 @@ def test_another_run_is_refused(driver, data, stopped, tmp_path):
     assert run(driver.command(data), tmp_path).code == 2  # without --resume
 
 
-@pytest.mark.parametrize("driver", TRAININGS)
+@pytest.mark.parametrize("driver", SAVING)
 def test_a_damaged_newest_checkpoint(driver, data, straight, tmp_path):
     """It is skipped with a warning, or refused by name."""
     for bad in (b"", None, b"text"):
@@ -229,7 +229,7 @@ def test_a_damaged_newest_checkpoint(driver, data, straight, tmp_path):
         shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("driver", TRAININGS)
+@pytest.mark.parametrize("driver", SAVING)
 def test_a_second_process_is_refused_until_the_first_is_killed(driver, data, straight, tmp_path):
     first = start(driver.command(data), tmp_path, Fault(signal.SIGSTOP, *driver.train))
     wait_for_fault(first, tmp_path)
@@ -243,7 +243,7 @@ def test_a_second_process_is_refused_until_the_first_is_killed(driver, data, str
     assert_same(tmp_path / "run", straight(driver))
 
 
-@pytest.mark.parametrize("driver", TRAININGS)
+@pytest.mark.parametrize("driver", SAVING)
 def test_a_full_disk_and_a_kill_in_a_write(driver, data, stopped, straight, tmp_path):
     """Saved files stay, no partial file gets its name, and the run resumes with space again."""
     folder, resume = stopped(driver), driver.command(data, "--resume")
@@ -263,7 +263,7 @@ def test_a_full_disk_and_a_kill_in_a_write(driver, data, stopped, straight, tmp_
     assert_same(folder, straight(driver))
 
 
-@pytest.mark.parametrize("driver", TRAININGS)
+@pytest.mark.parametrize("driver", SAVING)
 def test_an_older_checkpoint_replaces_what_came_after_it(driver, data, straight, tmp_path):
     folder = Path(shutil.copytree(straight(driver), tmp_path / "run"))
     older, *newer = sorted(path for path in folder.glob("*.pt*") if path.is_file())
@@ -316,9 +316,8 @@ def test_two_processes_stop_together(driver, data, straight, tmp_path):
     assert_same(folder, straight(driver))
 
 
-# Fine-tuning starts, connects and ends its processes as pre-training does.
 @pytest.mark.parametrize("target", ["self", "command"])
-@pytest.mark.parametrize("driver", [d.param() for d in TWO if "finetune" not in d.name])
+@pytest.mark.parametrize("driver", [driver.param() for driver in TWO])
 def test_one_process_is_killed(driver, target, data, tmp_path):
     """If one of two processes or their parent is killed, `wait` sees that none is left."""
     timeout = ("--dist-timeout", "20") if driver.falls_back else ()
@@ -344,7 +343,7 @@ def test_torchrun_starts_a_lost_process_again(data, straight, tmp_path):
     assert_same(tmp_path / "run", straight(TWO[0]))
 
 
-@pytest.mark.parametrize("driver", TRAININGS)
+@pytest.mark.parametrize("driver", SAVING)
 def test_a_run_after_its_last_step_ends_as_usual(driver, data, straight, tmp_path):
     name = (straight(driver) / "last_checkpoint").read_text()
     fault = Fault(signal.SIGTERM, f"/run/{name}", event="change")
@@ -376,13 +375,16 @@ class TestSuite:
         ]
         assert tables[0] == tables[1]
 
-    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-    def test_stopped(self, number, data, whole, tmp_path):
+    def test_stopped(self, data, whole, tmp_path):
         """The commands that it has started save and stop with it; the same command resumes."""
-        done = run(suite(data), tmp_path, Fault(number, "/train/", 44, to="command"))
-        assert done.code == STOPPED and f"stopped by {number.name}" in done.last, done
-        [pointer] = (tmp_path / "run").rglob("last_checkpoint")
-        assert 0 < steps_done(pointer.parent) < 8 and not self.runs(tmp_path / "run")
+        steps = [0]
+        for number, image in ((signal.SIGTERM, 28), (signal.SIGINT, 12)):
+            done = run(suite(data), tmp_path, Fault(number, "/train/", image, to="command"))
+            assert done.code == STOPPED and f"stopped by {number.name}" in done.last, done
+            [pointer] = (tmp_path / "run").rglob("last_checkpoint")
+            steps.append(steps_done(pointer.parent))
+            assert not self.runs(tmp_path / "run")
+        assert 0 < steps[1] < steps[2] < 8
         assert run(suite(data), tmp_path).code == 0
         self.assert_same(tmp_path / "run", whole)
         [log] = [

@@ -49,7 +49,7 @@ def test_a_network_of_timm(name: str) -> None:
         "vit_small_patch16_dinov3",
         "vit_small_patch16_dinov3_qkvb",
         "vit_small_plus_patch16_dinov3",
-        "vit_base_patch16_dinov3",
+        "vit_small_plus_patch16_dinov3_qkvb",
         "convnext_tiny",  # its names are those of DINOv3's
         "eva02_tiny_patch14_224",
         "eva02_small_patch14_224",

@@ -19,7 +19,6 @@ SLOW = {
     "damaged ResNets",
     "damaged records",
     "timm's networks",
-    "too large",
 }
 
 

@@ -52,16 +52,14 @@ GROUPS: dict[str, Callable[[Path], dict[str, File]]] = {
     "other files": lambda folder: convert_hostile.other_files(),
     "timm's networks": lambda folder: convert_hostile.networks_of_timm(),
     "payloads": lambda folder: convert_hostile.payloads(folder / "marker"),
-    "too large": lambda folder: convert_hostile.too_large(),
 }
 
 
 def verdicts(group: str, folder: Path) -> dict[str, Any]:
     """Return the verdict on each file of a group whose packages are installed."""
     made = {}
-    # A search of all of timm for each file that is refused takes most of the time.
-    seconds = timm.SECONDS_OF_SEARCH if group == "timm's networks" else 0
-    with patch.object(timm, "SECONDS_OF_SEARCH", seconds):
+    # A search of all of timm for each file that is refused would take most of the time.
+    with patch.object(timm, "SECONDS_OF_SEARCH", 0):
         for name, file in GROUPS[group](folder).items():
             if all(importlib.util.find_spec(package) for package in file.needs):
                 with TemporaryDirectory(dir=folder) as scratch:
@@ -76,7 +74,7 @@ def verdict(file: File, folder: Path) -> dict[str, Any]:
     same reason, unless only the features reveal that reason.
     """
     path, content = file.write(folder)
-    inspected = file.inspected and not file.options
+    inspected = not file.options
     description = ""
     try:
         description = inspect_file(path) if inspected else ""

@@ -36,7 +36,6 @@ class File:
         sidecars: Names of files next to it -> their text.
         pickled: Protocol of pickle, instead of torch.save.
         needs: Packages that are required for the file or its verdict.
-        inspected: True if it is inspected as well, which for some takes seconds.
     """
 
     content: Callable[[], Any]
@@ -45,7 +44,6 @@ class File:
     sidecars: Mapping[str, str] = dataclasses.field(default_factory=dict)
     pickled: int | None = None
     needs: tuple[str, ...] = ()
-    inspected: bool = True
 
     def write(self, folder: Path) -> tuple[Path, Any]:
         """Write the file; return its path and its content, to look up where tensors came from."""

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torchvision import models
 
 from tests.oracles import layouts_vit
-from tests.oracles.bombs import bombs
 from tests.oracles.checkpoints import caffe2, detectron2_layout, official, own
 from tests.oracles.convert_files import File, resnet, without
 from tests.oracles.convert_transformers import transformers_vit, vit
@@ -216,14 +215,6 @@ def payloads(marker: Path) -> dict[str, File]:
     for name, make in good.items():
         files[name] = File(lambda make=make: _with_payload(make(), marker))
     return files
-
-
-def too_large() -> dict[str, File]:
-    """Files that would take gigabytes or hours."""
-    return {
-        name: File(lambda content=content: content, inspected=False)
-        for name, content in bombs().items()
-    }
 
 
 def _shapes(name: str) -> dict[str, Tensor]:

@@ -152,13 +152,13 @@ EMBEDDED, DETECTRON2 = (
     for engine in ("embedded", "detectron2")
 )
 TRAININGS = [driver.param() for driver in (PRETRAIN, LINEAR, FINETUNE, EMBEDDED, DETECTRON2)]
+SAVING = [driver.param() for driver in (PRETRAIN, EMBEDDED)]  # the others save as these do
 # Read by one of two processes after their first step, before which the other may still be starting.
+# Pre-training and fine-tuning share their loop, and both engines their trainer.
 TWO = [
     replace(PRETRAIN, name="pretrain, torchrun", launcher=TORCHRUN, train=("/images/", 15)),
-    replace(FINETUNE, name="finetune, torchrun", launcher=TORCHRUN, train=("/train/", 15)),
     replace(EMBEDDED, name="embedded, torchrun", launcher=TORCHRUN, train=(IMAGE, 12)),
     replace(EMBEDDED, name="embedded, two", flags=("--num-gpus", "2"), train=(IMAGE, 9)),
-    replace(DETECTRON2, name="detectron2, two", flags=("--num-gpus", "2"), train=(IMAGE, 9)),
 ]
 V3 = {"MOCO__MECHANISM": "moco_v3", "MOCO__K": 8, "MOCO__BN_SPLITS": 1, "MOCO__SYMMETRIC": True}
 ADAMW = {"SOLVER__OPTIMIZER": "AdamW", "SOLVER__BASE_LR": 1e-3, "SOLVER__LR_DECAY": 0.8}
