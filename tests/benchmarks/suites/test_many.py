@@ -1,11 +1,6 @@
-"""Suites over a folder of datasets: tasks, runs, refusals, and a killed one to its table."""
+"""Suites over a folder of datasets: tasks, runs, refusals, and one to its table."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -22,11 +17,13 @@ from benchmarks.suites.plan import expand
 from benchmarks.suites.suite import Init
 from benchmarks.suites.suite_file import load_suite
 from benchmarks.suites.tuning import with_grids
+from convert.convert_to_d2 import convert_file
 from moco.common.errors import DataError, UserError
 from moco.common.shipped import CONFIGS
 from tests.benchmarks.report.fake_runs import csv_rows
 from tests.benchmarks.suites.fake_trainer import FakePrograms
-from tests.benchmarks.suites.lab import ROOT, write_suite
+from tests.benchmarks.suites.lab import write_suite
+from tests.oracles.checkpoints import own
 from tests.oracles.collection import NAMES, TASKS, write_collection
 
 FILE = "_annotations.coco.json"
@@ -184,35 +181,18 @@ SMOKE = {
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_killed_and_resumed_to_a_complete_table(written, tmp_path):
-    from convert.convert_to_d2 import convert_file
-    from tests.oracles.checkpoints import own
-
+def test_a_complete_table(written, tmp_path, capfd):
     torch.save(own(depth=18, base=64), tmp_path / "checkpoint.pth.tar")
     convert_file(tmp_path / "checkpoint.pth.tar", tmp_path / "r18.pth")
     out = tmp_path / "out"
-    words = [sys.executable, "-m", "benchmarks.run_suite", "many_small", "--data", str(written)]
-    words += ["--init", "random", "--init", f"mine={tmp_path / 'r18.pth'}", "--output", str(out)]
-    words += ["--engine", "embedded", "--executor", "cpu", "--workers", "2", "--opts"]
-    words += [str(word) for pair in SMOKE.items() for word in pair]
-
-    def done() -> int:
-        return len(list(out.glob("runs/*/*/*/run.json")))
-
-    with open(tmp_path / "log", "wb") as log:
-        process = subprocess.Popen(words, cwd=ROOT, stdout=log, stderr=log)
-        end = time.monotonic() + 300
-        while done() < 2 and process.poll() is None and time.monotonic() < end:
-            time.sleep(0.1)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-    assert 2 <= (before := done()) < 12, (tmp_path / "log").read_text()[-2000:]
-    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr[-2000:]
+    words = ["many_small", "--data", str(written), "--init", "random"]
+    words += ["--init", f"mine={tmp_path / 'r18.pth'}", "--output", str(out), "--engine"]
+    words += ["embedded", "--executor", "cpu", "--workers", "2", "--opts"]
+    run_suite.main([*words, *(str(word) for pair in SMOKE.items() for word in pair)])
     states = [SuiteFolder(out).run(spec).state().kind for spec in SuiteFolder(out).read()[1]]
-    assert states == ["done"] * 12 and before < 12
-    assert "mean over 6 datasets" in ended.stdout and "All datasets:" in ended.stdout
+    assert states == ["done"] * 12
+    shown = capfd.readouterr().out
+    assert "mean over 6 datasets" in shown and "All datasets:" in shown
     results = collect([out / "runs"])
     [found] = Report(aggregate(results.transfer), results).collections
     assert found.complete == TASKS and list(found.values) == ["random", "mine"]

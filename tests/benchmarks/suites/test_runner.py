@@ -81,8 +81,10 @@ class TestPlan:
 class TestProcesses:
     """Processes that are killed, stopped, or share their folder."""
 
-    @pytest.mark.parametrize("victim", ["runner", "child", "all"])
-    @pytest.mark.parametrize("when", ["early", "late"])
+    @pytest.mark.parametrize(
+        ("victim", "when"),
+        [("runner", "early"), ("child", "early"), ("child", "late"), ("all", "late")],
+    )
     def test_killed_at_any_point(self, tmp_path, quick, victim, when):
         """Every run is computed once, and the page is complete."""
         lab = Lab(tmp_path)

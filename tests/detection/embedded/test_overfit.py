@@ -13,8 +13,6 @@ from moco.common.run import read_record
 from tests.detection.conftest import ROOT
 from tests.oracles.tiny_voc_seg import write_voc_seg
 
-pytestmark = [pytest.mark.detectron2, pytest.mark.slow, pytest.mark.usefixtures("detectron2")]
-
 KEYS = {
     "MODEL.DEVICE": "cpu",
     "MODEL.WEIGHTS": "random",
@@ -27,7 +25,7 @@ KEYS = {
     "DATALOADER.ASPECT_RATIO_GROUPING": False,
     "DATASETS.TEST": ("voc_2012_sem_seg_train_aug",),
     "INPUT.SEM_SEG_SCALE_RANGE": [0.75, 1.25],
-    "INPUT.SEM_SEG_CROP_SIZE": 193,
+    "INPUT.SEM_SEG_CROP_SIZE": 97,
     "SOLVER.IMS_PER_BATCH": 4,
     "SOLVER.BASE_LR": 0.02,
     "SOLVER.MAX_ITER": 250,
@@ -39,11 +37,12 @@ KEYS = {
 }
 
 
+@pytest.mark.slow
 def test_semantic_segmentation(tmp_path, monkeypatch):
     monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
-    write_voc_seg(tmp_path, {"train_aug": 4}, size=192)
+    write_voc_seg(tmp_path, {"train_aug": 4})
     values = KEYS | {"OUTPUT_DIR": tmp_path / "run"}
     argv = ["--config-file", str(ROOT / "configs/voc/fcn16s_R_50_30k.yaml")]
-    argv += ["--engine", "detectron2"]
+    argv += ["--engine", "embedded"]
     assert main([*argv, *(str(item) for pair in values.items() for item in pair)]) == 0
     assert read_record(tmp_path / "run" / "run.json").metrics["sem_seg/mIoU"] > 90
