@@ -1,9 +1,6 @@
 """Quickstart: its plan, its verdict, and the real chain at a tiny size."""
 
-import os
 import shlex
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +17,7 @@ from benchmarks.suites.suite import Init, RunSpec
 from moco.common.cfgnode import read_yaml
 from moco.common.errors import LockedError
 from moco.common.shipped import CONFIGS
+from tests.oracles.commands import run
 
 INITS = {"random": Init("random", None), "moco": Init("${convert}", None)}
 
@@ -177,24 +175,18 @@ def test_overwrite_removes_what_a_quickstart_made(tmp_path, monkeypatch):
     assert left == ["mine", "mine.txt"]
 
 
-def call(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "benchmarks.quickstart", *arguments]
-    env = {**os.environ, "MOCO_PROGRESS": "off"}
-    return subprocess.run(argv, cwd=root, env=env, capture_output=True, text=True, timeout=300)
-
-
 @pytest.mark.slow
-def test_the_whole_chain_and_a_second_call_that_repeats_nothing(tmp_path, request):
-    root, out = request.config.rootpath, tmp_path / "out"
-    arguments = ("--smoke", "--seeds", "1", "--out", str(out))
-    first = call(root, *arguments)
-    assert first.returncode == 0, first.stderr
-    assert "quickstart_R_10_C4: embedded engine, 4 iterations" in first.stdout
-    assert "7 to do, about " in first.stdout
+def test_the_whole_chain_and_a_second_call_that_repeats_nothing(tmp_path):
+    out = tmp_path / "out"
+    words = ("benchmarks.quickstart", "--smoke", "--seeds", "1", "--out", out)
+    first = run(words, tmp_path)
+    assert first.code == 0, first.err
+    assert "quickstart_R_10_C4: embedded engine, 4 iterations" in first.out
+    assert "7 to do, about " in first.out
     for name in ("table.md", "table.csv", "runs.csv", "table.tex", "table.html", "moco.pth"):
         path = out / ("" if name == "moco.pth" else "tables") / name
-        assert path.stat().st_size > 0 and str(path) in first.stdout
-    assert str(out / "tables" / "samples.png") in first.stdout
+        assert path.stat().st_size > 0 and str(path) in first.out
+    assert str(out / "tables" / "samples.png") in first.out
     # Three scenes, each with ground truth and two inits.
     with Image.open(out / "tables" / "samples.png") as samples:
         assert samples.size == (1430, 1064)
@@ -206,18 +198,18 @@ def test_the_whole_chain_and_a_second_call_that_repeats_nothing(tmp_path, reques
     assert moco_run.coverage is not None and moco_run.coverage["loaded"] > 40
     records = {path: path.stat().st_mtime_ns for path in out.rglob("run.json")}
 
-    again = call(root, *arguments)
-    assert again.returncode == 0, again.stderr
-    assert "\n0 to do\n" in again.stdout
+    again = run(words, tmp_path)
+    assert again.code == 0, again.err
+    assert "\n0 to do\n" in again.out
     assert {path: path.stat().st_mtime_ns for path in out.rglob("run.json")} == records
 
     # A run that fails: one line with its log, its exit code, and no number.
-    [run] = out.glob("runs/quickstart_R_10_C4/moco/*")
-    (run / "run.json").unlink()
+    [folder] = out.glob("runs/quickstart_R_10_C4/moco/*")
+    (folder / "run.json").unlink()
     (out / "moco.pth").write_bytes(b"no weights")
-    broken = call(root, *arguments)
-    assert broken.returncode == 3
-    [line] = broken.stderr.strip().splitlines()
+    broken = run(words, tmp_path)
+    assert broken.code == 3
+    [line] = broken.err.strip().splitlines()
     assert line.startswith(f"error: {of('moco', 0)} failed: ") and "moco.pth" in line
-    assert line.endswith(f"its log is {run / 'suite.log'}")
-    assert "embedded engine" not in broken.stdout
+    assert line.endswith(f"its log is {folder / 'suite.log'}")
+    assert "embedded engine" not in broken.out

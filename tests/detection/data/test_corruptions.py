@@ -65,13 +65,13 @@ def test_mapper_reads_the_corrupted_image_under_the_records_name(tmp_path, pixel
 
 
 @pytest.mark.slow
-def test_robustness_of_a_trained_model(engine, small_config, small_options, r18_file, tmp_path):
+def test_robustness_of_a_trained_model(small_config, small_options, r18_file, tmp_path):
     """All 15 are evaluated once, in files next to the run, which stays as it was."""
     from benchmarks.robustness import main as robustness
     from detection.evaluation.metrics import ROBUSTNESS_NAME
 
     folder = tmp_path / "run"
-    argv = ["--engine", engine, "--config-file", small_config, *small_options]
+    argv = ["--engine", "embedded", "--config-file", small_config, *small_options]
     main([*argv, "MODEL.WEIGHTS", str(r18_file), "OUTPUT_DIR", str(folder), "SEED", "0"])
     before = {p: p.read_bytes() for p in folder.rglob("*.json")}
     robustness([str(folder)])

@@ -32,36 +32,36 @@ def three_layouts(voc: Path, folder: Path) -> dict[str, tuple[str, Path, list[st
     }
 
 
-def run_all(layouts, folder, config, engine, options, capsys) -> dict[str, dict[str, float]]:
+def run_all(layouts, folder, config, options, capsys) -> dict[str, dict[str, float]]:
     """Return the metrics of the doctor's and the training's test split, by layout."""
     found, boxes = {}, {}
     for layout, (flag, value, keys) in layouts.items():
         assert doctor(["doctor", flag, str(value), "--verify"]) == 0
         assert "WRONG" not in capsys.readouterr().out
-        out = folder / layout / engine
+        out = folder / layout / "run"
         words = [*keys, *options, "MODEL.WEIGHTS", "random", "OUTPUT_DIR", str(out)]
-        assert train(["--config-file", config, "--engine", engine, *words]) == 0
+        assert train(["--config-file", config, "--engine", "embedded", *words]) == 0
         found[layout] = read_record(out / "run.json").metrics
         boxes[layout] = [
             [[round(side, 9) for side in corners(item)] for item in record["annotations"]]
-            for record in load_task(config, words, engine).test.records
+            for record in load_task(config, words, "embedded").test.records
         ]
     assert boxes["voc"] == boxes["coco"] == boxes["yolo"]
     return found
 
 
 @pytest.mark.slow
-def test_a_run_has_equal_ap(voc_folder, small_config, engine, tmp_path, capsys):
+def test_a_run_has_equal_ap(voc_folder, small_config, tmp_path, capsys):
     layouts = three_layouts(voc_folder, tmp_path)
     values = {**SMALL_VOC, "DATALOADER.NUM_WORKERS": 0}
     options = [str(word) for pair in values.items() for word in pair]
-    found = run_all(layouts, tmp_path, small_config, engine, options, capsys)
+    found = run_all(layouts, tmp_path, small_config, options, capsys)
     assert found["voc"] == found["coco"] == found["yolo"]
     assert {"bbox/AP", "bbox/AP50", "bbox/APs", "bbox/AP-red"} <= found["voc"].keys()
 
 
 @pytest.mark.slow
-def test_polygons_are_masks(narrow_r50_file, engine, tmp_path):
+def test_polygons_are_masks(narrow_r50_file, tmp_path):
     """An FPN task with masks on YOLO polygons, and on the same objects in COCO's format."""
     rng, data = np.random.RandomState(0), {"train": 4, "val": 2}
     yolo, coco = tmp_path / "yolo", []
@@ -86,7 +86,7 @@ def test_polygons_are_masks(narrow_r50_file, engine, tmp_path):
         coco += [f"DATASETS.COCO_{key}_JSON", file]
     task = "coco/mask_rcnn_R_50_FPN_1x"
     one, other = (
-        run(task, narrow_r50_file, tmp_path / layout, engine, *keys).metrics
+        run(task, narrow_r50_file, tmp_path / layout, "embedded", *keys).metrics
         for layout, keys in (("y", ["DATASETS.YOLO_YAML", yolo / "data.yaml"]), ("c", coco))
     )
     assert one == other and {"bbox/AP", "segm/AP", "segm/APs"} <= one.keys()
@@ -99,6 +99,6 @@ def test_real_images_have_equal_ap(shared_data, small_config, tmp_path, capsys):
     values = {**SMALL_VOC, "SOLVER.MAX_ITER": 20, "SOLVER.STEPS": (15,)}
     values |= {"SOLVER.CHECKPOINT_PERIOD": 20, "TEST.DETECTIONS_PER_IMAGE": 30}
     options = [str(word) for pair in values.items() for word in pair]
-    found = run_all(layouts, tmp_path, small_config, "embedded", options, capsys)
+    found = run_all(layouts, tmp_path, small_config, options, capsys)
     assert found["voc"] == found["coco"] == found["yolo"]
     assert found["voc"]["bbox/AP50"] > 0

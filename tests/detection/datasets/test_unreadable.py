@@ -111,25 +111,25 @@ def test_of_the_training_split(engine, workers, arguments, images, tmp_path, cap
 
 
 @pytest.mark.slow
-def test_of_the_test_split(engine, arguments, images, tmp_path):
+def test_of_the_test_split(arguments, images, tmp_path):
     image = images / "JPEGImages" / "000007.jpg"
     opts = ("DATALOADER.NUM_WORKERS", 2, "TEST.EVAL_PERIOD", 2)
     with truncated(image), pytest.raises(DataError) as error:
-        main(arguments(engine, tmp_path / "out", *opts))
+        main(arguments("embedded", tmp_path / "out", *opts))
     assert_ended(error, tmp_path / "out", image)
-    assert main(arguments(engine, tmp_path / "out", *opts, flags=("--resume",))) == 0
+    assert main(arguments("embedded", tmp_path / "out", *opts, flags=("--resume",))) == 0
     with truncated(image), pytest.raises(DataError, match=image.name):
-        main(arguments(engine, tmp_path / "out", *opts, flags=("--eval-only", "--resume")))
+        main(arguments("embedded", tmp_path / "out", *opts, flags=("--eval-only", "--resume")))
     record = read_record(tmp_path / "out" / "inference" / "run.json")
     assert record.status == "failed" and str(image) in record.notes[-1]
 
 
 @pytest.mark.slow
-def test_on_two_processes(engine, arguments, images, tmp_path):
+def test_on_two_processes(arguments, images, tmp_path):
     """The process that reads it is not alone with it: all save, and the message is the image's."""
     image = images / "JPEGImages" / f"{ORDER[5]:06d}.jpg"
     with truncated(image), pytest.raises(DataError) as error:
-        main(arguments(engine, tmp_path / "out", flags=("--num-gpus", "2")))
+        main(arguments("embedded", tmp_path / "out", flags=("--num-gpus", "2")))
     assert_ended(error, tmp_path / "out", image)
 
 

@@ -1,4 +1,4 @@
-"""Weights that are not finite stop the training of both engines before they are used."""
+"""Weights that are not finite stop the training before they are used."""
 
 import pytest
 import torch
@@ -20,9 +20,7 @@ pytestmark = pytest.mark.slow
     ],
     ids=["PreciseBN", "the-last-checkpoint", "a-checkpoint", "an-evaluation"],
 )
-def test_weights_are_not_used(
-    case, engine, small_config, small_options, r18_file, tmp_path, monkeypatch
-):
+def test_weights_are_not_used(case, small_config, small_options, r18_file, tmp_path, monkeypatch):
     step, value, keys, checkpoints = case
     taken, optimize = [], torch.optim.SGD.step
 
@@ -34,7 +32,7 @@ def test_weights_are_not_used(
 
     monkeypatch.setattr(torch.optim.SGD, "step", diverge)
     keys = {"TEST.PRECISE_BN.ENABLED": False, "DATALOADER.NUM_WORKERS": 0, **keys}
-    argv = ["--config-file", small_config, "--engine", engine, *small_options]
+    argv = ["--config-file", small_config, "--engine", "embedded", *small_options]
     argv += [str(item) for pair in keys.items() for item in pair]
     argv += ["MODEL.WEIGHTS", str(r18_file), "OUTPUT_DIR", str(tmp_path)]
     with pytest.raises(NumericError, match=f"iteration {step - 1}: .* not finite") as caught:
