@@ -372,6 +372,12 @@ def _activation(hints: Hints, *, is_known: bool) -> str:
         return GELU
     if "activation" in hints.requested:
         requested: str = hints.requested["activation"]
+        stated = hints.recorded.get("hidden_act")
+        if ACTIVATIONS.get(str(stated), requested) != requested:
+            raise UserError(
+                f"--activation {requested}: {where} or the configuration next to it records "
+                f"{stated}; leave the option out, or correct the configuration"
+            )
         return requested
     recorded = metadata.get("hidden_act")
     if recorded is None and "model_type" in metadata:

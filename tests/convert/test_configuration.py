@@ -212,3 +212,5 @@ def test_a_folder_as_transformers_writes_it(tmp_path: Path) -> None:
     assert convert_file(tmp_path, tmp_path / "out.pth", num_heads=3)
     with pytest.raises(UserError, match=r"--num-heads 2: .* next to it records 3; leave"):
         convert_file(tmp_path, tmp_path / "out.pth", num_heads=2)
+    with pytest.raises(UserError, match=r"--activation quick_gelu: .* it records gelu; leave"):
+        convert_file(tmp_path, tmp_path / "out.pth", activation="quick_gelu")
