@@ -155,6 +155,9 @@ ROWS: dict[str, tuple[str, dict[str, Any], str]] = {
 # whatever masks, heads and backbones are: boxes, masks, a normalizer of the loss that each process
 # has for itself, pixels, and random depth.
 IN_TWO = ("c4", "fpn-mask", "retinanet", "fcn-16s", "vitdet")
+# One process alone has PreciseBN; c4-mask-clipped and fpn-mask-bitmasks have the networks of c4 and
+# fpn-mask, and ViTDet has no batch norm.
+IN_ONE = [row for row in ROWS if row not in ("c4", "fpn-mask", "vitdet")]
 TIMES = {"time", "data_time", "rank_data_time", "eta_seconds", "iteration"}
 METRICS = {"keypoints": "keypoints/AP", "fcn-16s": "sem_seg/mIoU"}
 
@@ -245,7 +248,7 @@ def assert_equal(theirs: Path, own: Path, num_processes: int, iterations: int = 
 
 @pytest.mark.parametrize(
     ("row", "num_processes"),
-    [*((row, 1) for row in ROWS), *((row, 2) for row in IN_TWO)],
+    [*((row, 1) for row in IN_ONE), *((row, 2) for row in IN_TWO)],
 )
 def test_twelve_iterations(
     row, num_processes, data, narrow_r50_file, swin_file, tmp_path, monkeypatch
@@ -284,7 +287,7 @@ def module(tmp_path, monkeypatch):
     return write
 
 
-@pytest.mark.parametrize("engine", ["embedded", "detectron2", "detectron2, its own mapper"])
+@pytest.mark.parametrize("engine", ["embedded", "detectron2, its own mapper"])
 def test_the_number_of_workers_changes_no_batch(
     engine, data, narrow_r50_file, tmp_path, monkeypatch
 ):
