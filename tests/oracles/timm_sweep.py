@@ -18,6 +18,7 @@ import multiprocessing
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -214,8 +215,10 @@ def sweep(
     """Convert networks in processes of 10 each, and print a line for each."""
     found = {}
     tasks = [(name, max_parameters) for name in names]
-    with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=10) as pool:
-        for name, made in pool.imap(_job, tasks):
+    spawn = multiprocessing.get_context("spawn")
+    # A Pool would wait forever for a process that is killed for its memory.
+    with ProcessPoolExecutor(jobs, spawn, max_tasks_per_child=10) as pool:
+        for name, made in pool.map(_job, tasks):
             found[name] = made
             for kind, outcome in made.items():
                 reason = f": {outcome.reason[-300:]}" if outcome.reason else ""
