@@ -363,6 +363,15 @@ def recognize(state: Mapping[str, Tensor], hints: Hints) -> ViTArchitecture:
     )
 
 
+def _check_recorded(option: str, given: Any, recorded: Any, where: str) -> None:
+    """Refuse an option that contradicts what a file or the configuration next to it records."""
+    if given != recorded:
+        raise UserError(
+            f"--{option} {given}: {where} or the configuration next to it records {recorded}; "
+            "leave the option out, or correct the configuration"
+        )
+
+
 def _activation(hints: Hints, *, is_known: bool) -> str:
     """Return the activation from the option, config.json, or what the names are known for."""
     metadata, where = hints.metadata, hints.where
@@ -372,12 +381,8 @@ def _activation(hints: Hints, *, is_known: bool) -> str:
         return GELU
     if "activation" in hints.requested:
         requested: str = hints.requested["activation"]
-        stated = hints.recorded.get("hidden_act")
-        if ACTIVATIONS.get(str(stated), requested) != requested:
-            raise UserError(
-                f"--activation {requested}: {where} or the configuration next to it records "
-                f"{stated}; leave the option out, or correct the configuration"
-            )
+        stated = ACTIVATIONS.get(str(hints.recorded.get("hidden_act")), requested)
+        _check_recorded("activation", requested, stated, where)
         return requested
     recorded = metadata.get("hidden_act")
     if recorded is None and "model_type" in metadata:
@@ -503,11 +508,8 @@ def _num_heads(width: int, hints: Hints) -> int:
         heads: int = hints.requested["num_heads"]
         if heads < 1 or width % heads:
             raise UserError(f"--num-heads {heads}: does not divide the width {width} of {where}")
-        if (stated := hints.recorded.get("num_heads", {}).get(width, heads)) != heads:
-            raise UserError(
-                f"--num-heads {heads}: {where} or the configuration next to it records {stated}; "
-                "leave the option out, or correct the configuration"
-            )
+        stated = hints.recorded.get("num_heads", {}).get(width, heads)
+        _check_recorded("num-heads", heads, stated, where)
         return heads
     known = hints.metadata.get("num_heads", {}).get(width) or hints.metadata.get("timm")
     if known and width % known == 0:
