@@ -84,7 +84,9 @@ def shell(tmp_path, monkeypatch, capfd):
 
     def run(text: str) -> str:
         execute(text)
-        return "".join(capfd.readouterr())
+        shown = "".join(capfd.readouterr())
+        assert "Traceback" not in shown
+        return shown
 
     return run
 
