@@ -12,7 +12,7 @@ import functools
 import hashlib
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -37,13 +37,19 @@ def data_digests(suite: Suite, before: Mapping[str, str] | None) -> dict[str, st
             this machine.
     """
     known = before or {}
+    digest_of = functools.cache(folder_digest)  # tasks and steps share folders
     keys = {task.name: all_keys(task) for task in suite.tasks}
     keys |= {step.name: step_keys(step) for step in suite.steps}
-    return {name: data_digest(own) or known.get(name, "") for name, own in keys.items()}
+    return {name: data_digest(own, digest_of) or known.get(name, "") for name, own in keys.items()}
 
 
-def data_digest(keys: Mapping[str, Any]) -> str:
-    """Hash the files and folders that keys name; empty if there are none or one is missing."""
+def data_digest(keys: Mapping[str, Any], digest_of: Callable[[str], str] | None = None) -> str:
+    """Hash the files and folders that keys name; empty if there are none or one is missing.
+
+    Args:
+        keys: Values of a task's or a step's keys.
+        digest_of: `folder_digest`, possibly cached.
+    """
     from detection.datasets.coco import images_of  # not for the suites of known datasets
 
     folders, files = names_where(data="folder"), names_where(data="file")
@@ -59,13 +65,12 @@ def data_digest(keys: Mapping[str, Any]) -> str:
             with suppress(DataError):  # the checks before the runs report it
                 paths[root] = images_of(paths[key], key.split("_")[1])
     content = [
-        f"{key} {folder_digest(path) if os.path.isdir(path) else sha256_file(path)}"
+        f"{key} {(digest_of or folder_digest)(path) if os.path.isdir(path) else sha256_file(path)}"
         for key, path in sorted(paths.items())
     ]
     return hashlib.sha256("\n".join(content).encode()).hexdigest()
 
 
-@functools.cache
 def folder_digest(folder: str) -> str:
     """Compute the digest of one folder, as the module's docstring defines it."""
     names = sorted(files_below(folder))

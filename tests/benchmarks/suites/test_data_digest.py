@@ -14,12 +14,6 @@ from moco.common.errors import UserError
 from tests.benchmarks.suites.lab import ROOT, Lab, from_random, write_suite
 
 
-@pytest.fixture(autouse=True)
-def forget():
-    yield
-    folder_digest.cache_clear()
-
-
 def voc(folder: Path) -> Path:
     """Write a folder in VOC layout."""
     for name, text in (
@@ -51,7 +45,6 @@ def test_what_is_in_the_data_counts(tmp_path):
         ("JPEGImages/2.jpg", "pixels"),
     ):
         (folder / name).write_text(text)
-        folder_digest.cache_clear()
         found.add(folder_digest(str(folder)))
     assert len(found) == 5
 
@@ -73,7 +66,6 @@ def test_a_large_folder_is_sampled(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert len([path for path in inspected if path.endswith(".jpg")]) == 10
     (tmp_path / "94.jpg").rename(tmp_path / "95.jpg")  # every name counts
-    folder_digest.cache_clear()
     assert folder_digest(str(tmp_path)) != before
 
 
@@ -104,7 +96,6 @@ def test_a_data_yaml_covers_its_folder(tmp_path):
     digests = set()
     for text in ("0 0.5 0.5 0.5 0.5", "0 0.5 0.5 0.5 0.6"):
         label.write_text(text)
-        folder_digest.cache_clear()
         digests.add(data_digest.data_digest({"DATASETS.YOLO_YAML": str(file)}))
     assert len(digests) == 2 and "" not in digests
 
@@ -139,7 +130,6 @@ def test_ids_of_files_in_cocos_format(root, changed, old, new, tmp_path):
         index = folder / "index.txt"
         task = {"name": "own", "overrides": {**opts, "DATASETS.PART_INDEX": str(index)}}
         suite = load_suite(write_suite(tmp_path, task))
-        folder_digest.cache_clear()
         [data] = data_digests(suite, None).values()
         return data
 
@@ -165,6 +155,5 @@ def test_a_suite_of_other_data_is_refused(tmp_path, monkeypatch):
     lab.run("--opts", "DATASETS.VOC_DIR", str(tmp_path / "moved"))
     assert set(lab.count("done").values()) == {1} and len(lab.count("done")) == 2
     (tmp_path / "moved" / "JPEGImages" / "1.jpg").write_text("other pixels")
-    folder_digest.cache_clear()
     with pytest.raises(UserError, match=r"tasks\.a\.data: "):
         lab.run("--opts", "DATASETS.VOC_DIR", str(tmp_path / "moved"))

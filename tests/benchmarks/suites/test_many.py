@@ -10,7 +10,7 @@ from benchmarks import run_suite
 from benchmarks.report.aggregate import aggregate
 from benchmarks.report.content import Report
 from benchmarks.report.records import collect
-from benchmarks.suites.data_digest import data_digests, folder_digest
+from benchmarks.suites.data_digest import data_digests
 from benchmarks.suites.folder import SuiteFolder
 from benchmarks.suites.many import find_datasets, over_datasets
 from benchmarks.suites.plan import expand
@@ -42,8 +42,7 @@ def empty(tmp_path) -> Path:
         for split in ("train", "test"):
             (tmp_path / "data" / name / split).mkdir(parents=True)
             (tmp_path / "data" / name / split / FILE).write_text("{}")
-    yield tmp_path / "data"
-    folder_digest.cache_clear()
+    return tmp_path / "data"
 
 
 def many(data: Path, name: str = "many", config: str | None = None):
@@ -64,7 +63,6 @@ def test_every_dataset_is_a_task(empty, name):
 
 def test_another_place_is_the_same_run_and_other_annotations_are_another(empty):
     def ids() -> dict[str, str]:
-        folder_digest.cache_clear()
         suite = many(empty)
         specs = expand(suite, INITS, ["embedded"], version="1", data=data_digests(suite, None))
         return {f"{spec.task} {spec.init}": spec.id for spec in specs}
