@@ -8,7 +8,12 @@ import functools
 import importlib
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+if not __package__:
+    # Run as a script, Python looks for modules in this folder instead of the repository.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from moco import __version__
 from moco.common.command import NAME
@@ -105,9 +110,9 @@ def main(argv: Sequence[str] | None = None) -> int | None:
     return code
 
 
-def cli() -> None:
-    """Run as the console script `moco-transfer`."""
-    sys.argv[0] = NAME
+def cli(*command: str) -> None:
+    """Run as the console script `moco-transfer`, or as its subcommand `command`."""
+    sys.argv[:1] = [NAME, *command]
     run_cli(main)
 
 

@@ -5,7 +5,13 @@ moco-transfer completion zsh > DIR_OF_FPATH/_moco-transfer
 """
 
 import argparse
+import sys
 from collections.abc import Sequence
+from pathlib import Path
+
+if not __package__:
+    # Run as a script, Python looks for modules in this folder instead of the repository.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks import __main__ as console
 from moco.common.command import program

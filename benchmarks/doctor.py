@@ -7,10 +7,15 @@ moco-transfer doctor voc   examine a dataset, as `moco-transfer datasets doctor 
 import argparse
 import importlib.util
 import shutil
+import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+if not __package__:
+    # Run as a script, Python looks for modules in this folder instead of the repository.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from detection.datasets.__main__ import add_doctor_arguments, examine
 from moco import __version__

@@ -14,9 +14,14 @@ detections as errors, too, and averages over classes that have detections and no
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+if not __package__:
+    # Run as a script, Python looks for modules in this folder instead of the repository.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from moco.common.command import program
 from moco.common.errors import UserError, run_cli

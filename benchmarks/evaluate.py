@@ -4,14 +4,23 @@ moco-transfer evaluate --data DIR --init mine=FILE --init random
 
 It finds the layout of the dataset, a task that the weights fit, and a budget for the number of
 images, prints what it chose, and runs the suite of this one task with all options of
-`moco-transfer suite`; --dry-run stops before that.
+`moco-transfer suite`; --dry-run stops before that. 20 iterations are timed first to know the hours,
+once for a folder, unless the runs are computed elsewhere (--executor slurm, --plan).
 """
 
 import argparse
-from collections.abc import Sequence
+import sys
+from collections.abc import Container, Sequence
+from itertools import zip_longest
 from math import ceil
 from pathlib import Path
 from typing import Any
+
+from fvcore.common.config import CfgNode
+
+if not __package__:
+    # Run as a script, Python looks for modules in this folder instead of the repository.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks import run_suite
 from benchmarks.suites.arguments import add_arguments
@@ -19,6 +28,7 @@ from benchmarks.suites.folder import SuiteFolder
 from benchmarks.suites.programs import Programs
 from benchmarks.suites.suite import EMBEDDED
 from benchmarks.suites.suite_file import parse_inits, read_suite
+from moco.common.cfgnode import split_assignments
 from moco.common.command import RANDOM, program
 from moco.common.errors import UserError, plural, run_cli, say
 from moco.common.shipped import resolve, shown
@@ -30,15 +40,17 @@ DECAYS = (3 / 4, 11 / 12)  # of the schedule; VOC's are at 18k and 22k of 24k it
 SEEDS = 3
 
 
-def budget(images: int, batch: int, warmup: int) -> dict[str, Any]:
+def budget(images: int, batch: int, warmup: int, iterations: int | None = None) -> dict[str, Any]:
     """Return the keys of a schedule for a number of training images.
 
     Args:
         images: Training images.
         batch: Images of an iteration.
         warmup: Iterations of the task's warm-up, which is shortened to a tenth of the schedule.
+        iterations: Length of the schedule; None: chosen for the number of images.
     """
-    iterations = min(max(ceil(EPOCHS * images / batch), LEAST), MOST)
+    if iterations is None:
+        iterations = min(max(ceil(EPOCHS * images / batch), LEAST), MOST)
     return {
         "SOLVER.MAX_ITER": iterations,
         "SOLVER.STEPS": tuple(round(share * iterations) for share in DECAYS),
@@ -46,13 +58,19 @@ def budget(images: int, batch: int, warmup: int) -> dict[str, Any]:
     }
 
 
-def choose(data: Path, weights: str, task: str | None) -> tuple[str, dict[str, Any]]:
-    """Choose the task file and its keys, and print the choices.
+def choose(
+    data: Path, weights: str, task: str | None, opts: Sequence[str] = ()
+) -> tuple[str, dict[str, Any]]:
+    """Choose the task file and its keys, and print what is run.
 
     Args:
         data: Folder of the dataset.
         weights: Weights whose backbone the task has to fit.
         task: Task file or its shipped name; None: the example task of the backbone.
+        opts: `KEY VALUE` overrides, which replace what is chosen.
+
+    Returns:
+        The task file, and the chosen keys, without `opts`.
 
     Raises:
         UserError: If the weights fit no task, or the task is for another kind of dataset.
@@ -70,18 +88,29 @@ def choose(data: Path, weights: str, task: str | None) -> tuple[str, dict[str, A
     example, _, _ = architecture.example_task()
     keys = {key: place, **architecture.keys_to_set()}
     file = str(resolve(task or example).absolute())
-    pairs = {**keys, "MODEL.WEIGHTS": RANDOM}
-    cfg = load_task(file, [str(word) for pair in pairs.items() for word in pair], EMBEDDED).cfg
+    words = split_assignments(opts)
+    given = list(zip_longest(words[::2], words[1::2]))
+
+    def load(without: Container[str] = ()) -> CfgNode:
+        pairs = [*keys.items(), ("MODEL.WEIGHTS", RANDOM)]
+        pairs += [pair for pair in given if pair[0] not in without]
+        words = [str(word) for pair in pairs for word in pair if word is not None]
+        return load_task(file, words, EMBEDDED).cfg
+
+    cfg = load(without=budget(1, 1, 0))  # the steps of the task file may not fit the given length
     train = read_split(cfg.DATASETS.TRAIN[0], cfg)
-    images, solver = len(train.records), cfg.SOLVER
-    keys |= budget(images, solver.IMS_PER_BATCH, solver.WARMUP_ITERS)
-    epochs = keys["SOLVER.MAX_ITER"] * solver.IMS_PER_BATCH / images
+    images, length = len(train.records), dict(given).get("SOLVER.MAX_ITER") or ""
+    iterations = int(length) if length.isdecimal() else None
+    keys |= budget(images, cfg.SOLVER.IMS_PER_BATCH, cfg.SOLVER.WARMUP_ITERS, iterations)
+    cfg = load()
+    solver = cfg.SOLVER
+    epochs = solver.MAX_ITER * solver.IMS_PER_BATCH / images
     say(
         f"data: {key} {place}, {plural(images, 'training image')}, "
         f"{plural(len(train.classes), 'class')}; evaluated on {', '.join(cfg.DATASETS.TEST)}",
         f"task: {task or f'{shown(example)}, the example for a {architecture}'}",
-        f"budget: {keys['SOLVER.MAX_ITER']} iterations of {solver.IMS_PER_BATCH} images, "
-        f"{epochs:.3g} epochs, steps at {keys['SOLVER.STEPS']}; --opts replaces any of it",
+        f"budget: {solver.MAX_ITER} iterations of {solver.IMS_PER_BATCH} images, "
+        f"{epochs:.3g} epochs, steps at {tuple(solver.STEPS)}; --opts replaces any of it",
     )
     return file, keys
 
@@ -111,12 +140,12 @@ def main(argv: Sequence[str] | None = None, programs: Programs | None = None) ->
         raise UserError(
             "evaluate: give the weights to evaluate, e.g. --init mine=FILE --init random"
         )
-    file, keys = choose(data, weights[0], args.task)
-    args.time = args.time or not args.seconds_per_iteration
+    file, keys = choose(data, weights[0], args.task, args.opts)
     content = {"tasks": [{"config": file, "overrides": keys}], "trials": args.trials}
     folder = SuiteFolder(args.output or Path("output", data.resolve().name))
     suite = run_suite.with_arguments(read_suite(content, Path(data.resolve().name)), args)
-    run_suite.run(suite, folder, args, programs or Programs())
+    timing = not args.seconds_per_iteration
+    run_suite.run(suite, folder, args, programs or Programs(), timing=timing)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,13 @@ moco-transfer inspect hf://user/repo              describe weights by name or ad
 """
 
 import argparse
+import sys
 from collections.abc import Sequence
+from pathlib import Path
+
+if not __package__:
+    # Run as a script, Python looks for modules in this folder instead of the repository.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from moco.common.command import program
 from moco.common.errors import run_cli

@@ -7,8 +7,13 @@ moco-transfer configs --show NAME   print one file, to start your own from
 
 import argparse
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+if not __package__:
+    # Run as a script, Python looks for modules in this folder instead of the repository.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from moco.common import shipped
 from moco.common.command import program

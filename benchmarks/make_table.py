@@ -23,6 +23,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+if not __package__:
+    # Run as a script, Python looks for modules in this folder instead of the repository.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
 from benchmarks.report.tables import (
     FORMATS,
     RESAMPLES,
@@ -68,7 +72,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     tables = make_tables(results, args.baseline, args.engine, args.margin, args.bootstrap)
     shared = read_all(args.reference) if args.reference else []
     report = Report(tables, results, near=args.near, shared=shared)
-    print(to_terminal(report, sys.stdout.isatty()), flush=True)
     written = write_files(args.out, report, formats) if args.out else []
     if args.bundle is not None:
         from benchmarks.report.share import share, write_bundle
@@ -80,6 +83,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             for shared, table in zip(own, tables, strict=True)
         ]
         write_bundle(args.bundle, report, Report(own, others, near=args.near, shared=shared), about)
+    print(to_terminal(report, sys.stdout.isatty()))
     print(whereabouts(written, None if about else args.bundle))
     if about:
         print(

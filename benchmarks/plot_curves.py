@@ -7,8 +7,13 @@ The figure is written as PNG and SVG.
 """
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+if not __package__:
+    # Run as a script, Python looks for modules in this folder instead of the repository.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.report import escape
 from benchmarks.report.plots import Curve, Plot, new_figure, read_curve

@@ -21,6 +21,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+if not __package__:
+    # Run as a script, Python looks for modules in this folder instead of the repository.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
 from benchmarks import run_suite
 from benchmarks.suites.folder import SUITE_NAME, SuiteFolder
 from benchmarks.suites.prepare import LIMIT, training_images, voc_splits

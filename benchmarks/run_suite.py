@@ -4,7 +4,7 @@ r"""Command that runs a suite, or resumes it: from a list of checkpoints to the 
         --init supervised=r50.pth --init random --trials 5
 
     ... --plan FILE   write the runs to a file, for another scheduler to compute
-    ... --dry-run     list the runs and their hours, check everything, start nothing
+    ... --dry-run     list the runs and their hours, check everything, start no run
     ... --status      print the progress of a running suite, from another shell
     ... --until-decided   add seeds until the gap of every row is decided
     ... --tune        choose the learning rate of every init from one grid first
@@ -22,6 +22,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+if not __package__:
+    # Run as a script, Python looks for modules in this folder instead of the repository.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import benchmarks.suites.executors  # noqa: F401 - registers them
 from benchmarks.report.progress import PAGE_NAME
@@ -67,7 +71,7 @@ from benchmarks.suites.suite_file import (
     without_tasks,
 )
 from benchmarks.suites.tables import refresh_tables, results_of, write_tables
-from benchmarks.suites.timing import time_runs
+from benchmarks.suites.timing import TimedSpeeds, time_runs
 from benchmarks.suites.tuning import read_description, with_grids
 from benchmarks.suites.until_decided import check_options, next_runs, seed_plan, with_seeds
 from moco.common.command import RANDOM, program
@@ -166,6 +170,7 @@ def run(
     args: argparse.Namespace,
     programs: Programs,
     *,
+    timing: bool = False,
     fail_fast: bool = False,
     finish: Callable[[SuiteFolder, Sequence[Run], str | None], Any] | None = None,
 ) -> Any:
@@ -176,6 +181,7 @@ def run(
         folder: Folder of the suite.
         args: Arguments of `build_parser`.
         programs: Programs of the runs.
+        timing: Time runs of unknown speed as `--time` does, if this machine computes them.
         fail_fast: Stop everything at the first failure.
         finish: Function that makes the tables; None: `write_tables`.
 
@@ -188,12 +194,12 @@ def run(
         Preempted: If a signal stopped the suite.
         SuiteFailed: If some runs failed; raised when the others are done.
     """
-    prepared = prepare(suite, folder, args, programs)
+    prepared = prepare(suite, folder, args, programs, timing)
     if args.dry_run:
         show(prepared, args)
         refuse(prepared.problems)
         here = " that is here" if any(spec.is_step for spec in prepared.specs) else ""
-        print(f"\nchecked every task, dataset and weights file{here}; nothing was started")
+        print(f"\nchecked every task, dataset and weights file{here}; no run was started")
         return None
     refuse(prepared.problems)
     with folder.lock():
@@ -216,9 +222,12 @@ def run(
 
 
 def prepare(
-    suite: Suite, folder: SuiteFolder, args: argparse.Namespace, programs: Programs
+    suite: Suite, folder: SuiteFolder, args: argparse.Namespace, programs: Programs, timing: bool
 ) -> Prepared:
-    """Expand a suite into its runs, and check those that are not done; write nothing."""
+    """Expand a suite into its runs, and check those that are not done.
+
+    It writes nothing but the speeds that were timed, so that the next call knows them.
+    """
     print(f"suite {suite.name}: reading tasks and weights", flush=True)
     keep = args.keep or FINAL
     options = Options(folder.path, args.workers, args.slurm, keep, args.stop_seconds)
@@ -271,8 +280,12 @@ def prepare(
     hardware = None if executor.remote else findings.hardware or None
     seen = [folder.run(spec) for spec in specs]
     measured = measured_speeds(seen, hardware)
-    if args.time:
-        measured |= time_open(specs, seen, folder, executor, programs, measured)
+    if args.time or (timing and not executor.remote):
+        timed = TimedSpeeds(folder.path, content, findings.hardware)
+        measured = timed.read() | measured
+        if new := time_open(specs, seen, folder, executor, programs, measured):
+            timed.write(timed.read() | new)
+            measured |= new
     return Prepared(
         folder,
         content,

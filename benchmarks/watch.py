@@ -9,10 +9,15 @@ checkpoint counts once its size and time have not changed since the last look.
 """
 
 import argparse
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import sleep
+
+if not __package__:
+    # Run as a script, Python looks for modules in this folder instead of the repository.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.report.along import epoch_of
 from benchmarks.run_suite import SuiteFailed, run, with_arguments

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 if not __package__:
     # Run as a script, Python looks for modules in this folder instead of the repository.
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from convert import write
 from convert.contract import Overrides

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 if not __package__:
     # Run as a script, Python looks for modules in this folder instead of the repository.
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from moco.common.command import RANDOM, program
 from moco.common.download import CACHE, OFFLINE, cache_folder

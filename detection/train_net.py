@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 if not __package__:
     # In a script, Python searches modules in the script's folder instead of the repository.
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from moco.common import distributed
 from moco.common.command import RANDOM, parse_with_pairs, program

@@ -14,8 +14,14 @@ epochs, over the 100 epochs of the paper's other classifiers.
 """
 
 import argparse
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+if not __package__:
+    # Run as a script, Python looks for modules in this folder instead of the repository.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from moco.classification import classify
 from moco.classification.config import Protocol
@@ -47,3 +53,15 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str], read: "Reader") -> None:
     """Run the command `moco-transfer finetune`."""
     classify.main(FINETUNE, argv, read)
+
+
+if __name__ == "__main__":
+    from benchmarks.__main__ import cli
+
+    cli("finetune")
+
+
+if __name__ == "__main__":
+    from benchmarks.__main__ import cli
+
+    cli("finetune")

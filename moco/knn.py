@@ -6,11 +6,17 @@ ROOT holds train/<class>/* and val/<class>/*, or CIFAR-10's own files.
 """
 
 import argparse
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+if not __package__:
+    # Run as a script, Python looks for modules in this folder instead of the repository.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from moco.common.command import converter, program
 from moco.common.errors import DataError, UserError, say, shown
@@ -97,10 +103,10 @@ def main(argv: Sequence[str], read: "Reader") -> None:
     device, start = pick_device(args.device), time.monotonic()
     with RunFolder(args.output, overwrite=args.overwrite) if args.output else nullcontext() as run:
         result = evaluate(backbone, data, crop, args.k, args.t, device, args.workers)
-        print(result)
         if run:
             record = _record(result, crop, weights, notes, time.monotonic() - start)
             say(f"record: {write_record(run.path, record)}")
+        print(result)
 
 
 def _pixels(checkpoint: str, key: str, value: Any) -> int:
@@ -147,3 +153,15 @@ def _record(
         metrics={"knn/top1": result.top1},
         notes=notes,
     )
+
+
+if __name__ == "__main__":
+    from benchmarks.__main__ import cli
+
+    cli("knn")
+
+
+if __name__ == "__main__":
+    from benchmarks.__main__ import cli
+
+    cli("knn")

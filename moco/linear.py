@@ -13,8 +13,14 @@ weights normal with std 0.01 and bias 0, torchvision's RandomResizedCrop(224) an
 """
 
 import argparse
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+if not __package__:
+    # Run as a script, Python looks for modules in this folder instead of the repository.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from moco.classification import classify
 from moco.classification.config import Protocol
@@ -45,3 +51,15 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str], read: "Reader") -> None:
     """Run the command `moco-transfer linear`."""
     classify.main(LINEAR, argv, read)
+
+
+if __name__ == "__main__":
+    from benchmarks.__main__ import cli
+
+    cli("linear")
+
+
+if __name__ == "__main__":
+    from benchmarks.__main__ import cli
+
+    cli("linear")

@@ -11,8 +11,14 @@ same number of threads, the result is bitwise identical to that of an uninterrup
 
 import argparse
 import shlex
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+if not __package__:
+    # Run as a script, Python looks for modules in this folder instead of the repository.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from moco.common import command, distributed
 from moco.common.errors import say
@@ -103,3 +109,15 @@ def main(argv: Sequence[str], read: "Reader") -> None:
         convert = command.program("convert", "python convert/convert_to_d2.py")
         paths = shlex.join([str(checkpoint), str(folder.path / "backbone.pth")])
         say(f"checkpoint: {checkpoint}", f"next: {convert} {paths}")
+
+
+if __name__ == "__main__":
+    from benchmarks.__main__ import cli
+
+    cli("pretrain")
+
+
+if __name__ == "__main__":
+    from benchmarks.__main__ import cli
+
+    cli("pretrain")

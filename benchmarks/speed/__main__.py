@@ -13,6 +13,10 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+if not __package__:
+    # Run as a script, Python looks for modules in this folder instead of the repository.
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
 from moco.common.command import program
 from moco.common.errors import UserError, run_cli
 

@@ -68,7 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser, trials: int | None = None) ->
         "srun_args, or any option of sbatch: partition, account, qos, constraint, mem, ..."
     )
     add("--slurm", **several, metavar="KEY=VALUE", help=slurm)
-    add("--dry-run", action="store_true", help="list the runs, check everything, start nothing")
+    dry = "list the runs, check everything, start no run; what is timed (see --time) is kept in DIR"
+    add("--dry-run", action="store_true", help=dry)
     plan = (
         "write every run to a file instead of computing it: command, GPUs, dependencies, and the "
         "file that exists when it is done"

@@ -1,19 +1,56 @@
 """Timing of runs whose speed is unknown, by 20 iterations of each kind on this machine."""
 
+import json
+import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from benchmarks.suites.executors.base import Executor
 from benchmarks.suites.forecast import Speeds, estimate
 from benchmarks.suites.locks import Lock
-from benchmarks.suites.runs import Run, why_failed
+from benchmarks.suites.runs import Run, read_json, why_failed
 from moco.common.errors import UserError, printable, say
+from moco.common.files import atomic_write_json
 
+SPEEDS_NAME = ".speeds.json"
 ITERATIONS = 20  # after the first logged one, as the iterations before that are slower
 POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class TimedSpeeds:
+    """File of the speeds that were timed for a suite, so that a later call does not time again.
+
+    Attributes:
+        folder: Folder of the suite, which need not exist.
+        content: Content of `suite.json`. Other tasks, keys, data or versions are timed again.
+        hardware: Hardware in the form of records. Another one is timed again.
+    """
+
+    folder: Path
+    content: Mapping[str, Any]
+    hardware: Mapping[str, Any]
+
+    def read(self) -> Speeds:
+        """Return the speeds that were timed for the same tasks on the same hardware."""
+        stored = read_json(self.folder / SPEEDS_NAME)
+        if stored.get("of") != self._of():
+            return {}
+        return {(task, engine, gpus): [seconds] for task, engine, gpus, seconds in stored["timed"]}
+
+    def write(self, speeds: Speeds) -> None:
+        """Store speeds; the folder is made."""
+        timed = [[*key, math.fsum(each) / len(each)] for key, each in speeds.items()]
+        atomic_write_json(self.folder / SPEEDS_NAME, {"of": self._of(), "timed": timed})
+
+    def _of(self) -> Any:
+        names = ("version", "tasks", "steps")
+        content = {name: self.content.get(name) for name in names} | {"hardware": self.hardware}
+        return json.loads(json.dumps(content, default=str))
 
 
 def time_runs(

@@ -3,8 +3,13 @@
 import argparse
 import dataclasses
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+if not __package__:
+    # Run as a script, Python looks for modules in this folder instead of the repository.
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from detection.datasets import doctor, fetch
 from detection.datasets.archives import datasets

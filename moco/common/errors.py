@@ -4,6 +4,7 @@ A `UserError` is raised where external input (a path, a key, a file) cannot be u
 process's exit code; programming errors remain ordinary exceptions.
 """
 
+import io
 import multiprocessing
 import os
 import signal
@@ -93,6 +94,8 @@ def run_cli(main: Callable[[Sequence[str] | None], int | None]) -> NoReturn:
     traceback.
     """
     debug = "--debug" in sys.argv[1:]
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 shows `?` for `–`
     try:
         if sys.platform == "win32":
             raise UserError("Windows is not supported: use Linux, macOS, or Linux in WSL 2")

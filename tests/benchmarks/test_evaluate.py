@@ -1,5 +1,7 @@
 """The command from a dataset's folder to a table: what it finds and chooses, and a whole run."""
 
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from benchmarks import evaluate
 from benchmarks.suites.synthetic import write_scenes
 from detection.config.task import load_task
 from detection.datasets import find_custom
+from moco.common.cfgnode import split_assignments
 from moco.common.errors import DataError, UserError
 from tests.oracles.resnets import make_resnet
 
@@ -109,6 +112,44 @@ def test_random_weights_alone_choose_no_task(tmp_path):
         evaluate.main(["--data", str(tmp_path), "--init", "random"])
 
 
+@pytest.mark.parametrize(
+    ("opts", "iterations", "steps"),
+    [
+        (["SOLVER.MAX_ITER", "400"], 400, (300, 367)),
+        (["SOLVER.MAX_ITER=400", "SOLVER.STEPS", "(100,)"], 400, (100,)),
+        (["SOLVER.IMS_PER_BATCH", "2"], 300, (225, 275)),
+    ],
+)
+def test_the_printed_budget_is_what_is_run(tmp_path, weights, capsys, opts, iterations, steps):
+    write_scenes(tmp_path / "scenes", 4, 2, seed=0)
+    file, keys = evaluate.choose(tmp_path / "scenes", str(weights), None, opts)
+    shown = capsys.readouterr().out
+    pairs = [str(word) for pair in keys.items() for word in pair]
+    pairs += [*split_assignments(opts), "MODEL.WEIGHTS", "random"]
+    solver = load_task(file, pairs, "embedded").cfg.SOLVER
+    assert (solver.MAX_ITER, tuple(solver.STEPS)) == (iterations, steps)
+    expected = f"budget: {iterations} iterations of {solver.IMS_PER_BATCH} images, "
+    assert expected in shown and f"steps at {steps};" in shown
+
+
+@pytest.mark.parametrize("where", [["--plan", "plan.json"], ["--executor", "slurm", "--dry-run"]])
+def test_what_other_machines_compute_is_not_timed(tmp_path, weights, capsys, monkeypatch, where):
+    """A plan is written, and jobs are checked; neither asks for a flag that nobody gave."""
+    monkeypatch.chdir(tmp_path)
+    write_scenes(tmp_path / "scenes", 4, 2, seed=0)
+    (tmp_path / "sbatch").write_text("#!/bin/sh\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    argv = ["--data", "scenes", "--init", f"mine={weights}", "--trials", "1", *where]
+    evaluate.main([*argv, "--gpus-per-run", "1", "--opts", "MODEL.DEVICE", "cpu"])
+    shown = capsys.readouterr().out
+    assert "timing" not in shown
+    if "--plan" in where:
+        assert len(json.loads((tmp_path / "plan.json").read_text())["runs"]) == 1
+    else:
+        assert "1 to do; how long that takes is not known" in shown
+
+
 @pytest.mark.slow
 def test_from_a_folder_to_a_table(tmp_path, weights, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -119,7 +160,7 @@ def test_from_a_folder_to_a_table(tmp_path, weights, capsys, monkeypatch):
     evaluate.main([*argv, "--dry-run"])
     shown = capsys.readouterr().out
     assert "data: DATASETS.VOC_DIR scenes, 8 training images, 8 classes" in shown
-    assert "faster_rcnn_R_18_C4_small" in shown and "nothing was started" in shown
+    assert "faster_rcnn_R_18_C4_small" in shown and "no run was started" in shown
     assert "budget: 300 iterations of 4 images, 150 epochs" in shown
     assert not (tmp_path / "output").exists()
     short = ["SOLVER.MAX_ITER", "4", "SOLVER.STEPS", "(2, 3)", "SOLVER.WARMUP_ITERS", "1"]

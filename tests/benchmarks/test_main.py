@@ -42,6 +42,35 @@ def test_help_takes_less_than_a_second_and_names_the_console_command(name):
     assert not re.search(r"(convert_to_d2|train_net)\.py|python -m|benchmarks\.", text)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*console.COMMANDS, ""])
+def test_every_command_starts_as_a_module_and_as_a_script(name, tmp_path, capsys):
+    """From any folder, without an installation, and with the options of the console command."""
+    module = console.COMMANDS[name][0] if name else "benchmarks.__main__"
+    file = shipped.ROOT / f"{module.replace('.', '/')}.py"
+    with pytest.raises(SystemExit):
+        console.main([name, "--help"] if name else ["--help"])
+    options = re.compile(r"(?<!\S)--\w[\w-]*|^    \w+(?=  )", re.M)  # and subcommands
+    expected = options.findall(capsys.readouterr().out)
+    # An editable installation is found by a finder or by its folder in the path.
+    setup = (
+        f"import runpy, sys; sys.modules.update(dict.fromkeys({HEAVY})); "
+        "sys.meta_path[:] = [each for each in sys.meta_path if 'editable' not in str(each)]; "
+        f"sys.path[:] = [each for each in sys.path[1:] if each != {str(shipped.ROOT)!r}]; "
+    )
+    for start in (
+        f"sys.path.insert(0, {str(shipped.ROOT)!r}); sys.argv = ['x', '--help']; "
+        f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)",
+        f"sys.path.insert(0, {str(file.parent)!r}); sys.argv = [{str(file)!r}, '--help']; "
+        f"runpy.run_path({str(file)!r}, run_name='__main__')",
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", setup + start], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert (done.returncode, done.stderr) == (0, ""), start
+        assert done.stdout.startswith("usage: ") and options.findall(done.stdout) == expected
+
+
 def run_without(modules, argv, cwd):
     """Run a command, and check that it has not imported any of `modules`."""
     code = (

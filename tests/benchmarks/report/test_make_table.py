@@ -1,10 +1,14 @@
 """The command line of make_table: what it prints and writes."""
 
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 
 from benchmarks.make_table import main
+from moco.common.shipped import ROOT
 from tests.benchmarks.report.fake_runs import write_pair, write_run
 
 FILES = ["table.md", "table.runs.md", "table.csv", "runs.csv", "table.tex", "table.html"]
@@ -41,6 +45,22 @@ def test_prints_and_writes_everything(tmp_path, out, capsys):
     assert capsys.readouterr().out.endswith("\npage: none; --out DIR writes it\n")
     main([str(tmp_path / "runs"), "--bundle", str(tmp_path / "b.zip")])
     assert capsys.readouterr().out.endswith(f"\npage: table.html in {tmp_path / 'b.zip'}\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_that_cannot_show_a_sign_replaces_it(tmp_path, out, encoding):
+    write_pair(tmp_path / "runs", {"random": [10.0, 12.0], "m\u014dco": [20.0, 21.0]}, task="t")
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "table", str(tmp_path / "runs"), "--out", str(out)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+        capture_output=True,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    sign = {"ascii": b"?", "latin-1": b"\xb1"}[encoding]
+    assert b"\nm?co " in done.stdout and b" 20.5 " + sign + b" 0.7" in done.stdout
+    assert "20.5 ± 0.7" in (out / "table.md").read_text(encoding="utf-8")
 
 
 def test_engines_are_kept_apart(tmp_path, out, capsys):

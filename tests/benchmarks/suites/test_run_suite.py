@@ -280,13 +280,17 @@ def test_hours_from_timed_iterations(lab, capsys, monkeypatch):
     lab.run("--dry-run", "--time", "--seconds-per-iteration", "b=0.1", delay=0.2)
     shown = capsys.readouterr().out
     assert shown.count("timing ") == 1 and "timing a random seed 0" in shown
-    assert not lab.out.exists()
+    assert [path.name for path in lab.out.iterdir()] == [timing.SPEEDS_NAME]
     [seconds] = {float(line.split()[6]) for line in shown.splitlines() if "measured, 1 run" in line}
     assert not lab.count("done") and seconds == 0.0, "some seconds are no hours"
     left = re.search(r"about 0:0(\d) here", shown)
     # Four runs of 8 iterations of 0.2 s and four of 0.1 s, two of which run at a time.
     assert left and 4 <= int(left[1]) <= 7
+    lab.run("--dry-run", "--time", "--trials", "3")  # the speed of a is kept, that of b is new
+    shown = capsys.readouterr().out
+    assert shown.count("timing ") == 1 and "timing b random seed 0" in shown
     monkeypatch.setattr(timing, "ITERATIONS", 40)
+    monkeypatch.setattr(run_suite, "project_version", lambda: "of other code")
     lab.run("--dry-run", "--time", "--seconds-per-iteration", "b=0.1")
     shown = capsys.readouterr().out
     assert "note: a random seed 0 (embedded) could not be timed: it ended without a record" in shown
