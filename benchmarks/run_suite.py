@@ -62,6 +62,7 @@ from benchmarks.suites.suite import (
     Suite,
     row_of,
     steps_in,
+    with_metric,
 )
 from benchmarks.suites.suite_file import (
     load_suite,
@@ -255,6 +256,8 @@ def prepare(
         programs.locate({name: text for name, text in weights.items() if name not in later})
     )
     inits = {name: later.get(name) or found[name] for name in weights}
+    suite, kept = with_metric(suite, folder.recorded())
+    say(*(f"note: {note}" for note in kept))
     engines = programs.choose_engines(args.engine)
     version, data = project_version(), data_digests(suite, folder.recorded_data())
     keys: dict[str, Any] = {"version": version, "gpus": args.gpus_per_run, "data": data}

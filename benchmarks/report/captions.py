@@ -38,8 +38,19 @@ def setting(table: Table) -> str:
         epochs = f" ({config[EPOCHS]} epochs)" if EPOCHS in config else ""
         parts.append(f"{table.iterations} iterations{epochs}")
     if table.tested_on:
-        parts.append(f"tested on {', '.join(table.tested_on)}")
+        metric = f" ({name})" if (name := voc_metric(table)) else ""
+        parts.append(f"tested on {', '.join(table.tested_on)}{metric}")
     return ", ".join(parts)
+
+
+def voc_metric(table: Table) -> str:
+    """Return the name of VOC's metric if a table's AP is by it, `VOC07, 11-point`, else ""."""
+    record = table.runs[0].record
+    if not any(name.startswith("bbox/AP50-") for name in record.metrics):
+        return ""
+    published = table.tested_on[0].startswith("voc_2012_")
+    year = 2012 if published else record.config.get("DATASETS.VOC_YEAR", 2007)
+    return "VOC12, area under the curve" if year == 2012 else "VOC07, 11-point"
 
 
 def seeds(table: Table) -> str:

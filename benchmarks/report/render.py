@@ -21,7 +21,7 @@ from markupsafe import Markup
 from benchmarks.report import escape, style
 from benchmarks.report.aggregate import Gap, Row, Table
 from benchmarks.report.along import Along
-from benchmarks.report.captions import facts, tuned_keys, tuned_value
+from benchmarks.report.captions import facts, tuned_keys, tuned_value, voc_metric
 from benchmarks.report.content import Report, Section, arrange, paper_rows
 from benchmarks.report.datasets import Collection
 from benchmarks.report.escape import csv_text
@@ -225,7 +225,7 @@ def _means_csv(sections: Sequence[Section]) -> str:
     names += ["smallest_gap", "runs_needed", "equivalence_p", "equivalence_p_holm"]
     names += [f"{of}_{x}" for of in ("images", "both") for x in ("low", "high", "p", "p_holm")]
     marks = ["bold", "underlined", "untested", "tuned", "untuned_n", "untuned_mean"]
-    marks += ["untuned_std", "legend"]
+    marks += ["untuned_std", "legend", "voc_metric"]
     lines = []
     for section in sections:
         table = section.table
@@ -248,13 +248,13 @@ def _means_csv(sections: Sequence[Section]) -> str:
 
 
 def _marks(section: Section, row: Row, metric: str) -> list[object]:
-    """Return the marks of a cell, the tuned values with the untuned result, and the legend."""
+    """Return a cell's marks, the tuned values with the untuned result, the legend, the metric."""
     shown, gap = section.cell(row, metric), row.gaps[metric]
     chosen = [f"{key} {tuned_value(row, key)}" for key in tuned_keys(section.table)]
     untuned = section.untuned_cell(row, metric)
     numbers = (untuned.n, untuned.mean, untuned.std) if untuned else (None,) * 3
     marks = shown.significant, shown.best, gap.untested if gap else None
-    return [*marks, "; ".join(chosen), *numbers, section.legend]
+    return [*marks, "; ".join(chosen), *numbers, section.legend, voc_metric(section.table)]
 
 
 def _summary_csv(matrix: Summary) -> str:

@@ -3,7 +3,7 @@
 import ast
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from benchmarks.report.keys import names_where
 from moco.common.cfgnode import flatten, read_yaml
 from moco.common.command import RANDOM, SEVERAL
 
+VOC_METRIC = "DATASETS.VOC_METRIC"
 DETECTION, LINEAR, FINETUNE = "detection", "linear", "finetune"
 PROGRAMS = (DETECTION, LINEAR, FINETUNE)
 PRETRAIN, KNN, CONVERT, DRAW, SHRINK = "pretrain", "knn", "convert", "draw", "shrink"
@@ -235,6 +236,34 @@ def all_keys(task: SuiteTask, init: str = "") -> dict[str, Any]:
     return keys | {key: parsed(value) for key, value in task.keys(init)}
 
 
+def with_metric(suite: Suite, before: Mapping[str, Any]) -> tuple[Suite, list[str]]:
+    """Set the metric of the tasks on custom folders in VOC's layout that name none.
+
+    It is COCO's, as `resolve_metric` of detection/config/resolve.py chooses it, and so enters the
+    ids of the runs. A suite that was begun when it was VOC's keeps that.
+
+    Args:
+        suite: Suite with the options of the command line.
+        before: Content of `suite.json` of an earlier call; empty for a new folder.
+
+    Returns:
+        The suite, and a note for each task that keeps VOC's metric.
+    """
+    tasks, notes = [], []
+    for task in suite.tasks:
+        keys = all_keys(task)
+        if keys.get("DATASETS.VOC_DIR") and not {VOC_METRIC, "DATASETS.VOC_YEAR"} & keys.keys():
+            begun = before.get("tasks", {}).get(task.name)
+            metric = "coco" if begun is None else begun["keys"].get(VOC_METRIC, "voc")
+            task = replace(task, overrides=((VOC_METRIC, metric), *task.overrides))
+            if metric == "voc":
+                notes.append(
+                    f"{task.name}: its runs were begun with VOC's 11-point metric, and keep it"
+                )
+        tasks.append(task)
+    return replace(suite, tasks=tuple(tasks)), notes
+
+
 def step_keys(step: Step) -> dict[str, Any]:
     """Return the keys of a step's file (and its bases) and overrides as a flat dict."""
     keys = flatten(read_yaml(step.config)) if step.config else {}
@@ -244,13 +273,14 @@ def step_keys(step: Step) -> dict[str, Any]:
 def without_places(keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys that enter a run's id. Paths, which differ between machines, are left out.
 
-    Of some files the name is kept.
+    Of some files the name is kept. VOC's metric is left out, too: it was once that of every folder
+    in VOC's layout, without a key.
     """
     left_out, files = names_where(run_id=False), names_where(run_id="name")
     return {
         key: Path(str(value)).name if key in files else value
         for key, value in keys.items()
-        if key not in left_out
+        if key not in left_out and (key, value) != (VOC_METRIC, "voc")
     }
 
 

@@ -656,15 +656,16 @@ _OURS = (
     Key(
         "DATASETS.VOC_YEAR",
         2007,
-        "Metric for VOC_DIR: 2007 = 11 points (as in the paper's tables), 2012 = area under the "
-        "curve.",
+        "VOC's metric for VOC_DIR: 2007 = 11 points (as in the paper's tables), 2012 = area under "
+        "the curve. Setting it sets VOC_METRIC voc.",
         free=True,
     ),
     Key(
         "DATASETS.VOC_METRIC",
         "voc",
         "Metric for VOC_DIR: voc, or coco = AP over ten IoU thresholds, for which difficult "
-        "objects count as the others.",
+        "objects count as the others. Unless it or VOC_YEAR is set, a custom folder gets coco, as "
+        "the other layouts do.",
         one_of("voc", "coco"),
         free=True,
     ),

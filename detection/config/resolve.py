@@ -135,6 +135,28 @@ def resolve_seed(cfg: CfgNode, *, resume: bool) -> list[str]:
     return [f"SEED was not set; {cfg.SEED} was sampled"]
 
 
+def resolve_metric(cfg: CfgNode, explicit: Collection[str], *, resume: bool) -> list[str]:
+    """Set DATASETS.VOC_METRIC in place: a custom folder has COCO's AP, as in the other layouts.
+
+    The key keeps its value if it was set, or DATASETS.VOC_YEAR, which belongs to VOC's metric. A
+    resumed run keeps the metric that it was started with.
+
+    Args:
+        cfg: Configuration.
+        explicit: Keys set in the task file or on the command line.
+        resume: Whether to continue the run in OUTPUT_DIR.
+
+    Returns:
+        A note if the resumed run keeps VOC's metric.
+    """
+    key = "DATASETS.VOC_METRIC"
+    if not cfg.DATASETS.VOC_DIR or not {key, "DATASETS.VOC_YEAR"}.isdisjoint(explicit):
+        return []
+    before = config_in(cfg.OUTPUT_DIR) if resume else {}
+    cfg.DATASETS.VOC_METRIC = before.get(key, "coco")
+    return [f"{key} voc: as the run was started"] if cfg.DATASETS.VOC_METRIC == "voc" else []
+
+
 def resolve_names(cfg: CfgNode, overrides: Collection[str], *, eval_only: bool) -> None:
     """Set DATASETS.TRAIN and TEST in place; for an evaluation TEST only.
 

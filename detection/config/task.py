@@ -27,6 +27,7 @@ from detection.config.resolve import (
     check_one_test,
     resolve_classes,
     resolve_device,
+    resolve_metric,
     resolve_names,
     resolve_precision,
     resolve_seed,
@@ -142,8 +143,8 @@ def check_early(
         UserError: See `load_task`.
         DataError: See `load_task`.
     """
-    overrides = explicit_keys(None, opts)
-    if "MODEL.DENSEPOSE_ON" in explicit_keys(config_file, opts):
+    explicit, overrides = explicit_keys(config_file, opts), explicit_keys(None, opts)
+    if "MODEL.DENSEPOSE_ON" in explicit:
         return None
     cfg = load_cfg(default_task(), config_file, opts)
     check_values(cfg)
@@ -153,6 +154,7 @@ def check_early(
         check_warmup(cfg.SOLVER)
         check_weights(cfg.MODEL.WEIGHTS)
     cfg.defrost()
+    resolve_metric(cfg, explicit, resume=resume)
     resolve_names(cfg, overrides, eval_only=eval_only)
     check_one_test(cfg)
     sources = known(cfg)
@@ -194,6 +196,7 @@ def load_task(
     runs_on.check_config(cfg)
     notes += _norm_notes(cfg, num_processes)
     try:
+        notes += resolve_metric(cfg, explicit, resume=resume)
         resolve_names(cfg, overrides, eval_only=eval_only)
         check_one_test(cfg)
         runs_on.provide_datasets(cfg)

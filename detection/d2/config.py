@@ -14,7 +14,7 @@ from detectron2.modeling import (
 from convert.modeling.resnet import NUM_BLOCKS, STEMS
 from convert.prove import read_converted
 from detection.config.checks import check_basic_blocks, check_box_head
-from detection.config.resolve import resolve_classes, resolve_names
+from detection.config.resolve import resolve_classes, resolve_metric, resolve_names
 from detection.config.task import add_transfer_config
 from detection.config.trained import apply_trained, trained_file
 from detection.config.weights import apply_contract, apply_random, check_weights, read_weights
@@ -72,6 +72,7 @@ def setup(cfg: CfgNode, args: argparse.Namespace) -> None:
     else:
         _apply_weights(cfg, explicit, overrides)
     cfg.MODEL.BACKBONE.NAME = builder_name(cfg)
+    resolve_metric(cfg, explicit, resume=args.resume)
     resolve_names(cfg, overrides, eval_only=args.eval_only)
     test, sources = tuple(cfg.DATASETS.TEST), known(cfg)
     names = test if args.eval_only else (*cfg.DATASETS.TRAIN, *test)

@@ -401,11 +401,13 @@ def _parse_custom(folder: str, root: str) -> tuple[list[VOCSource], dict[str, st
     if root:
         raise UserError("--root belongs to --coco-json, or to the name of a published dataset")
     keys = {"VOC_DIR": folder}
-    return folder_sources(CfgNode({**keys, "VOC_YEAR": 2007, "VOC_CLASSES": []})), keys
+    custom = {"VOC_YEAR": 2007, "VOC_METRIC": "coco", "VOC_CLASSES": []}
+    return folder_sources(CfgNode({**keys, **custom})), keys
 
 
 def _custom_task(splits: Sequence[Split], keys: Mapping[str, str]) -> list[str]:
-    lists = sorted(split.metadata["split"] for split in splits)
+    stem = Path(keys["VOC_DIR"]).expanduser().resolve().name
+    lists = sorted(split.name.removeprefix(f"{stem}_") for split in splits)
     if not choose_splits(lists, ("TRAIN", "TEST")):
         # The user can name two other lists, but one list alone cannot train and test.
         raise (UserError if len(lists) > 1 else DataError)(splits_expected(LISTS, lists))

@@ -12,6 +12,7 @@ from benchmarks import make_table
 from benchmarks.report.content import Report
 from benchmarks.report.escape import latex
 from benchmarks.report.render import RENDERERS, csv, tex, to_terminal
+from moco.common.shipped import RESULTS
 from tests.benchmarks.report.fake_runs import csv_rows, rendered, report, write_pair, write_run
 from tests.golden.regenerate_report import FOLDER, build, pages
 
@@ -29,6 +30,17 @@ def test_a_page_is_the_golden_one(name, made):
     """After an intended change: python -m tests.golden.regenerate_report."""
     assert sorted(made) == GOLDEN
     assert made[name] == (FOLDER / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("bundle", "metric"), [("bccd_vit", "VOC07, 11-point"), ("coco3", "")])
+def test_every_format_names_vocs_metric(bundle, metric):
+    """Its AP50 stops at 90.9 where COCO's does not."""
+    made = report(RESULTS / f"{bundle}.zip")
+    texts = rendered(made)
+    texts["csv"] = csv(made)["table.csv"]
+    for name, text in texts.items():
+        assert ("VOC07" in text) is bool(metric) and metric in text, name
+    assert {row["voc_metric"] for row in csv_rows(texts["csv"])} == {metric}
 
 
 def test_colors_of_a_terminal_are_all_that_differs_from_plain_text(made):

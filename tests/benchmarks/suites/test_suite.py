@@ -10,7 +10,7 @@ import yaml
 from benchmarks.report.paper import load_paper
 from benchmarks.suites.checks import option_pairs
 from benchmarks.suites.plan import expand, run_id
-from benchmarks.suites.suite import Init, RunSpec, Suite, SuiteTask
+from benchmarks.suites.suite import Init, RunSpec, Suite, SuiteTask, with_metric
 from benchmarks.suites.suite_file import load_suite, parse_inits, with_options
 from moco.common.cfgnode import read_yaml
 from moco.common.errors import UserError
@@ -66,6 +66,27 @@ def test_the_first_trial_of_everything_comes_first(folder):
     one = specs[1]
     assert re.fullmatch(r"a/mine/seed0-[0-9a-f]{10}", one.name) and one.name.endswith(one.id)
     assert (one.weights, one.weights_sha256, one.gpus) == ("/weights/my.pth", "a" * 64, 0)
+
+
+def test_a_custom_folders_metric_is_in_the_ids_of_its_runs(folder):
+    """A suite that was begun with VOC's, when no key named it, continues its runs with it."""
+    key = "DATASETS.VOC_METRIC"
+    tasks = [
+        {"config": "task.yaml", "name": "own", "overrides": {"DATASETS.VOC_DIR": "/data/own"}},
+        {"config": "task.yaml", "name": "published"},
+    ]
+    old = load_suite(write(folder, tasks=tasks))
+    new, notes = with_metric(old, {})
+    (own, published), (before, other) = (runs(each, 1, inits=ONE) for each in (new, old))
+    assert dict(own.overrides)[key] == "coco" and own.id != before.id and not notes
+    assert published == other
+    begun, notes = with_metric(old, {"tasks": {"own": {"keys": {}}, "published": {"keys": {}}}})
+    continued, same = runs(begun, 1, inits=ONE)
+    assert dict(continued.overrides)[key] == "voc" and continued.id == before.id and same == other
+    assert notes == ["own: its runs were begun with VOC's 11-point metric, and keep it"]
+    tasks[0]["overrides"][key] = "voc"
+    stated, notes = with_metric(load_suite(write(folder, tasks=tasks)), {})
+    assert runs(stated, 1, inits=ONE)[0].id == before.id and not notes
 
 
 def test_each_engine_is_a_run_of_its_own_where_the_task_has_it(folder):

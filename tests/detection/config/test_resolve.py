@@ -1,9 +1,10 @@
-"""Device and precision of a task."""
+"""Device, precision and metric of a task."""
 
+import pytest
 import torch
 
 from detection.config.keys import protocol_sha256
-from detection.config.task import load_task, resolved_config
+from detection.config.task import check_early, load_task, resolved_config
 from tests.conftest import ROOT
 
 
@@ -41,3 +42,34 @@ def test_precision(voc_folder, monkeypatch):
     assert protocol_sha256(bf16) != protocol_sha256(fp32)
     del fp32["SOLVER.PRECISION"]  # As in a record from before the key existed.
     assert protocol_sha256(fp32) == protocol_sha256(resolved(fast=False)[1])
+
+
+@pytest.mark.parametrize(
+    ("keys", "metric"),
+    [
+        ((), "coco"),
+        (("DATASETS.VOC_METRIC", "voc"), "pascal_voc"),
+        (("DATASETS.VOC_YEAR", "2012"), "pascal_voc"),
+    ],
+)
+def test_a_custom_folder_has_cocos_metric_unless_another_is_set(
+    small_config, voc_folder, keys, metric
+):
+    opts = ["MODEL.WEIGHTS", "random", "SEED", "0", "DATASETS.VOC_DIR", str(voc_folder), *keys]
+    task = load_task(small_config, opts, "embedded")
+    assert task.test.evaluator_type == metric
+    assert check_early(small_config, opts).DATASETS.VOC_METRIC == task.cfg.DATASETS.VOC_METRIC
+    # With the hash of 11-point records, a table would average both.
+    old = resolved_config(task) | {"DATASETS.VOC_METRIC": "voc", "DATASETS.VOC_YEAR": 2007}
+    assert (protocol_sha256(resolved_config(task)) == protocol_sha256(old)) is ("voc" in keys)
+
+
+def test_a_resumed_run_keeps_its_metric(small_config, voc_folder, tmp_path):
+    opts = ["MODEL.WEIGHTS", "random", "SEED", "0", "DATASETS.VOC_DIR", str(voc_folder)]
+    opts += ["OUTPUT_DIR", str(tmp_path)]
+    begun = load_task(small_config, [*opts, "DATASETS.VOC_METRIC", "voc"], "embedded")
+    (tmp_path / "config.yaml").write_text(begun.cfg.dump())
+    resumed = load_task(small_config, opts, "embedded", resume=True)
+    assert resumed.test.evaluator_type == "pascal_voc"
+    assert "DATASETS.VOC_METRIC voc: as the run was started" in resumed.notes
+    assert load_task(small_config, opts, "embedded").test.evaluator_type == "coco"

@@ -26,7 +26,7 @@ def three_layouts(voc: Path, folder: Path) -> dict[str, tuple[str, Path, list[st
     splits = {name: read_split(f"{voc.name}_{own}", cfg) for name, own in splits.items()}
     yolo, coco = as_yolo(folder / "yolo", splits), as_roboflow(folder / "coco", splits)
     return {
-        "voc": ("--voc-dir", voc, ["DATASETS.VOC_DIR", str(voc), "DATASETS.VOC_METRIC", "coco"]),
+        "voc": ("--voc-dir", voc, ["DATASETS.VOC_DIR", str(voc)]),
         "coco": ("--coco-json", coco, ["DATASETS.COCO_DIR", str(coco)]),
         "yolo": ("--yolo", yolo, ["DATASETS.YOLO_YAML", str(yolo)]),
     }
