@@ -37,18 +37,15 @@ class Network:
 
     Attributes:
         start: Prefix of its tensors in the flattened file, e.g. "state_dict/encoder_q.".
+        keys: Keys of the dicts that contain it, outermost first, as they are in the file.
         family: Family of its tensors.
         scheme: Their naming scheme.
     """
 
     start: str
+    keys: tuple[Any, ...]
     family: Family
     scheme: Scheme
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Keys of the dicts that contain it, outermost first."""
-        return tuple(self.start.split("/")[:-1])
 
     @property
     def prefix(self) -> str:
@@ -167,7 +164,7 @@ def all_networks(
     Raises:
         DataError: If no network is recognized; the message describes the contents.
     """
-    known = [entry.name for entry in entries if entry.name]
+    known = {entry.name: entry.keys for entry in entries if entry.name}
     _refuse_known(raw, known, where)
     found = find_networks(known, requested or {})
     if len(found) > MAX_NETWORKS:
@@ -203,8 +200,12 @@ def all_networks(
     return Found(project, roles, networks, second_names)
 
 
-def find_networks(known: Iterable[str], requested: Mapping[str, Any]) -> dict[str, Network]:
+def find_networks(
+    known: Mapping[str, tuple[Any, ...]], requested: Mapping[str, Any]
+) -> dict[str, Network]:
     """Return networks by prefix: wherever both tensors of a scheme's `first` are.
+
+    `known` is the name of an entry → its keys in the file.
 
     If several schemes fit a prefix, the first one is used. If an option names a network, only its
     family is searched.
@@ -219,7 +220,7 @@ def find_networks(known: Iterable[str], requested: Mapping[str, Any]) -> dict[st
                 start = name.removesuffix(second)
                 is_start = not start or start[-1] in "./"
                 if is_start and start + first in every and start + scheme.without not in every:
-                    found.setdefault(start, Network(start, family, scheme))
+                    found.setdefault(start, Network(start, known[name][:-1], family, scheme))
     return found
 
 

@@ -216,7 +216,7 @@ def flatten(raw: Any, where: str) -> list[Entry]:
             continue
         if isinstance(value, Mapping) and len(keys) <= MAX_DEPTH and bool(name) == bool(keys):
             # Visit it every time it occurs, because a network may be saved under two keys.
-            start = f"{'/'.join(keys)}/" if keys else ""
+            start = f"{name}/" if keys else ""
             inside = [
                 (start + short if (short := unwrapped(key)) else "", (*keys, key), item)
                 for key, item in value.items()

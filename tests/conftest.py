@@ -52,4 +52,4 @@ def shared_data() -> Path:
 @pytest.fixture(scope="session")
 def detectron2():
     """Return the real Detectron2, or skip the test where it is not installed."""
-    return pytest.importorskip("detectron2", reason="Detectron2 is not installed")
+    return pytest.importorskip("detectron2")

@@ -90,6 +90,8 @@ def over_images(table: Table, number: int) -> Resamples:
         if len(values) == 2:
             a, b = values
             differences = a.mean(axis=0) - b.mean(axis=0)
+            if not np.isfinite(differences).any():  # no class has an object in any resample
+                continue
             images[row.init, metric] = image_interval(differences)
             bounds[row.init, metric] = not (differences <= 0).any() or not (differences >= 0).any()
             pairs = not unpaired_reason(row, base, metric)

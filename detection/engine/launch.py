@@ -29,7 +29,7 @@ import torch
 
 from detection.config.engines import find_engine
 from detection.engine.job import Job, Processes
-from detection.engine.resuming import iterations_before, set_iterations
+from detection.engine.resuming import known_iterations, set_iterations
 from detection.engine.trainer import work
 from detection.engine.weights import Coverage, EngineResult
 from moco.common import distributed
@@ -69,9 +69,6 @@ def run(job: Job) -> EngineResult:
             return work(job, stop)
     with TemporaryDirectory(prefix="detection-") as scratch:
         outcome = Path(scratch) / "outcome.json"
-        if job.cfg.MODEL.DEVICE == "cpu":
-            # Otherwise every process would get a GPU of its own, if there are any.
-            os.environ["CUDA_VISIBLE_DEVICES"] = ""
         # Otherwise torch logs that it ends the other processes before the error of the failed one.
         logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
         with _stop_signals(_ParentStop(outcome), job) as stop:
@@ -127,6 +124,8 @@ def _in_process(local_rank: int, job: Job, address: tuple[str, str], outcome: Pa
         "MASTER_ADDR": address[0],
         "MASTER_PORT": address[1],
     }
+    if job.cfg.MODEL.DEVICE == "cpu":  # else each process would take a GPU, if there are any
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     # Python's handler would only run after torch has stopped waiting for the other processes.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     report(job, work, outcome, rank=rank, local_rank=local_rank)
@@ -180,18 +179,25 @@ def report(job: Job, work: Work, outcome: Path, *, rank: int, local_rank: int) -
             text, exit_code = " ".join(f"{type(error).__name__}: {error}".split()), None
         # The failure of another process may cause this error; the other's own message is better.
         consequence = exit_code is None or isinstance(error, distributed.LostProcess)
-        if not (consequence and outcome.is_file()):
+        if not outcome.is_file() or (not consequence and _is_consequence(outcome)):
             content = {
                 "error": f"{text} (process {rank})",
                 "exit_code": exit_code,
+                "consequence": consequence,
                 "trace": traceback.format_exc(),
-                "iterations": iterations_before(error),
+                "iterations": known_iterations(error),
             }
             atomic_write_json(outcome, content)
         raise
     if rank == 0:
         # NaN is allowed here, because only `read_outcome` reads the file.
         atomic_write_text(outcome, json.dumps(dataclasses.asdict(result)))
+
+
+def _is_consequence(outcome: Path) -> bool:
+    """Return whether an outcome is no error, or one that another process's failure may cause."""
+    content = json.loads(outcome.read_text(encoding="utf-8"))
+    return "error" not in content or bool(content["consequence"])
 
 
 def read_outcome(path: Path) -> EngineResult:
@@ -212,7 +218,8 @@ def read_outcome(path: Path) -> EngineResult:
         else:
             kinds = {kind.exit_code: kind for kind in (DataError, NumericError)}
             error = kinds.get(content["exit_code"], UserError)(content["error"])
-        set_iterations(error, content["iterations"])
+        if content["iterations"] is not None:
+            set_iterations(error, content["iterations"])
         raise error
     if coverage := content.pop("coverage"):
         coverage = Coverage(coverage["loaded"], tuple(coverage["left_at_init"]))

@@ -221,8 +221,8 @@ class RunRecord:
     @property
     def diverged(self) -> bool:
         """True if the training ended because a loss was not finite."""
-        last = str(self.notes[-1]) if self.notes else ""
-        return self.status == "failed" and last.startswith(f"{NumericError.__name__}:")
+        reason = f"{NumericError.__name__}:"
+        return self.status == "failed" and any(str(note).startswith(reason) for note in self.notes)
 
     def __post_init__(self) -> None:
         """Check every field.

@@ -89,7 +89,7 @@ def as_patches(image: Tensor) -> dict[str, Tensor]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_transformers_own_class_gives_the_same(name: str, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    transformers = pytest.importorskip("transformers")
     maker = getattr(transformers, name)
     net = randomize(maker(maker.config_class(**MODELS[name])), 0).eval()
     net.save_pretrained(tmp_path)
@@ -248,7 +248,7 @@ def test_open_clips_configuration(tmp_path: Path) -> None:
 
 def hugging_face(**config: Any) -> tuple[dict[str, Tensor], str]:
     """Return a CLIP in transformers' names, as its version 4 wrote it, and its configuration."""
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    transformers = pytest.importorskip("transformers")
     net = transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**VISION))
     state = {f"vision_model.{k}": v for k, v in randomize(net, 0).state_dict().items()}
     state["vision_model.embeddings.position_ids"] = torch.arange(17)[None]

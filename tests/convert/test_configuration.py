@@ -189,7 +189,7 @@ def test_a_suite_copies_it_with_the_weights(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_folder_as_transformers_writes_it(tmp_path: Path) -> None:
     """A network in shards, and its image processor."""
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     sizes = {"hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 32}
     config = transformers.ViTConfig(

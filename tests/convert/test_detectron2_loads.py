@@ -35,7 +35,7 @@ def checkpoint() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def detector() -> nn.Module:
     """GeneralizedRCNN R50-C4 as the official Base-RCNN-C4-BN.yaml and *_moco.yaml set it."""
-    pytest.importorskip("detectron2", reason="Detectron2 is not installed")
+    pytest.importorskip("detectron2")
     from detectron2.config import get_cfg
     from detectron2.modeling import build_model
 

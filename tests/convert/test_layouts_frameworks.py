@@ -37,12 +37,12 @@ def quiet_lightning() -> Iterator[None]:
 
 @pytest.fixture
 def lightning() -> Any:
-    return pytest.importorskip("pytorch_lightning", reason="comes with lightly")
+    return pytest.importorskip("pytorch_lightning")
 
 
 @pytest.fixture
 def lightly(lightning: Any) -> Any:
-    return pytest.importorskip("lightly", reason="the test extra has it")
+    return pytest.importorskip("lightly")
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_lightlys_own_resnet(lightly: Any, tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_lightning_after_training(lightning: Any, tmp_path: Path) -> None:
     """Any LightningModule with one ResNet, and omegaconf's nodes among its hyper-parameters."""
-    omegaconf = pytest.importorskip("omegaconf", reason="comes with hydra, which lightly needs")
+    omegaconf = pytest.importorskip("omegaconf")
     config = omegaconf.OmegaConf.create({"lr": 0.1, "data": {"sizes": [224, 96]}})
     module = layouts_lightning.lightning_module({"net": make_resnet()}, config)
     layouts_lightning.write_lightning(module, tmp_path / "some.file", fit=True)

@@ -19,7 +19,7 @@ WIDTH = 256  # of the transformer, and of ViTDet's pyramid
 
 def vitdet() -> nn.Module:
     """Detectron2's `ViT` with its pyramid, as projects/ViTDet/configs/common/models builds them."""
-    pytest.importorskip("detectron2", reason="Detectron2 is not installed")
+    pytest.importorskip("detectron2")
     from detectron2.modeling.backbone.fpn import LastLevelMaxPool
     from detectron2.modeling.backbone.vit import SimpleFeaturePyramid, ViT
 

@@ -58,7 +58,7 @@ def last_map(architecture: ViTArchitecture, found: Recognized, image: Tensor) ->
 
 def hugging_face(name: str, folder: Path) -> nn.Module:
     """Save a network of transformers' own class with random weights by its own method."""
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    transformers = pytest.importorskip("transformers")
     maker = getattr(transformers, name.partition(",")[0])
     net = layouts_vit.randomize(maker(maker.config_class(**SIZES, **MODELS[name])), 0).eval()
     net.save_pretrained(folder)
@@ -205,7 +205,7 @@ def test_solo_learns_small_networks_have_heads_that_differ() -> None:
     ],
 )
 def test_lightlys_own_modules(kind: str, encoder: str, other: str | None, tmp_path: Path) -> None:
-    pytest.importorskip("lightly", reason="the test extra has it")
+    pytest.importorskip("lightly")
     layouts_vit.lightly(kind, 384, 6, tmp_path / "last.ckpt")
     raw = read_file(tmp_path / "last.ckpt")
     found = recognize(raw, "a.file", sha256="0" * 64)
@@ -237,7 +237,7 @@ def test_lightlys_own_modules(kind: str, encoder: str, other: str | None, tmp_pa
 def test_transformers_networks_that_are_refused(
     name: str, option: str, words: str, tmp_path: Path
 ) -> None:
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    transformers = pytest.importorskip("transformers")
     maker = getattr(transformers, name)
     options = {option: True} if option else {}
     net = maker(maker.config_class(**SIZES, intermediate_size=MLP, **options))

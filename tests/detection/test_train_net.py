@@ -11,7 +11,7 @@ from detection.engine import launch
 from detection.engine.resuming import set_iterations
 from detection.train_net import build_parser, choose_engine, main
 from moco.common.command import parse_with_pairs
-from moco.common.errors import NumericError, Preempted, UserError
+from moco.common.errors import DataError, NumericError, Preempted, UserError
 from moco.common.run import read_record
 
 
@@ -213,14 +213,19 @@ def test_evaluation_needs_no_training_data(argv, tmp_path, voc_folder):
 
 @pytest.mark.parametrize(
     ("error", "known", "iterations"),
-    [(NumericError("loss_cls is nan"), 5, 5), (RuntimeError("process 1 was killed"), 0, 40)],
+    [
+        (NumericError("loss_cls is nan"), 5, 5),
+        (DataError("the first image is damaged"), 0, 0),  # the lines are of an earlier attempt
+        (RuntimeError("process 1 was killed"), None, 40),
+    ],
 )
 def test_a_failed_run_is_recorded(error, known, iterations, argv, tmp_path, monkeypatch):
     """The iterations are those of the error, or else of metrics.json."""
 
     def fails(*_: object) -> None:
         (tmp_path / "run/metrics.json").write_text('{"iteration": 19}\n{"iteration": 39}\n{"it')
-        set_iterations(error, known)
+        if known is not None:
+            set_iterations(error, known)
         raise error
 
     monkeypatch.setattr(launch, "run", fails)

@@ -71,7 +71,7 @@ def test_it_is_converted_and_verified(converted: tuple[Path, str], checkpoint: P
 @pytest.mark.slow
 def test_both_engines_train_it(converted: tuple[Path, str], tmp_path: Path) -> None:
     """Both engines train it from these weights with bitwise identical losses and detections."""
-    pytest.importorskip("detectron2", reason="Detectron2 is not installed")
+    pytest.importorskip("detectron2")
     data = write_voc(tmp_path / "voc", {"trainval": 6, "test": 3}, one_large=True)
     rows, records = [], []
     for engine in ("embedded", "detectron2"):

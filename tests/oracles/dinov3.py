@@ -19,7 +19,7 @@ IMAGE = (24, 40)  # neither square nor that of the proof
 
 def transformers_dinov3(*, gated: bool = False) -> nn.Module:
     """Build transformers' own class, of a tiny network, gated or not."""
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    transformers = pytest.importorskip("transformers")
     config = transformers.DINOv3ViTConfig(
         hidden_size=WIDTH,
         num_hidden_layers=DEPTH,

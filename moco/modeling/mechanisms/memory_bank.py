@@ -80,6 +80,7 @@ class MemoryBank(Mechanism):
         self.register_buffer("bank", start[rank() :: world_size()].clone())
         # Normalizing constant of NCE, 0 until it is estimated from the first batch.
         self.register_buffer("Z", torch.zeros(()))
+        self._has_Z = False  # reading Z itself would wait for the GPU in every step
 
     @torch.no_grad()
     def dictionary(self, batch: KeyBatch) -> Dictionary:
@@ -141,10 +142,11 @@ class MemoryBank(Mechanism):
         """
         own = ((q * positive).sum(dim=1) / self.T).exp()  # (n,)
         noise = (q @ negatives / self.T).exp()  # (n, K)
-        if self.Z == 0:
+        if not self._has_Z and self.Z == 0:
             total = torch.stack([own.sum() + noise.sum(), own.new_tensor(noise.numel() + len(q))])
             mean = sum_over_ranks(total)
             self.Z.copy_(mean[0] / mean[1] * self.num_images)
+        self._has_Z = True
         scale = self.K / self.num_images
         own, noise = own / self.Z, noise / self.Z
         return -(

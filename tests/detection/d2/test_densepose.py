@@ -30,7 +30,7 @@ def arguments(narrow_r50_file, data_of):
 
 
 def test_densepose_without_its_surface_and_without_a_network(arguments, tmp_path, monkeypatch):
-    pytest.importorskip("densepose", reason="Detectron2's DensePose project is not installed")
+    pytest.importorskip("densepose")
     from detectron2.utils.file_io import PathManager
 
     def unreachable(*_: object, **__: object) -> None:
@@ -54,7 +54,7 @@ def test_densepose_without_its_surface_and_without_a_network(arguments, tmp_path
 
 def test_a_metric_of_one_process_alone_is_refused(arguments, tmp_path, monkeypatch):
     """DensePose's own trainer would let the first process test all images."""
-    pytest.importorskip("densepose", reason="Detectron2's DensePose project is not installed")
+    pytest.importorskip("densepose")
     from detection.d2 import densepose, engine
 
     monkeypatch.setattr(densepose, "fetch_surface", lambda: None)

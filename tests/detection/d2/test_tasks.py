@@ -129,7 +129,7 @@ def test_the_model_at_full_width(task, detectron2):
 @pytest.mark.parametrize("task", DISTINCT)
 def test_a_task_trains_and_evaluates_equally_on_detectron2(task, task_run, detectron2, tmp_path):
     if task == OF_DETECTRON2:
-        pytest.importorskip("densepose", reason="Detectron2's DensePose project is not installed")
+        pytest.importorskip("densepose")
         from tests.oracles.tiny_body import write_body
 
         with pytest.MonkeyPatch.context() as patch:

@@ -19,13 +19,13 @@ def root(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def shapely():
-    return pytest.importorskip("shapely", reason="shapely is not installed")
+    return pytest.importorskip("shapely")
 
 
 @pytest.fixture
 def theirs(monkeypatch):
     """Detectron2's readers."""
-    pytest.importorskip("cityscapesscripts", reason="cityscapesscripts is not installed")
+    pytest.importorskip("cityscapesscripts")
     alias_package(monkeypatch, "helpers.labels")
     from detectron2.data.datasets import cityscapes as module
 

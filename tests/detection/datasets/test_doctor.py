@@ -45,7 +45,7 @@ def good(kind: str, root: Path) -> None:
     elif kind == "ade20k":
         write_ade(root, {"train": 3, "val": 2})
     else:
-        pytest.importorskip("shapely", reason="shapely is not installed")
+        pytest.importorskip("shapely")
         write_cityscapes(root, {"train": 3, "val": 2})
 
 
@@ -138,7 +138,7 @@ def test_folders_that_are_not_whole(kind, write, name, named, tmp_path):
 
 
 def test_cityscapes_without_train_ids_or_annotations(tmp_path):
-    pytest.importorskip("shapely", reason="shapely is not installed")
+    pytest.importorskip("shapely")
     write_cityscapes(tmp_path, {"train": 2}, train_ids=False)
     found = states("cityscapes", tmp_path)
     assert found["cityscapes_fine_instance_seg_train"][0] == PART

@@ -79,7 +79,7 @@ def states(name: str, root: Path) -> dict[str, str]:
 @pytest.mark.parametrize("name", datasets())
 def test_fetched_and_then_not_again(name, offer, root, capsys):
     if name == "cityscapes":
-        pytest.importorskip("shapely", reason="shapely is not installed")
+        pytest.importorskip("shapely")
     contents = offer.dataset(name)
     assert run(root, offer.served, name) == 0
     shown = capsys.readouterr().out
@@ -166,7 +166,7 @@ def test_archives_that_exist_are_used_and_kept(offer, root, capsys, monkeypatch)
 
 
 def test_an_account_is_needed(offer, root, capsys):
-    pytest.importorskip("shapely", reason="shapely is not installed")
+    pytest.importorskip("shapely")
     contents = offer.dataset("cityscapes")
     folder, arguments = root / "archives", ["fetch", "cityscapes", "--root", str(root)]
     first, second = contents

@@ -15,7 +15,7 @@ from detection.embedded.layers import FrozenBatchNorm, NaiveSyncBatchNorm, freez
 from detection.engine import launch
 from detection.engine.job import ONE_PROCESS, Job, Processes, check_processes, torchrun_processes
 from detection.engine.launch import read_outcome, report
-from detection.engine.resuming import iterations_before, set_iterations
+from detection.engine.resuming import known_iterations, set_iterations
 from detection.engine.weights import Coverage, EngineResult
 from detection.modeling.norms import with_process_norms
 from moco.common.distributed import LostProcess
@@ -116,7 +116,7 @@ def test_an_error_in_one_of_several_processes_keeps_its_kind(kind, tmp_path):
         report(JOB, raising(error), outcome, rank=1, local_rank=1)
     with pytest.raises(kind, match=r"what went wrong \(process 1\)") as caught:
         read_outcome(outcome)
-    assert type(caught.value) is kind and iterations_before(caught.value) == 4
+    assert type(caught.value) is kind and known_iterations(caught.value) == 4
 
 
 @pytest.mark.parametrize("consequence", [LostProcess("process 0 is gone"), RuntimeError("reset")])
@@ -125,6 +125,11 @@ def test_the_first_error_is_worth_more_than_what_follows_from_it(consequence, tm
     for rank, error in enumerate((DataError("the reason"), consequence)):
         with pytest.raises(type(error)):
             report(JOB, raising(error), outcome, rank=rank, local_rank=rank)
+    with pytest.raises(DataError, match=r"^the reason \(process 0\)"):
+        read_outcome(outcome)
+    # The second of two causes is not the first.
+    with pytest.raises(UserError, match="another"):
+        report(JOB, raising(UserError("another")), outcome, rank=2, local_rank=2)
     with pytest.raises(DataError, match=r"^the reason \(process 0\)"):
         read_outcome(outcome)
     # In the other order, too.
@@ -174,3 +179,12 @@ def test_a_death_that_no_other_process_reported_is_the_runs_error(monkeypatch):
     monkeypatch.setattr(launch, "_in_process", first_dies)
     with pytest.raises(LostProcess, match=r"process 0 of this run died \(SIGKILL\).*--resume"):
         launch.run(replace(JOB, processes=Processes(2)))
+
+
+def test_the_gpus_of_the_process_that_starts_others_stay_visible(monkeypatch):
+    """A later run of the same Python process may be on them."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(launch, "_launch", raising(UserError("nothing starts here")))
+    with pytest.raises(UserError, match="nothing starts here"):
+        launch.run(replace(JOB, processes=Processes(2)))
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"

@@ -15,7 +15,7 @@ from detection.config.task import load_task
 from detection.embedded.model import Detector
 from detection.engine import launch
 from detection.engine.job import Job
-from detection.engine.resuming import iterations_before
+from detection.engine.resuming import known_iterations
 from moco.common.errors import DataError, NumericError, UserError
 from moco.common.files import load_torch
 from moco.common.run import RunFolder
@@ -163,7 +163,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(voc, tmp_path):
     with patch.object(Detector, "forward", broken), pytest.raises(NumericError) as caught:
         run(voc, tmp_path, {"SOLVER.CHECKPOINT_PERIOD": 4})
     message = str(caught.value)
-    assert iterations_before(caught.value) == 5
+    assert known_iterations(caught.value) == 5
     assert "iteration 5" in message and "loss_rpn_loc is nan" in message
     assert "loss_cls" not in message and "model_0000003.pth" in message
     assert checkpoints(tmp_path) == ["0000003"]

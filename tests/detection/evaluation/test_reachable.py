@@ -100,7 +100,7 @@ def test_every_object_twice(tmp_path, fresh_cache):
 
 
 def test_packages_that_differ_are_named(tmp_path, fresh_cache, monkeypatch):
-    pytest.importorskip("hotcoco", reason="hotcoco is not installed")
+    pytest.importorskip("hotcoco")
     import pycocotools.cocoeval
 
     evaluate = pycocotools.cocoeval.COCOeval.evaluateImg

@@ -380,7 +380,7 @@ def test_what_detectron2_alone_maps(
 
 
 def test_densepose(narrow_r50_file, tmp_path, monkeypatch):
-    pytest.importorskip("densepose", reason="Detectron2's DensePose project is not installed")
+    pytest.importorskip("densepose")
     from tests.oracles import plain_detectron2 as oracle
     from tests.oracles.tiny_body import write_body
 
