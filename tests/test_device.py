@@ -58,7 +58,9 @@ def waits(done: subprocess.CompletedProcess[str]) -> Counter[str]:
     return found
 
 
-@pytest.mark.parametrize("case", ["fp32", "bf16", "fp16", "deterministic", "memory_bank"])
+@pytest.mark.parametrize(
+    "case", ["fp32", "bf16", "fp16", "deterministic", "memory_bank", "memory_bank_nce"]
+)
 def test_pretraining(run, case):
     expected = REPORT | (OVERFLOW if case == "fp16" else {})
     assert waits(run(case)) == expected and sum(expected.values()) <= 3

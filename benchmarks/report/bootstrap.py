@@ -90,9 +90,9 @@ def over_images(table: Table, number: int) -> Resamples:
         if len(values) == 2:
             a, b = values
             differences = a.mean(axis=0) - b.mean(axis=0)
-            if not np.isfinite(differences).any():  # no class has an object in any resample
+            if (found_images := image_interval(differences)) is None:
                 continue
-            images[row.init, metric] = image_interval(differences)
+            images[row.init, metric] = found_images
             bounds[row.init, metric] = not (differences <= 0).any() or not (differences >= 0).any()
             pairs = not unpaired_reason(row, base, metric)
             if table.looks:  # a test at the end would be one more than the boundaries allow
@@ -283,12 +283,15 @@ def _wanted(recalls: Array, objects: Ints) -> Ints:
     return np.maximum(wanted, 1)
 
 
-def image_interval(gaps: Array) -> tuple[float, float, float]:
+def image_interval(gaps: Array) -> tuple[float, float, float] | None:
     """Compute the percentile 95% interval of a gap over resamples (B,) and its two-sided p-value.
 
-    The p-value is twice the share of resamples on the other side of 0.
+    The p-value is twice the share of resamples on the other side of 0. The result is None if no
+    resample has a number, as none of them has an object of any class.
     """
     gaps = gaps[np.isfinite(gaps)]
+    if not len(gaps):
+        return None
     ends = np.quantile(gaps, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     other = 1 + min(np.count_nonzero(gaps <= 0), np.count_nonzero(gaps >= 0))
     return float(ends[0]), float(ends[1]), min(1.0, 2 * other / (len(gaps) + 1))

@@ -92,6 +92,17 @@ def test_official_moco(version: int, suffix: str, save: Save, tmp_path: Path) ->
     assert report.output_sha256 == sha256_file(dst)
 
 
+@pytest.mark.parametrize("holder", ["runs/best", "module.student", "a/b.module.c"])
+def test_a_network_below_a_key_of_any_name(holder: str, save: Save, tmp_path: Path) -> None:
+    """A slash in the key of a dict, or a wrapper's name, is no level of nesting."""
+    state = make_resnet(18).state_dict()
+    convert_file(save({holder: {"net": state}}), tmp_path / "below.pth")
+    convert_file(save(state, "plain.file"), tmp_path / "plain.pth")
+    below, plain = (read_converted(tmp_path / f"{name}.pth").model for name in ("below", "plain"))
+    assert below.keys() == plain.keys()
+    assert all(torch.equal(below[key], plain[key]) for key in plain)
+
+
 def test_pkl_is_the_official_converters_and_numpy_only(save: Save, tmp_path: Path) -> None:
     convert_file(save(official()), tmp_path / "out.pkl")
     with open(tmp_path / "out.pkl", "rb") as file:

@@ -24,6 +24,7 @@ PRETRAIN: dict[str, dict[str, object]] = {
     "fp16": {"SOLVER.PRECISION": "fp16"},
     "deterministic": {"DETERMINISTIC": True},
     "memory_bank": {"MOCO.MECHANISM": "memory_bank"},
+    "memory_bank_nce": {"MOCO.MECHANISM": "memory_bank", "MOCO.LOSS": "nce"},
     "mutated": {},
 }
 

@@ -242,6 +242,11 @@ def test_holms_correction_can_reach_every_gap(folder):
     assert min(holm(dict.fromkeys(range(26), 2 / 1001)).values()) > 0.05
 
 
+def test_a_gap_that_no_resample_has_gets_no_interval():
+    assert bootstrap.image_interval(np.full(100, np.nan)) is None
+    assert bootstrap.image_interval(np.array([np.nan, 1.0]))[:2] == (1.0, 1.0)
+
+
 def test_a_p_value_that_no_resample_contradicts_is_a_bound(folder):
     [table] = make_tables(collect([folder]), resamples=400)
     [grid] = [g for g in gap_grids(table, significance(table)) if "bootstrap" in g.title]
