@@ -91,6 +91,8 @@ def test_imports_point_one_way():
             their_package, their_room = room_of(name)
             wrong = f"{path.relative_to(ROOT)} imports {name}"
             assert PACKAGES.index(their_package) <= PACKAGES.index(package), wrong
+            if name == package:  # its `__init__.py`, which imports nothing
+                continue
             if their_package == package and floor is not None and their_room != room:
                 theirs = next(i for i, rooms in enumerate(floors) if their_room in rooms)
                 assert theirs > floor, wrong
@@ -218,7 +220,9 @@ def test_every_declared_deviation_is_in_the_list():
     for path in SOURCES:
         if "Deviation:" in path.read_text():
             assert f"`{path.relative_to(ROOT)}`" in listed, path.relative_to(ROOT)
-    for name in re.findall(r"`((?:moco|convert|detection|benchmarks)/[\w/]+\.py)`", listed):
+    for name in re.findall(
+        r"^\| `((?:moco|convert|detection|benchmarks)/[\w/]+\.py)`", listed, re.M
+    ):
         assert "Deviation:" in (ROOT / name).read_text(), f"{name} declares no deviation"
 
 

@@ -10,6 +10,9 @@ from zipfile import ZipFile
 
 import pytest
 
+from moco import __version__
+from moco.common.run import read_record, source_sha256
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("moco", "convert", "detection", "benchmarks", "moco_transfer")
 pytestmark = pytest.mark.slow
@@ -78,6 +81,8 @@ def test_the_quickstart_runs_from_any_folder(installed, tmp_path, occupied):
     said = run(command, "quickstart", "--smoke", "--seeds", "1", **here)
     assert "\nrandom       1 " in said and "\nmoco         1 " in said
     [path] = (tmp_path / "quickstart_out_smoke").glob("runs/*/moco/*/suite.log")
+    record = read_record(path.with_name("run.json")).provenance
+    assert record["project"] == {"version": __version__, "source_sha256": source_sha256()}
     log = path.read_text()
     assert "next: moco-transfer table" in log  # said only where there is no checkout
     task = ("train", "--check-only", "--engine", "embedded", "--config-file", "quickstart_R_10_C4")

@@ -8,7 +8,7 @@ tuned values.
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,8 @@ class Isolation:
         proof: Descriptions of what is equal, empty if anything differs or is not recorded.
         differs: Descriptions of what differs or is not recorded.
         tuned: Description of the values chosen for each from one grid, empty if they are equal.
+        places: Descriptions of the code and hardware that differ. Two equal machines, or a commit
+            between two runs, are legitimate; they are named.
     """
 
     row: str
@@ -43,17 +45,20 @@ class Isolation:
     proof: tuple[str, ...]
     differs: tuple[str, ...]
     tuned: str = ""
+    places: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         what = f"only the weights of {self.row} and {self.base}"
         what += " and what was tuned for each" if self.tuned else ""
+        what += f", and {', '.join(self.places)}," if self.places else ""
         found = "; ".join([*filter(None, [self.tuned]), *(self.differs or self.proof)])
         return f"{'not shown that ' if self.differs else ''}{what} differ: {found}"
 
     @property
     def short(self) -> str:
         """The comparison in a few words, without the names of the rows."""
-        what = f"only the weights{' and what was tuned' if self.tuned else ''} differ"
+        what = f"only the weights{' and what was tuned' if self.tuned else ''}"
+        what += f", and {first_few(self.places, 2)}, differ" if self.places else " differ"
         if self.differs:
             return f"not shown that {what}: {first_few(self.differs, 1)}"
         return f"{what} ({self.summary})"
@@ -84,9 +89,9 @@ def _compare(row: Row, base: Row) -> Isolation:
     pairs = [(r.record, of_seed[r.record.seed]) for r in row.runs if r.record.seed in of_seed]
     differs = [f"only one of them has seed {seed}" for seed in sorted(seeds ^ of_seed.keys())]
     differs += differences(pairs)
-    tuned = _tuned(row, base)
+    tuned, places = _tuned(row, base), tuple(_by_seed(pairs, _places))
     if differs or not pairs:
-        return Isolation(row.init, base.init, "", (), tuple(differs), tuned)
+        return Isolation(row.init, base.init, "", (), tuple(differs), tuned, places)
     first = pairs[0][0]
     heads = [{k: v for k, v in _head(a).items() if k in _head(b)} for a, b in pairs]
     batches = [(a.start or {})["batches"] for a, _ in pairs]
@@ -104,11 +109,59 @@ def _compare(row: Row, base: Row) -> Isolation:
         f"equal {one} in {format_seeds([str(seed) for seed in sorted(seeds)])}",
     ]
     proof += [f"the weights' own input contract: {', '.join(contract)}"] if contract else []
-    recorded = "equal" if first.provenance.get("versions") else "not recorded"
     what, sha256 = ("data", data) if data else ("first batches", _hash(batches))
-    summary = f"config {first.config_sha256[:SHORT]}…, {what} {str(sha256)[:SHORT]}…, "
-    summary += f"versions {recorded}"
-    return Isolation(row.init, base.init, summary, tuple(proof), (), tuned)
+    summary = f"config {first.config_sha256[:SHORT]}…, {what} {str(sha256)[:SHORT]}…"
+    for state, names in _recorded(pairs).items():
+        summary += f", {_listed(names)} {state}"
+    return Isolation(row.init, base.init, summary, tuple(proof), (), tuned, places)
+
+
+def _recorded(pairs: Sequence[tuple[RunRecord, RunRecord]]) -> dict[str, list[str]]:
+    """Return which of versions, code and hardware are `equal`, and which are `not recorded`."""
+    found: dict[str, list[str]] = {}
+    for name, parts in _COMPARED.items():
+        of_pairs = [[[_made(r)[part] for part in parts] for r in pair] for pair in pairs]
+        if any(None in values for pair in of_pairs for values in pair):
+            found.setdefault("not recorded", []).append(name)
+        elif all(mine == theirs for mine, theirs in of_pairs):
+            found.setdefault("equal", []).append(name)
+    return found
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Join names: `versions, code and hardware`."""
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+# What is compared under a name: keys of `_made`.
+_COMPARED = {
+    "versions": ("versions",),
+    "code": ("code",),
+    "hardware": ("processor", "threads", "GPUs"),
+}
+
+
+def _made(record: RunRecord) -> dict[str, Any]:
+    """Return by what a run was computed; None for what its record lacks."""
+    made = record.provenance
+    hardware, project = made.get("hardware") or {}, made.get("project") or {}
+    gpus = hardware.get("gpus")
+    code = project.get("source_sha256")
+    return {
+        "versions": made.get("versions") or None,
+        "code": code and f"{str(code)[:SHORT]}…",
+        "processor": hardware.get("cpu"),
+        "threads": hardware.get("cpu_threads"),
+        "GPUs": None if gpus is None else ", ".join(map(str, gpus)) or "none",
+    }
+
+
+def _places(a: RunRecord, b: RunRecord) -> Iterator[str]:
+    """Name the code and the hardware in which two runs differ, if both record them."""
+    mine, theirs = _made(a), _made(b)
+    for name in (*_COMPARED["code"], *_COMPARED["hardware"]):
+        if None not in (x := mine[name], y := theirs[name]) and x != y:
+            yield f"{name} {x} / {y}"
 
 
 def _tuned(row: Row, base: Row) -> str:
@@ -130,9 +183,16 @@ def differences(pairs: Sequence[tuple[RunRecord, RunRecord]]) -> list[str]:
     Args:
         pairs: Records of runs of one protocol, with equal seeds in each pair.
     """
+    return _by_seed(pairs, _differences)
+
+
+def _by_seed(
+    pairs: Sequence[tuple[RunRecord, RunRecord]],
+    compare: Callable[[RunRecord, RunRecord], Iterable[str]],
+) -> list[str]:
     seeds: dict[str, list[str]] = {}
     for a, b in pairs:
-        for text in _differences(a, b):
+        for text in compare(a, b):
             seeds.setdefault(text, []).append(str(a.seed))
     return [f"{text} ({format_seeds(of)})" for text, of in seeds.items()]
 

@@ -538,6 +538,8 @@ def adapt(
 
     A new patch size keeps the grid, so the image size scales with it unless it is requested, too.
 
+    Deviation: with other sizes, a detector does not start from the pre-trained tensors themselves.
+
     Raises:
         UserError: If sizes do not fit, or there is no LayerScale to fold.
         DataError: If tensors are damaged.

@@ -1,7 +1,8 @@
 """Replacements of Detectron2's layers for training in bf16.
 
-Deviation: Detectron2 widens only fp16. Here RoIAlign takes its regions in fp32, with the fast
-gradient on a CPU, and NaiveSyncBatchNorm computes its statistics in fp32.
+Deviation: Detectron2's NaiveSyncBatchNorm computes only fp16 in fp32, and its RoIAlign rounds the
+regions to the type of the features. Here both the statistics and the regions are in fp32, and the
+regions have the fast gradient on a CPU.
 """
 
 from detectron2.layers import NaiveSyncBatchNorm, ROIAlign

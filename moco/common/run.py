@@ -5,6 +5,7 @@ Detectron2 writes it. `run.json` is written last: a run without it is not finish
 """
 
 import dataclasses
+import hashlib
 import json
 import math
 import os
@@ -21,6 +22,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from moco import __version__
 from moco.common.errors import LockedError, NumericError, UserError, shown
 from moco.common.files import (
     TEMPORARY_PREFIX,
@@ -46,6 +48,7 @@ LOCK_NAME = ".lock"
 MAX_PARTS = 1_000_000  # values in a record
 KINDS = ("pretrain", "detection", "linear", "finetune", "knn")
 PACKAGES = ("torch", "torchvision", "detectron2", "fvcore", "numpy", "pillow")
+SOURCES = ("moco", "convert", "detection", "benchmarks", "moco_transfer")  # this project's packages
 
 
 class RunFolder:
@@ -297,8 +300,9 @@ def provenance() -> dict[str, Any]:
     """Return versions, source revision, hardware, command and UTC time of this process.
 
     Returns:
-        `versions` of Python and of `PACKAGES` (None if not installed); `git`, the revision or None;
-        `hardware`: `cpu`, `cpu_threads` and the names of the `gpus`; `command`; `utc`. The
+        `versions` of Python and of `PACKAGES` (None if not installed); `project`: its `version` and
+        the `source_sha256` of the code that runs; `git`, the revision or None; `hardware`: `cpu`,
+        `cpu_threads` and the names of the `gpus`; `command`; `utc`. The
         trainings of `moco/` add `processes` and `images` (number and folder), those of `detection/`
         add `data` (name and hash of each split) and `imports`.
     """
@@ -313,6 +317,7 @@ def provenance() -> dict[str, Any]:
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "versions": versions,
+        "project": {"version": __version__, "source_sha256": source_sha256()},
         "git": _git_revision(),
         "hardware": {"cpu": _cpu_name(), "cpu_threads": torch.get_num_threads(), "gpus": gpus},
         "command": shlex.join(sys.argv),
@@ -391,6 +396,16 @@ _CHECKS: dict[tuple[str, ...], _Check] = {
     ("provenance", "hardware", "cpu"): _NAME,
     ("provenance", "hardware", "gpus"): _TEXTS,
 }
+
+
+def source_sha256() -> str:
+    """Return the hash of the modules of this project, the same for a checkout and its wheel."""
+    digest = hashlib.sha256()
+    for package in SOURCES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            digest.update(f"{path.relative_to(ROOT).as_posix()}\0".encode())
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
 
 
 def _git_revision() -> str | None:

@@ -11,7 +11,7 @@ decay β and trust coefficient η:
 Biases and the scales and shifts of norms, which have one dimension, are updated with u = g and
 r = 1, which is SGD with momentum and no weight decay.
 
-Deviation from Algorithm 1 of arXiv 1708.03888: there r is η |w| / (|g| + β |w|) and λ is part of
+Deviation: in Algorithm 1 of arXiv 1708.03888, r is η |w| / (|g| + β |w|) and λ is part of
 the momentum buffer. The form here is that of the linear classifiers of MoCo v3, SimSiam and their
 successors: a changed learning rate acts at once.
 """

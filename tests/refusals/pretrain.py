@@ -91,8 +91,9 @@ KEYS = rows(
     ("--no-such-flag", "unrecognized arguments: --no-such-flag"),
 )
 ALIASES = ["a0: &a0 [1, 1]", *(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 60))]
-MERGES = ["a0: &a0 {b: 1, c: 1}"]
-MERGES += [f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}" for i in range(1, 30)]
+# PyYAML from 6.0.4 on merges equal keys once, so it takes many mappings to have many values.
+MERGES = [f"a0: &a0 {{{', '.join(f'k{i}: 1' for i in range(2000))}}}"]
+MERGES += [f"a{i}: {{<<: *a0}}" for i in range(1, 60)]
 TAGS = (
     "object/apply:os.system ['touch marker']",
     "object/apply:eval ['1']",

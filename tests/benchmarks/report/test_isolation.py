@@ -53,6 +53,49 @@ def test_what_differs_is_named(changes, named):
     assert not found.proof and "not shown" in str(found) and named in str(found)
 
 
+MACHINE = {"cpu": "Xeon", "cpu_threads": 1, "gpus": []}
+MADE = {
+    "versions": {"torch": "2.5.1"},
+    "hardware": MACHINE,
+    "project": {"source_sha256": "ab" * 32},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"project": {"source_sha256": "cd" * 32}}, "code cdcd… / abab…"),
+        ({"hardware": MACHINE | {"cpu": "EPYC"}}, "processor EPYC / Xeon"),
+        ({"hardware": MACHINE | {"cpu_threads": 2}}, "threads 2 / 1"),
+    ],
+)
+def test_other_code_and_hardware_are_named(changes, named):
+    base = runs("random", (1.0, 2.0), start=start(head=EVERY), provenance=MADE)
+    same = compared(runs("moco", (3.0, 4.0), MOCO, start=start(), provenance=MADE), base)
+    assert same.short.startswith("only the weights differ (")
+    assert same.short.endswith(", versions, code and hardware equal)")
+    own = MADE | changes
+    found = compared(runs("moco", (3.0, 4.0), MOCO, start=start(), provenance=own), base)
+    assert found.short.startswith(f"only the weights, and {named} (seeds 0, 1), differ (")
+    assert str(found).startswith(f"only the weights of moco and random, and {named} (seeds 0, 1), ")
+    others = "code" if "hardware" in changes else "hardware"
+    assert found.short.endswith(f", versions and {others} equal)")
+
+
+def test_another_gpu_of_the_same_number_is_named():
+    cards = [MADE | {"hardware": MACHINE | {"gpus": [name]}} for name in ("H100", "T4")]
+    base = runs("random", (1.0, 2.0), start=start(head=EVERY), provenance=cards[1])
+    found = compared(runs("moco", (3.0, 4.0), MOCO, start=start(), provenance=cards[0]), base)
+    assert "and GPUs H100 / T4 (seeds 0, 1), differ" in found.short
+
+
+def test_what_a_record_lacks_is_not_called_equal():
+    made = {"versions": {"torch": "2.5.1"}, "hardware": MACHINE}
+    base = runs("random", (1.0, 2.0), start=start(head=EVERY), provenance=MADE)
+    found = compared(runs("moco", (3.0, 4.0), MOCO, start=start(), provenance=made), base)
+    assert found.short.endswith(", versions and hardware equal, code not recorded)")
+
+
 def test_the_short_lines_name_rows_only_if_their_proofs_differ():
     base = runs("random", (1.0, 2.0), start=start(head=EVERY))
     versions = {"start": start(), "provenance": {"versions": {"torch": "2.5.1"}}}
@@ -61,7 +104,8 @@ def test_the_short_lines_name_rows_only_if_their_proofs_differ():
     found = isolation(aggregate([*base, *others])[0])
     [line] = shortened(found)
     of = f"first batches {found[0].proof[1].partition('first batches (sha256 ')[2][:4]}"
-    assert line == f"only the weights differ (config cccc…, {of}…, versions not recorded)"
+    unknown = "versions, code and hardware not recorded"
+    assert line == f"only the weights differ (config cccc…, {of}…, {unknown})"
     assert found[0].proof[0].startswith("equal configuration (")
     [same] = isolation(
         aggregate(
@@ -71,7 +115,7 @@ def test_the_short_lines_name_rows_only_if_their_proofs_differ():
             ]
         )[0]
     )
-    assert same.short.endswith(", versions equal)")
+    assert same.short.endswith(", versions equal, code and hardware not recorded)")
     seeds = runs("c", (3.0, 4.0, 5.0, 6.0), "d" * 64, start=start())
     found = isolation(aggregate([*base, *others, *seeds])[0])
     assert shortened(found) == [
