@@ -105,9 +105,14 @@ def read_initial_weights(
         for values in (contract.pixels.mean, contract.pixels.std)
     )
     pixel_notes = [f"pixels: mean {mean}, std {std}, as requested"] if any(pixels.values()) else []
+    name = init or located.init or init_name(path)
+    if name == RANDOM:
+        raise UserError(
+            f"{path}: would be called {RANDOM!r} in a table; set another name with --init"
+        )
     own = contract.source.startswith("moco-transfer") and isinstance(raw.get("config"), Mapping)
     return InitialWeights(
-        init=init or located.init or init_name(path),
+        init=name,
         spec=spec,
         state=network.state_dict(),
         extra=_mechanism_tensors(raw, path),

@@ -21,7 +21,8 @@ from detection.config import keys
 from detection.evaluation.metrics import HEADLINE
 from moco.classification import config as classification
 from moco.common.cfgnode import cfg_sha256
-from moco.common.errors import UserError
+from moco.common.command import RANDOM
+from moco.common.errors import UserError, shown
 from moco.common.files import PathLike
 from moco.common.run import DIGITS, METRICS_NAME, RECORD_NAME, RunRecord, read_record
 from moco.engine.config import protocol_sha256
@@ -174,6 +175,12 @@ def collect(paths: Sequence[PathLike]) -> Results:
                 raise UserError(
                     f"{folder / RECORD_NAME}: metric {name}: got {value}, expected 0 to 100"
                 )
+        if (record.init == RANDOM) != (record.weights_sha256 is None) and record.kind != "pretrain":
+            sha256 = record.weights_sha256 and record.weights_sha256[:10]
+            raise UserError(
+                f"{folder / RECORD_NAME}: got the init {shown(record.init)} with weights_sha256 "
+                f"{sha256}; expected {RANDOM!r} if and only if there are no weights"
+            )
         if record.status != "done":
             reason = record.notes[-1] if record.notes else "no reason recorded"
             unusable.append(Unusable(folder, f"failed: {reason}"))

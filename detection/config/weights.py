@@ -24,7 +24,7 @@ from detection.modeling.backbones import backbone_type, check_backbone
 from moco.common.cfgnode import flatten, read_yaml, same_value
 from moco.common.command import RANDOM, converter
 from moco.common.errors import DataError, UserError, first_few
-from moco.common.pretrained import find_remote, like
+from moco.common.pretrained import find_remote, init_name, like
 from moco.common.shipped import CONFIGS, shown
 
 if TYPE_CHECKING:
@@ -81,6 +81,11 @@ def check_weights(weights: str) -> None:
         raise UserError(f"MODEL.WEIGHTS is empty; {give}")
     if weights != RANDOM and find_remote(weights) is None and not Path(weights).exists():
         raise DataError(f"MODEL.WEIGHTS {weights}: no such file{like(weights)}; {give}")
+    if weights != RANDOM and init_name(weights) == RANDOM:
+        raise UserError(
+            f"MODEL.WEIGHTS {weights}: would be called {RANDOM!r} in a table, as if it had no "
+            "weights; rename the file"
+        )
 
 
 def weights_sha256(weights: Converted | None) -> str | None:

@@ -43,7 +43,7 @@ def random_weights(
 ) -> InitialWeights:
     """Return random initialization of a network.
 
-    Empty or 0, `stem`, `width` and `init` default to `imagenet`, 1 and `random`.
+    Empty or 0, `stem` and `width` default to `imagenet` and 1; `init` may only be `random`.
     """
     if not arch:
         raise UserError(
@@ -51,15 +51,12 @@ def random_weights(
             f"(choices are {', '.join((*ARCHS, *VITS))})"
         )
     spec = spec_of(arch, stem or "imagenet", width or 1.0, image_size)
-    return InitialWeights(init or RANDOM, spec)
+    if init not in ("", RANDOM):
+        raise UserError(f"--init {init}: random weights are called {RANDOM!r} in a table; omit it")
+    return InitialWeights(RANDOM, spec)
 
 
 def init_name(path: Path) -> str:
     """Return the name in a table: the file's stem, prefixed by the folder for checkpoints."""
     name, folder = without_ending(path.name), path.resolve().parent.name
-    name = f"{folder}_{name}" if name.startswith("checkpoint_") and folder else name
-    if name == RANDOM:
-        raise UserError(
-            f"{path}: would be called {RANDOM!r} in a table; set another name with --init"
-        )
-    return name
+    return f"{folder}_{name}" if name.startswith("checkpoint_") and folder else name

@@ -88,6 +88,10 @@ KEYS_AND_FILES = [
     *rows(f"{SMALL} detectron2 {ON_VOC}", *LATE, needs=("detectron2",)),
     *rows(f"{SMALL} detectron2 {ON_VOC}", FILES[0], needs=("detectron2",), code=3),
 ]
+KEYS_AND_FILES += rows(
+    f"{SMALL} embedded DATASETS.VOC_DIR {{tmp}}/voc MODEL.WEIGHTS random.pth",
+    (text("random.pth", ""), "random.pth: would be called 'random' in a table"),
+)
 WITH = f"{SMALL} embedded DATASETS.VOC_DIR {{tmp}}/voc MODEL.RESNETS.RES2_OUT_CHANNELS 16"
 # Names of tasks, task files, output folders and engines.
 PLACES = [

@@ -131,10 +131,20 @@ TABLE = [
         ({"iterations": 100}, r"iterations.*100 \(.*other\)"),
         (
             {"weights_sha256": "a" * 64},
-            r"'random' has different weights: aaaaaaaaaa \(.*other\) / None \(",
+            r"other/run\.json: got the init 'random' with weights_sha256 aaaaaaaaaa; expected",
         ),
         ({"seed": 1}, "seed 1.*random-1.*"),
         on=lambda changes: both(RUNS, run("runs/other", **{"seed": 7, **changes})),
+    ),
+    *rows(
+        "table runs --out out",
+        (
+            both(
+                run("runs/one", init="moco", seed=7),
+                run("runs/other", init="moco", seed=8, weights_sha256="a" * 64),
+            ),
+            r"'moco' has different weights: 6d6f636f00 \(.*one\) / aaaaaaaaaa \(.*other\)",
+        ),
     ),
 ]
 
