@@ -140,10 +140,10 @@ TABLE = [
         "table runs --out out",
         (
             both(
-                run("runs/one", init="moco", seed=7),
+                run("runs/one", init="moco", seed=7, weights_sha256="b" * 64),
                 run("runs/other", init="moco", seed=8, weights_sha256="a" * 64),
             ),
-            r"'moco' has different weights: 6d6f636f00 \(.*one\) / aaaaaaaaaa \(.*other\)",
+            r"'moco' has different weights: bbbbbbbbbb \(.*one\) / aaaaaaaaaa \(.*other\)",
         ),
     ),
 ]
