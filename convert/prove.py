@@ -258,24 +258,36 @@ def reference_features(
 
 
 def check_names(
-    names: Mapping[str, str], family: Family, requested: Mapping[str, Any], where: str
+    names: Mapping[str, str],
+    arguments: Mapping[str, Mapping[str, Any]],
+    family: Family,
+    requested: Mapping[str, Any],
+    where: str,
 ) -> dict[str, str]:
     """Return the names that have to be compared with timm's network, by where they are recorded.
 
     Args:
         names: Recorded names of the network by place.
+        arguments: Recorded arguments of timm's network by place.
         family: Its family.
         requested: Values of the family's options, of which one may name the network.
         where: Name of the file, for messages.
 
     Raises:
-        DataError: If an unknown name belongs to this family.
+        DataError: If an unknown name belongs to this family, or was built with arguments.
         UserError: If the option names another network than the file.
     """
     unclear = {}
     given = str(requested.get(family.named_by, "")).partition(".")[0]
     for place, name in names.items():
-        if is_plain(name, family) or name == given:
+        own = arguments.get(place, {})
+        if own and not in_timm(name):
+            raise DataError(
+                f"{where}: {place} names {shown(name)}, built with {shown(min(own))}, and the "
+                "installed timm has no such network; give its state dict alone if that changes "
+                "no feature"
+            )
+        if (is_plain(name, family) or name == given) and not own:
             continue
         if given and in_timm(name):
             raise UserError(
@@ -297,17 +309,26 @@ def is_plain(name: str, family: Family) -> bool:
     return set(_WORDS.findall(name)) <= family.plain_names
 
 
-def facts_in_timm(names: Mapping[str, str], tag: str = "") -> dict[str, Any]:
+def facts_in_timm(
+    names: Mapping[str, str], arguments: Mapping[str, Mapping[str, Any]], tag: str = ""
+) -> dict[str, Any]:
     """Return what no tensor holds of the first of these transformers in timm, or nothing.
+
+    `arguments` are those with which they were built, by the places of `names`.
 
     It is the number of heads, as "timm", the activation, and the epsilon of the norms. The weights
     of some tags were trained with another activation; timm has a second network of theirs.
     """
     import timm
 
-    for name in filter(in_timm, names.values()):
-        with torch.device("meta"):
-            net = _create(name)
+    for place, name in names.items():
+        if not in_timm(name):
+            continue
+        try:
+            with torch.device("meta"):
+                net = _create(name, **arguments.get(place, {}))
+        except _UNBUILDABLE:  # `compare_with_timm` names what it is built with
+            return {}
         found = {}
         for fact, place in _FACTS.items():
             with suppress(AttributeError):
@@ -321,8 +342,13 @@ def facts_in_timm(names: Mapping[str, str], tag: str = "") -> dict[str, Any]:
     return {}
 
 
+# What timm's constructors raise for arguments that they do not have, or that contradict each other.
+_UNBUILDABLE = (RuntimeError, TypeError, AssertionError, ValueError, KeyError, AttributeError)
+
+
 def compare_with_timm(
     names: Mapping[str, str],
+    arguments: Mapping[str, Mapping[str, Any]],
     family: Family,
     source: tuple[Mapping[str, Tensor], Any],
     tokens: Mapping[str, Tensor],
@@ -333,6 +359,7 @@ def compare_with_timm(
 
     Args:
         names: Result of `check_names`.
+        arguments: Arguments with which timm built them, by the places of `names`.
         family: Family of the recognized network.
         source: Its tensors and architecture.
         tokens: Its class token and registers.
@@ -347,15 +374,17 @@ def compare_with_timm(
     """
     options = {o.in_timm: requested[o.name] for o in family.options if o.name in requested}
     options.pop("", None)
+    notes = []
     for place, name in names.items():
-        if difference := _difference(name, options, family, *source, tokens):
+        own = arguments.get(place, {})
+        built = f" with {', '.join(sorted(own))}" if own else ""
+        if difference := _difference(name, {**own, **options}, family, *source, tokens):
             raise DataError(
-                f"{where}: {place} names {shown(name)}, which is not a plain {source[1]}: "
+                f"{where}: {place} names {shown(name)}{built}, which is not a plain {source[1]}: "
                 f"{difference}"
             )
-    return [
-        f"{place} names {n}: timm's own network of that name agrees" for place, n in names.items()
-    ]
+        notes.append(f"{place} names {name}{built}: timm's own network of that name agrees")
+    return notes
 
 
 def _difference(
@@ -373,6 +402,9 @@ def _difference(
     try:
         with torch.device("meta"):  # the name may be that of a network of gigabytes
             whole = _create(name, **options).state_dict()
+    except _UNBUILDABLE as error:
+        return f"timm does not build it ({' '.join(str(error).split())[:100]})"
+    try:
         tensors = family.in_timm(architecture, {**state, **tokens}, whole.keys())
         needed = {key for key in whole if not first_rule(key, rules)}
         if others := sorted((needed - tensors.keys()) | (tensors.keys() - whole.keys())):
@@ -392,8 +424,10 @@ def _difference(
             expected = reference_features(family, architecture, state, image)
         try:
             actual = _outputs(net.eval(), modules, image)
-        except (AttributeError, RuntimeError):
+        except AttributeError:
             return "timm's has other modules"
+        except _UNBUILDABLE as error:
+            return f"timm's does not take its image ({' '.join(str(error).split())[:100]})"
     largest = 0.0
     for feature, value in expected.items():
         other = actual[feature]

@@ -24,6 +24,7 @@ from convert.recorded import (
     Recorded,
     check_configuration,
     generic_record,
+    recorded_arguments,
     recorded_names,
 )
 from convert.take import fill_statistics, join, take, to_float32
@@ -51,6 +52,7 @@ class Recognized:
         epoch: Number of epochs finished, or None.
         keys: Keys of the nested dicts that contain the network, outermost first.
         unclear_names: Names to compare with timm's networks, by where they are recorded.
+        arguments: Arguments with which timm built them, by the same places.
         reference: Description of the network that the features are compared with.
         assumed: Properties that neither tensors nor a name determine, as text, or "".
         head: Description of the head.
@@ -68,6 +70,7 @@ class Recognized:
     epoch: int | None = None
     keys: tuple[str, ...] = ()
     unclear_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    arguments: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     reference: str = ""
     assumed: str = ""
     head: str = "already converted"
@@ -115,8 +118,8 @@ def recognize(
     notes = [note for note in (project.note, choice.note) if note]
     warnings: list[str] = []
     missing = overrides.missing_convention(network.family)
-    recorded, names = _recorded(project, raw, missing, where, read_config)
-    unclear = prove.check_names(names, network.family, overrides.options, where)
+    recorded, names, arguments = _recorded(project, raw, missing, where, read_config)
+    unclear = prove.check_names(names, arguments, network.family, overrides.options, where)
     arch = recorded.arch or at(raw, ("arch",))
     mean, std = _named_pixels(network.scheme, (where, str(arch)), notes)
     _check_convention(choice, overrides, where, warnings, bool(recorded.mean or mean))
@@ -136,7 +139,7 @@ def recognize(
         for new, e in taken.tokens.items()
     }
     tag = recorded.metadata.get("tag", "")
-    facts = prove.facts_in_timm(names, tag) if network.family.tokens else {}
+    facts = prove.facts_in_timm(names, arguments, tag) if network.family.tokens else {}
     metadata = {**network.scheme.metadata, **facts}
     hints = Hints(
         where=where,
@@ -187,6 +190,7 @@ def recognize(
         epoch=epoch + project.epoch_offset if type(epoch) is int else None,
         keys=network.keys,
         unclear_names=unclear,
+        arguments=arguments,
         reference=_reference(network.family, is_owners=network.scheme.is_owners),
         assumed=_assumed(
             choice,
@@ -307,8 +311,8 @@ def _recorded(
     missing: Sequence[str],
     where: str,
     read_config: Callable[[], Recorded | None],
-) -> tuple[Recorded, dict[str, str]]:
-    """Return the metadata of a file, and the recorded names of its network by place.
+) -> tuple[Recorded, dict[str, str], dict[str, dict[str, Any]]]:
+    """Return the metadata of a file, and the names and arguments of its network by place.
 
     Args:
         project: Project of the file.
@@ -327,6 +331,7 @@ def _recorded(
         sidecar = read_config() if project.is_unknown or project.any_network else None
         if sidecar is not None and not recorded.mean:
             recorded = sidecar
+        arguments = {} if project.is_ours else recorded_arguments(raw, sidecar)
     except DataError as error:
         raise DataError(f"{where}: {error}") from error
     if recorded.other and missing:
@@ -335,7 +340,7 @@ def _recorded(
             f"convention of {project.name}; give {' '.join(missing)} as its training had them"
         )
     arch = sidecar.arch if sidecar else None
-    return recorded, {} if project.is_ours else recorded_names(raw, arch)
+    return recorded, {} if project.is_ours else recorded_names(raw, arch), arguments
 
 
 def _reference(family: Family, *, is_owners: bool) -> str:

@@ -58,6 +58,7 @@ class Recorded:
         config: Facts in transformers' configuration, by its own names, see `FACTS`.
         channel_order: "RGB" or "BGR".
         mean, std: Pixel statistics, 0..255, in the order of `channel_order`.
+        arguments: Arguments of timm's `create_model` with which `arch` was built.
         owner: Origin of the network, if it is not the one in the project's name.
         other: Differences from the documented convention of the project.
         note: Note for the report.
@@ -69,6 +70,7 @@ class Recorded:
     channel_order: str | None = None
     mean: Triple | None = None
     std: Triple | None = None
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     owner: str = ""
     other: tuple[str, ...] = ()
     note: str = ""
@@ -219,7 +221,8 @@ def read_sidecar(weights: Path) -> Recorded | None:
         pixels = _pixels(pretrained, "mean", "std", CONFIGURATION)
         metadata = {"tag": pretrained["tag"]} if isinstance(pretrained.get("tag"), str) else {}
         note = _NOTE.format(CONFIGURATION)
-        return Recorded(arch=config["architecture"], metadata=metadata, **pixels, note=note)
+        arguments = timm_built(config.get("model_args"), f"{CONFIGURATION}: model_args")
+        return Recorded(config["architecture"], metadata, **pixels, arguments=arguments, note=note)
     if "model_type" in config:
         return _transformers(config, _read(sidecar(weights, PREPROCESSOR)))
     return None
@@ -403,6 +406,76 @@ def _pixels(
     return found
 
 
+# Arguments of timm's `create_model` that name files or other code, or ask for another kind of
+# module. A record that sets one is no description of a network.
+_NOT_OF_A_NETWORK = (
+    *("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir"),
+    *("features_only", "out_indices", "feature_cls", "scriptable", "exportable", "no_jit"),
+    *("device", "dtype"),
+)
+# Arguments that change no feature in eval mode.
+_NO_EFFECT = (
+    *("num_classes", "drop_rate", "drop_path_rate", "attn_drop_rate", "proj_drop_rate"),
+    *("pos_drop_rate", "patch_drop_rate", "weight_init", "head_init_scale", "strict_img_size"),
+)
+_MAX_NUMBER, _MAX_DEPTH = 2**16, 256  # a network of more blocks takes long to describe
+NEXT_TO_IT = f"{CONFIGURATION} next to it"
+_ARGUMENTS = "model_kwargs"  # of timm's train.py in `args`, of Lightning's in `hyper_parameters`
+
+
+def timm_built(recorded: Any, where: str) -> dict[str, Any]:
+    """Return the recorded arguments of `timm.create_model` that may change features.
+
+    They are given to timm, whose signatures decide which ones there are, so they may hold numbers,
+    truth values, texts and lists of them alone.
+
+    Args:
+        recorded: Value in the record; None if there is none.
+        where: Name of the record, for messages.
+
+    Raises:
+        DataError: If it is no mapping, or an argument is not one of a network.
+    """
+    if recorded is None:
+        return {}
+    if not isinstance(recorded, Mapping):
+        raise DataError(f"{where}: got {shown(recorded)}, expected arguments by name")
+    found = {}
+    for name, value in recorded.items():
+        if (name in _NOT_OF_A_NETWORK and not value) or name in _NO_EFFECT:
+            continue
+        limit = _MAX_DEPTH if "depth" in str(name) or "layers" in str(name) else _MAX_NUMBER
+        is_text = isinstance(name, str) and name not in _NOT_OF_A_NETWORK
+        if not (is_text and _is_plain_value(value, limit)):
+            raise DataError(f"{where} has {shown(name)}, which is not supported as it is set there")
+        found[name] = value
+    return found
+
+
+def _is_plain_value(value: Any, limit: int) -> bool:
+    if isinstance(value, list | tuple):
+        return len(value) <= 64 and all(_is_plain_value(item, limit) for item in value)
+    if isinstance(value, int | float):
+        return math.isfinite(value) and abs(value) <= limit
+    return value is None or (isinstance(value, str) and len(value) <= 100)
+
+
+def recorded_arguments(raw: Any, sidecar: Recorded | None) -> dict[str, dict[str, Any]]:
+    """Return timm's arguments of the networks that `recorded_names` finds, by the same places.
+
+    Raises:
+        DataError: If they are damaged.
+    """
+    found = {} if sidecar is None else {NEXT_TO_IT: dict(sidecar.arguments)}
+    for holder in _HOLDERS[1:]:
+        where = ".".join((*holder, _ARGUMENTS))
+        arguments = timm_built(at(raw, (*holder, _ARGUMENTS)), where)
+        found |= {".".join((*holder, key)): arguments for key in _KEYS}
+        if holder == ("args",):  # timm's train.py repeats the name beside them
+            found |= dict.fromkeys(_KEYS[:2], arguments)
+    return {place: arguments for place, arguments in found.items() if arguments}
+
+
 def recorded_names(raw: Any, sidecar: str | None, *, tags: bool = False) -> dict[str, str]:
     """Return the recorded names of a network by place, lower case, without owner.
 
@@ -411,7 +484,7 @@ def recorded_names(raw: Any, sidecar: str | None, *, tags: bool = False) -> dict
         sidecar: Name in the configuration next to the file, or None.
         tags: Keep timm's tags of weights, e.g. ".tv_in1k".
     """
-    found = {} if sidecar is None else {"config.json next to it": sidecar}
+    found = {} if sidecar is None else {NEXT_TO_IT: sidecar}
     for holder in _HOLDERS:
         for key in _KEYS if holder else _KEYS[:2]:
             if isinstance(name := at(raw, (*holder, key)), str):

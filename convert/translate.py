@@ -131,7 +131,13 @@ def _translate(
     source = found.source_network()
     found.notes.extend(
         prove.compare_with_timm(
-            found.unclear_names, family, source, found.tokens, overrides.options, where
+            found.unclear_names,
+            found.arguments,
+            family,
+            source,
+            found.tokens,
+            overrides.options,
+            where,
         )
     )
     return found, Converted(model, found.contract, (*found.notes, *found.warnings))

@@ -209,12 +209,12 @@ def test_timms_names_say_the_activation(tmp_path: Path) -> None:
 
 def test_timms_activations_of_names_and_tags() -> None:
     for size in ("16", "32"):
-        facts = facts_in_timm({"": f"vit_base_patch{size}_siglip_256"}, "v2_webli")
+        facts = facts_in_timm({"": f"vit_base_patch{size}_siglip_256"}, {}, "v2_webli")
         activation = "gelu_tanh" if size == "32" else "gelu"
         assert facts == {"timm": 12, "activation": activation, "layer_norm_eps": 1e-6}
     # timm has a second network for those whose training had QuickGELU.
     for tag in ("openai", "laion2b"):
-        facts = facts_in_timm({"": "vit_base_patch16_clip_224"}, tag)
+        facts = facts_in_timm({"": "vit_base_patch16_clip_224"}, {}, tag)
         assert facts["activation"] == "gelu"
         assert ("trained_with" in facts) == (tag == "openai")
 
