@@ -117,7 +117,7 @@ def read_images(name: str, data: DataYaml, split: str) -> Split:
             classes=data.classes,
             records=tuple(records),
             annotations_sha256=digest.hexdigest(),
-            notes=tuple(_notes(reader.counts)),
+            notes=(*data.notes.get(split, ()), *_notes(reader.counts)),
             has_masks=has_masks,
         )
     )

@@ -7,7 +7,7 @@ because nobody looks at thousands of lines.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,14 @@ class DataYaml:
         root: Folder of the dataset.
         classes: Class names in the order of their ids.
         splits: train, val, test, as far as the file has them → folders and lists of images.
+        notes: Split → notes on which of two possible folders is read.
     """
 
     path: Path
     root: Path
     classes: tuple[str, ...]
     splits: Mapping[str, tuple[Path, ...]]
+    notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def read_data_yaml(file: str | Path) -> DataYaml:
@@ -58,7 +60,7 @@ def read_data_yaml(file: str | Path) -> DataYaml:
             "format only; export the dataset as COCO keypoints"
         )
     root = _root(path, content.get("path"))
-    splits = {}
+    splits, notes = {}, {}
     for split, keys in _SPLITS.items():
         stated: Any = next((content[key] for key in keys if content.get(key)), [])
         entries = stated if isinstance(stated, list) else [stated]
@@ -66,8 +68,10 @@ def read_data_yaml(file: str | Path) -> DataYaml:
             expected = "a folder, a .txt list, or a list of these"
             raise DataError(f"{path}: {split}: got {shown(wrong[0])}, expected {expected}")
         if entries:
-            splits[split] = tuple(_place(root, each) for each in entries)
-    return DataYaml(path, root, _classes(path, content), splits)
+            places = [_place(root, each) for each in entries]
+            splits[split] = tuple(place for place, _ in places)
+            notes[split] = tuple(note for _, note in places if note)
+    return DataYaml(path, root, _classes(path, content), splits, notes)
 
 
 def _root(file: Path, stated: Any) -> Path:
@@ -83,12 +87,18 @@ def _root(file: Path, stated: Any) -> Path:
     raise DataError(f"{file}: path: {places[0]} is no folder; correct it, or delete the line")
 
 
-def _place(root: Path, stated: str) -> Path:
-    """Return a folder or list; Roboflow writes ../train/images where it means train/images."""
+def _place(root: Path, stated: str) -> tuple[Path, str]:
+    """Return a folder or list, and a note if there are two, else "".
+
+    Roboflow writes ../train/images where it means train/images. Beside several datasets of one
+    folder, the first may exist, too, and has the images of another dataset.
+    """
     path = root / Path(stated).expanduser()
-    if stated.startswith("../") and not path.exists():
-        return root / stated.removeprefix("../")
-    return path
+    own = root / Path(stated.removeprefix("../")).expanduser()
+    if path.exists() and not own.exists():
+        return path, ""
+    two = own != path and path.exists()
+    return own, f"{stated} is read as {own}, as Roboflow means it; {path} exists, too" if two else ""
 
 
 def _classes(file: Path, content: Mapping[str, Any]) -> tuple[str, ...]:
@@ -184,5 +194,5 @@ def label_path(image: Path) -> Path:
 
     Without such a folder, the labels are beside the image.
     """
-    before, found, after = str(image).rpartition("/images/")
+    before, found, after = str(image.absolute()).rpartition("/images/")
     return Path(f"{before}/labels/{after}" if found else image).with_suffix(".txt")

@@ -261,3 +261,47 @@ def test_images_that_only_ultralytics_reads_are_named(tmp_path):
     (tmp_path / "set/images/train/1.HEIC").touch()
     with pytest.raises(DataError, match=r"1\.HEIC: not read in this format"):
         split_of(file)
+
+
+def test_relative_folders_are_read_as_absolute_ones(tmp_path, monkeypatch):
+    """The first folder of a relative path has no slash before it."""
+    write(tmp_path / "set/more", f"{BOX}\n{BOX}", BOX)
+    yaml = YAML.replace("images/train", "[images/train, more/images/train]")
+    file = write(tmp_path / "set", BOX, yaml=yaml)
+    absolute = split_of(file)
+    monkeypatch.chdir(tmp_path / "set")
+    cache_clear()
+    relative = read("set_train", YOLO_YAML="data.yaml")
+    objects = [len(record["annotations"]) for record in relative.records]
+    assert objects == [1, 2, 1]
+    assert relative.annotations_sha256 == absolute.annotations_sha256
+
+
+def test_the_dataset_s_own_folder_is_read_and_not_a_neighbor_s(tmp_path):
+    """Roboflow's ../train/images, in a folder that lies in another dataset."""
+    image, label = "train/images/0.jpg", "train/labels/0.txt"
+    for root, text in ((tmp_path / "all", ""), (tmp_path / "all/set", BOX)):
+        for name in (image, label):
+            (root / name).parent.mkdir(parents=True)
+        Image.new("RGB", (60, 40)).save(root / image)
+        (root / label).write_text(text)
+    file = tmp_path / "all/set/data.yaml"
+    file.write_text("train: ../train/images\nnames: [cat, dog]")
+    split = split_of(file)
+    assert [record["file_name"] for record in split.records] == [str(tmp_path / "all/set" / image)]
+    own, other = tmp_path / "all/set/train/images", tmp_path / "all/set/../train/images"
+    assert split.notes == (
+        f"../train/images is read as {own}, as Roboflow means it; {other} exists, too",
+    )
+
+
+@pytest.mark.parametrize(
+    "folder, split, images, objects",
+    [("y36_partial", "train", 14, 28), ("y01_cwd", "train", 8, 16), ("y38_sibling/second", "train", 8, 16)],
+)
+def test_folders_that_others_tools_wrote(folder, split, images, objects, shared_data, monkeypatch):
+    """Started from the dataset's folder."""
+    monkeypatch.chdir(shared_data / "oddities" / folder)
+    found = read(f"{Path(folder).name}_{split}", YOLO_YAML="data.yaml")
+    assert len(found.records) == images
+    assert sum(len(record["annotations"]) for record in found.records) == objects
