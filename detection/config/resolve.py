@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
 from fvcore.common.config import CfgNode
 
@@ -15,7 +16,7 @@ from detection.datasets import (
     roboflow_sources,
 )
 from detection.datasets.base import Source, Split, choose_splits, splits_expected
-from detection.datasets.voc import LISTS
+from detection.datasets.voc import LISTS, check_trainval
 from moco.common.errors import DataError, UserError
 from moco.common.shipped import shown
 
@@ -256,6 +257,8 @@ def _resolve_splits(
         if not (chosen := choose_splits(present, needed)):
             error = splits_expected(where, present)
             raise DataError(f"DATASETS.{own} {datasets[own]}: {error}")
+        if chosen[key] == "trainval":
+            check_trainval(Path(datasets[own]).expanduser() / LISTS)
         datasets[key] = (splits[chosen[key]].name,)
 
 

@@ -282,6 +282,26 @@ def class_names(path: Path) -> list[str]:
     return [_text(node, "name", where) for node, where in _objects(_parse(path), path)]
 
 
+def check_trainval(lists: Path) -> None:
+    """Check that trainval.txt has all images of train.txt and val.txt.
+
+    Args:
+        lists: Folder of the lists.
+
+    Raises:
+        DataError: If images are left out, or a list is damaged.
+    """
+    whole = set(read_ids(lists / "trainval.txt"))
+    for name in ("train.txt", "val.txt"):
+        ids = read_ids(lists / name) if (lists / name).is_file() else []
+        if left_out := [image_id for image_id in ids if image_id not in whole]:
+            raise DataError(
+                f"{lists / 'trainval.txt'}: has {plural(len(whole), 'image')}, without "
+                f"{len(left_out)} of the {len(ids)} in {name} ({left_out[0]}); complete it, or "
+                "delete it to train on train.txt"
+            )
+
+
 def _tree(root: Path, split: str) -> str:
     return (
         f"expected {root}/ with Annotations/000001.xml ..., ImageSets/Main/{split}.txt (one image "
@@ -408,9 +428,11 @@ def _parse_custom(folder: str, root: str) -> tuple[list[VOCSource], dict[str, st
 def _custom_task(splits: Sequence[Split], keys: Mapping[str, str]) -> list[str]:
     stem = Path(keys["VOC_DIR"]).expanduser().resolve().name
     lists = sorted(split.name.removeprefix(f"{stem}_") for split in splits)
-    if not choose_splits(lists, ("TRAIN", "TEST")):
+    if not (chosen := choose_splits(lists, ("TRAIN", "TEST"))):
         # The user can name two other lists, but one list alone cannot train and test.
         raise (UserError if len(lists) > 1 else DataError)(splits_expected(LISTS, lists))
+    if "trainval" in chosen.values():
+        check_trainval(Path(keys["VOC_DIR"]).expanduser() / LISTS)
     return ["configs/voc/faster_rcnn_R_18_C4_small.yaml"]
 
 
@@ -442,6 +464,8 @@ def _check_lists(folder: Path) -> Iterator[tuple[str, str]]:
             )
         else:
             yield OK, "trainval and test are in one folder and share no image"
-    train, val, trainval = (lists.get(split) for split in ("train", "val", "trainval"))
-    if train and val and trainval and train | val != trainval:
-        yield WRONG, "trainval.txt is not the union of train.txt and val.txt"
+    if "trainval" in lists:
+        try:
+            check_trainval(folder / "Main")
+        except DataError as error:
+            yield WRONG, str(error)

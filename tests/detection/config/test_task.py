@@ -13,6 +13,7 @@ from detection.config.task import (
     resolved_config,
 )
 from detection.datasets import cache_clear
+from detection.datasets.__main__ import main as doctor
 from detection.embedded.supported import check_supported
 from detection.modeling.backbones import backbone_type
 from moco.common.cfgnode import flatten, load_cfg, read_yaml
@@ -200,6 +201,22 @@ def test_splits_of_a_folder(load, tmp_path):
     chosen = load("DATASETS.VOC_DIR", root, "DATASETS.TRAIN", "('own_val',)")
     assert chosen.cfg.DATASETS.TRAIN == ("own_val",)
     assert chosen.notes[-1] == "2 of 2 test images are also training images"
+
+
+def test_a_trainval_that_lacks_training_images_is_refused(load, tmp_path, capsys):
+    """It is chosen before train, and would train on a part of the images in silence."""
+    root = write_voc(tmp_path / "own", {"train": 4, "trainval": 2, "test": 2})
+    named = r"trainval\.txt: has 2 images, without 4 of the 4 in train\.txt \(000000\); .*delete"
+    with pytest.raises(DataError, match=named):
+        load("DATASETS.VOC_DIR", root)
+    chosen = load("DATASETS.VOC_DIR", root, "DATASETS.TRAIN", "('own_train',)")
+    assert chosen.cfg.DATASETS.TEST == ("own_test",)
+    assert doctor(["doctor", "--voc-dir", str(root)]) == 3
+    assert re.search(f"WRONG  own_.*{named}", capsys.readouterr().out)
+    lists = root / "ImageSets" / "Main"
+    whole = (lists / "train.txt").read_text() + (lists / "trainval.txt").read_text()
+    (lists / "trainval.txt").write_text(whole)
+    assert load("DATASETS.VOC_DIR", root).cfg.DATASETS.TRAIN == ("own_trainval",)
 
 
 def test_tuning_opens_no_annotation_of_the_test_split(load, tmp_path):
