@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
+from PIL.TiffImagePlugin import IMAGELENGTH, IMAGEWIDTH, TiffImageFile
 
 from detection.datasets.archives import fetch_command
 from detection.datasets.images import OpenURL, check_bits, opened
@@ -166,7 +167,7 @@ def image_size(
     """
     try:
         with opened(str(path), open_url) as file, Image.open(file, formats=FORMATS) as image:
-            width, height = image.size
+            width, height = _stored_size(image)
             check_bits(image, path)
             turned = image.getexif().get(_ORIENTATION, 1) in _TURNED
             if decode:
@@ -176,6 +177,17 @@ def image_size(
     except Exception as error:  # Pillow raises many types, all with the same meaning here
         raise DataError(f"{path}: {_damage(path, error)}") from error
     return (height, width) if turned else (width, height)
+
+
+def _stored_size(image: Image.Image) -> tuple[int, int]:
+    """Return the size of an opened image before its EXIF orientation.
+
+    Pillow applies the orientation of a TIFF itself: newer versions when the file is opened, older
+    ones when it is decoded.
+    """
+    if isinstance(image, TiffImageFile):
+        return image.tag_v2[IMAGEWIDTH], image.tag_v2[IMAGELENGTH]
+    return image.size
 
 
 def _damage(path: str | Path, error: Exception) -> str:
