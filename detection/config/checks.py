@@ -9,7 +9,13 @@ from fvcore.common.config import CfgNode
 from detection.config.keys import KEYS
 from detection.config.trained import config_in
 from detection.data import corruptions
-from detection.datasets.base import Split, object_counts, require_package
+from detection.datasets.base import (
+    Split,
+    object_counts,
+    require_package,
+    small_test,
+    unusable,
+)
 from detection.datasets.coco_json import require_polygons
 from detection.datasets.coco_names import PERSON_KEYPOINTS
 from detection.datasets.flips import pairs_note
@@ -254,6 +260,8 @@ def check_splits(cfg: CfgNode, train: tuple[Split, ...], test: Split) -> list[st
         ]
     if test.evaluator_type != "sem_seg":
         notes += _absent_classes(train, test)
+    if not test.from_catalog and (small := small_test(test)):
+        notes.append(small)
     trained = {record["file_name"] for split in train for record in split.records}
     shared = sum(record["file_name"] in trained for record in test.records)
     if shared:
@@ -265,8 +273,9 @@ def _absent_classes(train: tuple[Split, ...], test: Split) -> list[str]:
     """Return notes on classes without training or test objects; DataError if none has any."""
     notes = []
     learned = {name for split in train for name in object_counts(split)}
-    if train and not learned:
-        raise DataError(f"{train[0].name}: no annotated objects in the training split")
+    lacks = [why for split in train if (why := unusable(split))]
+    if train and len(lacks) == len(train):
+        raise DataError(f"{train[0].name}: {lacks[0]}, so nothing can be trained")
     unseen = [name for name in test.classes if name not in learned]
     if train and unseen:
         notes.append(f"classes without training objects, so never detected: {first_few(unseen)}")
@@ -274,8 +283,10 @@ def _absent_classes(train: tuple[Split, ...], test: Split) -> list[str]:
         return notes  # Its records need not contain the ground truth of its evaluator.
     measured = object_counts(test, measured=True)
     absent = [name for name in test.classes if name not in measured]
-    if len(absent) == len(test.classes):
-        raise DataError(f"{test.name}: no annotated objects in the test split to measure AP with")
+    if why := unusable(test, measured=True):
+        raise DataError(
+            f"{test.name}: {why}, so nothing can be tested; name another split in DATASETS.TEST"
+        )
     if absent:
         is_voc = test.evaluator_type == "pascal_voc"
         note = "; bbox/AP_detectron2 counts them, as Detectron2 does" if is_voc else ""

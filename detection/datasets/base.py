@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from fvcore.common.config import CfgNode
 from fvcore.common.registry import Registry
 
-from moco.common.errors import UserError
+from moco.common.errors import UserError, plural
 
 # Detectron2's standard dict of one image ("file_name", "image_id", "height", "width",
 # "annotations" or "sem_seg_file_name"), equal to what Detectron2's own reader of the format gives.
@@ -21,6 +21,8 @@ Record = dict[str, Any]
 
 XYXY_ABS, XYWH_ABS = 0, 1  # Detectron2's BoxMode
 _VAL = ("val", "valid")  # Roboflow's name is the second
+SMALL_TEST = "small test split"
+_FEW_IMAGES, _FEW_OBJECTS = 30, 50
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,12 +80,61 @@ def object_counts(split: Split, *, measured: bool = False) -> Counter[str]:
         measured: Count only objects that the metric counts: without VOC's difficult ones, although
             they are trained on.
     """
-    if measured and split.truth is not None and split.evaluator_type == "pascal_voc":
+    if _has_difficult(split, measured):
         ids = (i for truth in split.truth.values() for i in truth.classes[~truth.difficult])
     else:
         objects = (item for record in split.records for item in record.get("annotations", ()))
         ids = (item["category_id"] for item in objects if not item.get("iscrowd", 0))
     return Counter(split.classes[i] for i in ids)
+
+
+def unusable(split: Split, *, measured: bool = False) -> str:
+    """Return why no object of a split of instances counts, or "" if one does.
+
+    Args:
+        split: Split.
+        measured: Ask for objects that the metric counts, not for those to train on.
+    """
+    reasons: Counter[str] = Counter()
+    for record in split.records:
+        truth = split.truth[record["image_id"]] if _has_difficult(split, measured) else None
+        for number, item in enumerate(record.get("annotations", ())):
+            if item.get("iscrowd", 0):
+                reasons["crowds (iscrowd 1)"] += 1
+            elif truth is not None and truth.difficult[number]:
+                reasons["difficult"] += 1
+            elif _is_empty(item):
+                reasons["without area"] += 1
+            else:
+                return ""
+    if not reasons:
+        return "no annotated objects"
+    return f"all of its {plural(reasons.total(), 'object')} are {' or '.join(reasons)}"
+
+
+def _has_difficult(split: Split, measured: bool) -> bool:
+    """Return whether the metric leaves out objects that are trained on."""
+    return measured and split.truth is not None and split.evaluator_type == "pascal_voc"
+
+
+def _is_empty(item: Mapping[str, Any]) -> bool:
+    left, top, right, bottom = item["bbox"]
+    if item["bbox_mode"] == XYWH_ABS:
+        left, top = 0, 0
+    return bool(right <= left or bottom <= top)
+
+
+def small_test(split: Split) -> str:
+    """Return a warning, which starts with `SMALL_TEST`, about a test split of few images, or ""."""
+    images, objects = len(split.records), object_counts(split, measured=True).total()
+    semantic = split.evaluator_type == "sem_seg"
+    if images >= _FEW_IMAGES and (semantic or objects >= _FEW_OBJECTS):
+        return ""
+    return (
+        f"{SMALL_TEST}: {split.name} has {plural(images, 'image')} and "
+        f"{plural(objects, 'object')}, fewer than {_FEW_IMAGES} or {_FEW_OBJECTS}; AP depends on "
+        "a few of them, so small gaps mean nothing"
+    )
 
 
 def with_objects(records: Sequence[Record]) -> list[Record]:

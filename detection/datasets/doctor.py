@@ -32,6 +32,8 @@ from detection.datasets.base import (
     formats,
     object_counts,
     official_counts,
+    small_test,
+    unusable,
 )
 from detection.datasets.flips import pairs_note
 from detection.datasets.labels import check_labels
@@ -129,6 +131,8 @@ def examine_custom(
     for split in splits:
         findings += [Finding(split.name, NOTE, _classes(split)), *score(split)]
         findings += _turned(split)
+        if _is_test(split) and (small := small_test(split)):
+            findings.append(Finding(split.name, NOTE, small))
         if split.has_keypoints:
             findings.append(Finding(split.name, NOTE, _flipped(split)))
     if len({split.classes for split in splits}) > 1:
@@ -252,7 +256,13 @@ def _complete(split: Split) -> Finding:
         published = f", {official_objects} objects" if official_objects else ""
         text += f" (official count: {official} images{published})"
     state = OK if official in (0, images) else PART
+    if split.evaluator_type != "sem_seg" and (why := unusable(split, measured=_is_test(split))):
+        state, text = WRONG, f"{text}; {why}, so nothing can be trained or tested"
     return Finding(split.name, state, "; ".join((text, *split.notes)))
+
+
+def _is_test(split: Split) -> bool:
+    return not split.name.endswith(("train", "trainval"))
 
 
 def _verify(split: Split, seen: set[str]) -> None:

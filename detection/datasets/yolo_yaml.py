@@ -98,7 +98,10 @@ def _place(root: Path, stated: str) -> tuple[Path, str]:
     if path.exists() and not own.exists():
         return path, ""
     two = own != path and path.exists()
-    return own, f"{stated} is read as {own}, as Roboflow means it; {path} exists, too" if two else ""
+    return (
+        own,
+        f"{stated} is read as {own}, as Roboflow means it; {path} exists, too" if two else "",
+    )
 
 
 def _classes(file: Path, content: Mapping[str, Any]) -> tuple[str, ...]:

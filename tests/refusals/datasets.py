@@ -84,7 +84,7 @@ VOC = [
         ),
         (
             text("one/Annotations/1.xml", f"<annotation>{SIZE}</annotation>"),
-            "no annotated objects in the training split",
+            "no annotated objects, so nothing can be trained",
         ),
         code=3,
     ),

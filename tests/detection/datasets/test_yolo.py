@@ -297,7 +297,11 @@ def test_the_dataset_s_own_folder_is_read_and_not_a_neighbor_s(tmp_path):
 
 @pytest.mark.parametrize(
     "folder, split, images, objects",
-    [("y36_partial", "train", 14, 28), ("y01_cwd", "train", 8, 16), ("y38_sibling/second", "train", 8, 16)],
+    [
+        ("y36_partial", "train", 14, 28),
+        ("y01_cwd", "train", 8, 16),
+        ("y38_sibling/second", "train", 8, 16),
+    ],
 )
 def test_folders_that_others_tools_wrote(folder, split, images, objects, shared_data, monkeypatch):
     """Started from the dataset's folder."""
