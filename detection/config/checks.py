@@ -10,6 +10,7 @@ from detection.config.keys import KEYS
 from detection.config.trained import config_in
 from detection.data import corruptions
 from detection.datasets.base import (
+    UNUSED_KEYPOINTS,
     Split,
     object_counts,
     require_package,
@@ -234,10 +235,10 @@ def check_splits(cfg: CfgNode, train: tuple[Split, ...], test: Split) -> list[st
             ("KEYPOINT_ON", split.has_keypoints, "keypoints"),
         ):
             if model[key] and not present:
-                raise DataError(
-                    f"{split.name}: not every object has {what}, which MODEL.{key} needs; annotate "
-                    f"them, or set MODEL.{key} False"
-                )
+                unnamed = [note for note in split.notes if note.startswith(UNUSED_KEYPOINTS)]
+                reason = unnamed[0] if unnamed and key == "KEYPOINT_ON" else ""
+                reason = reason or f"not every object has {what}, which MODEL.{key} needs"
+                raise DataError(f"{split.name}: {reason}; annotate them, or set MODEL.{key} False")
         named = {"keypoint_names", "keypoint_flip_map"} <= split.metadata.keys()
         if model.KEYPOINT_ON and not named:
             raise UserError(

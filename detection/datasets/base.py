@@ -21,7 +21,8 @@ Record = dict[str, Any]
 
 XYXY_ABS, XYWH_ABS = 0, 1  # Detectron2's BoxMode
 _VAL = ("val", "valid")  # Roboflow's name is the second
-SMALL_TEST = "small test split"
+SMALL_TEST = "small test split"  # start of a note
+UNUSED_KEYPOINTS = "keypoints are not used, because "  # likewise
 _FEW_IMAGES, _FEW_OBJECTS = 30, 50
 
 
@@ -43,7 +44,7 @@ class Split:
             VOC `GroundTruth` by image id, for Cityscapes' instances a file by `file_name`.
         has_masks: True if every annotation has a segmentation, except those that `with_masks`
             leaves out.
-        has_keypoints: True if every person has keypoints.
+        has_keypoints: True if every object has keypoints, and the file names them.
         from_catalog: True if the split comes from Detectron2's DatasetCatalog and is evaluated by
             Detectron2 itself.
         images: Image ids of a part (detection/datasets/parts.py); None for a whole split.

@@ -23,6 +23,7 @@ from detection.datasets.base import (
     ABSENT,
     FORMATS,
     NOTE,
+    UNUSED_KEYPOINTS,
     WRONG,
     Custom,
     Finding,
@@ -120,6 +121,8 @@ class COCOSource:
             self._metadata(file),
             keys=_KEYS + DENSEPOSE_KEYS if self.kind == "densepose" else _KEYS,
         )
+        if self.kind == "custom" and (why := _unnamed_keypoints(file)) and file.has_keypoints():
+            split = dataclasses.replace(split, notes=(*split.notes, f"{UNUSED_KEYPOINTS}{why}"))
         for record in split.records:
             # JPEG files never have more than 8 bits, and COCO has too many to open.
             if not record["file_name"].lower().endswith((".jpg", ".jpeg")):
@@ -306,6 +309,19 @@ def _find_images(source: COCOSource, file: AnnotationFile) -> str:
     raise DataError(f"{file.path}: {first} {where}; {source.images_folder}")
 
 
+def _unnamed_keypoints(file: AnnotationFile) -> str:
+    """Return why the categories do not determine one list of keypoints, or "" if they do."""
+    first, *others = file.categories
+    names = first.get("keypoints")
+    for other in others:
+        if (other.get("keypoints") or []) != (names or []):
+            both = f"{first['name']!r} and {other['name']!r}"
+            return f"the categories {both} have different 'keypoints'; one list is supported"
+    if isinstance(names, list) and names and all(isinstance(name, str) for name in names):
+        return ""
+    return f"the category {first['name']!r} has no 'keypoints', the list of their names"
+
+
 def _custom_keypoints(file: AnnotationFile, pairs: tuple[tuple[str, str], ...]) -> Json:
     """Return names and left-right pairs of the keypoints, or {} if the categories have none.
 
@@ -313,14 +329,9 @@ def _custom_keypoints(file: AnnotationFile, pairs: tuple[tuple[str, str], ...]) 
         file: The annotations.
         pairs: DATASETS.KEYPOINT_FLIP_PAIRS; if empty, pairs are inferred from the names.
     """
-    by_category = [category.get("keypoints") for category in file.categories]
-    if not any(by_category):
+    if _unnamed_keypoints(file):
         return {}
-    names = by_category[0]
-    if any(others != names for others in by_category):
-        raise DataError(f"{file.path}: categories have different keypoints; one set is supported")
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise DataError(f"{file.path}: 'keypoints' of a category: expected a list of names")
+    names = file.categories[0]["keypoints"]
     if unknown := [name for pair in pairs for name in pair if name not in names]:
         raise DataError(
             f"DATASETS.KEYPOINT_FLIP_PAIRS: {file.path} has no keypoint {unknown[0]!r}; its "

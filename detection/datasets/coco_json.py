@@ -202,8 +202,14 @@ class AnnotationFile:
                 **metadata,
             },
             has_masks=unmasked < len(objects) and unmasked == self._file.shapeless,
-            has_keypoints=bool(objects) and all(obj.get("keypoints") for obj in objects),
+            has_keypoints=(
+                bool(objects and num_keypoints) and all(obj.get("keypoints") for obj in objects)
+            ),
         )
+
+    def has_keypoints(self) -> bool:
+        """Return whether an object has keypoints."""
+        return any(row.get("keypoints") for rows in self.annotations.values() for row in rows)
 
     def _objects(self, image_id: int, keys: Sequence[str], num_keypoints: int) -> list[Json]:
         """Return the annotations of one image as Detectron2's dicts."""

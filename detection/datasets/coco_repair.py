@@ -141,6 +141,9 @@ def annotation_file(
         kind: [{key: row[key] for key in keys if key in row} for row in annotations.content[kind]]
         for kind, keys in _NEEDED.items()
     }
+    for row in content["categories"]:
+        if not _are_names(row.get("keypoints", [])):
+            del row["keypoints"]
     if masked:
         content["annotations"] = [a for a in content["annotations"] if a.get("segmentation")]
     if images is not None:
@@ -441,4 +444,9 @@ def _plain_row(row: Json) -> bool:
         and all(isinstance(row[key], str) for key in _TEXTS if key in row)
         and isinstance(lines, list)
         and all(isinstance(pair, list) and len(pair) == 2 for pair in lines)
+        and _are_names(row.get("keypoints", []))
     )
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
