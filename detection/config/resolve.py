@@ -255,7 +255,7 @@ def _resolve_splits(
             )
         present = [split for split, source in splits.items() if source.present()]
         if not (chosen := choose_splits(present, needed)):
-            error = splits_expected(where, present)
+            error = splits_expected(where, present, datasets[own])
             raise DataError(f"DATASETS.{own} {datasets[own]}: {error}")
         if chosen[key] == "trainval":
             check_trainval(Path(datasets[own]).expanduser() / LISTS)

@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import importlib.util
+import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 from fvcore.common.config import CfgNode
 from fvcore.common.registry import Registry
 
+from moco.common.command import program
 from moco.common.errors import UserError, plural
 
 # Detectron2's standard dict of one image ("file_name", "image_id", "height", "width",
@@ -161,12 +163,25 @@ def choose_splits(names: Collection[str], needed: Sequence[str]) -> dict[str, st
     return {}
 
 
-def splits_expected(where: str, names: Iterable[str]) -> str:
-    """Format the error about a dataset without the splits that `choose_splits` needs."""
+def splits_expected(where: str, names: Sequence[str], place: str | Path) -> str:
+    """Format the error about a dataset without the splits that `choose_splits` needs.
+
+    Args:
+        where: What names the splits.
+        names: Splits that there are.
+        place: Folder or file of the dataset.
+    """
+    named = "or name the splits in DATASETS.TRAIN and DATASETS.TEST"
     return (
         f"{where} has {', '.join(names) or 'no split'}; expected trainval or train, and test or "
-        "val (or name the splits in DATASETS.TRAIN and DATASETS.TEST)"
+        f"val ({named if len(names) > 1 else f'to divide it: {split_command(place)}'})"
     )
+
+
+def split_command(place: str | Path) -> str:
+    """Return the command that divides a dataset without splits."""
+    command = program("datasets split", "python -m detection.datasets split")
+    return f"{command} {shlex.quote(str(place))}"
 
 
 @contextmanager

@@ -410,7 +410,7 @@ def _custom_task(splits: Sequence[Split], keys: Mapping[str, str]) -> list[str]:
     if "COCO_DIR" in keys:
         names = [split.name.rpartition("_")[2] for split in splits]
         if not choose_splits(names, ("TRAIN", "TEST")):
-            raise DataError(splits_expected(keys["COCO_DIR"], names))
+            raise DataError(splits_expected(keys["COCO_DIR"], names, keys["COCO_DIR"]))
     elif "COCO_TEST_JSON" not in keys:
         [call] = _doctor_arguments(CfgNode(keys))
         again = shlex.join([*call, "--coco-json"])

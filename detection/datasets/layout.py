@@ -84,7 +84,7 @@ def read_json(path: str | Path) -> tuple[Any, str]:
 
 
 def read_ids(path: Path, columns: re.Pattern[str] | None = None) -> list[str]:
-    """Read the image ids of a list, one per line, all different.
+    """Read the image ids of a list, one per line, all different; an id may have blanks.
 
     Args:
         path: Text file.
@@ -94,18 +94,15 @@ def read_ids(path: Path, columns: re.Pattern[str] | None = None) -> list[str]:
         DataError: If the list is empty, has malformed lines, or an id leads out of the folder.
     """
     try:
-        ids = [
-            line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()
-        ]
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not a text file in UTF-8") from error
+    ids = [line.strip() for line in lines if line.strip()]
     if columns:
         ids = [found[1] if (found := columns.fullmatch(line)) else line for line in ids]
     if not ids:
         raise DataError(f"{path}: has no image ids; expected one per line")
     for image_id in ids:
-        if len(image_id.split()) != 1:
-            raise DataError(f"{path}: line {image_id!r}: expected one image id per line")
         if Path(image_id).name != image_id or image_id == "..":
             raise DataError(f"{path}: id {image_id!r} leads out of the dataset's folder")
     if len(set(ids)) < len(ids):

@@ -19,8 +19,8 @@ import yaml
 from detection.datasets.base import Split
 from detection.datasets.coco import COCOSource
 from detection.datasets.coco_repair import TABLES, as_integer
-from detection.datasets.layout import doctor_command, read_json
-from detection.datasets.voc import ENDINGS, LISTS, class_names
+from detection.datasets.layout import doctor_command, read_ids, read_json
+from detection.datasets.voc import ENDINGS, LISTS, class_names, split_lists
 from detection.datasets.yolo import read_images
 from detection.datasets.yolo_yaml import DataYaml, lines_of, read_data_yaml
 from moco.common.errors import DataError, UserError, plural, say
@@ -151,28 +151,32 @@ def find_undivided(place: Path) -> Undivided:
 
 
 def _voc(root: Path) -> Undivided:
-    if lists := sorted((root / LISTS).glob("*.txt")):
+    lists = split_lists(root)
+    # CVAT writes one list of all images, default.txt.
+    if len(lists) > 1:
         raise UserError(f"{root}: has splits: {', '.join(f'{LISTS}/{p.name}' for p in lists)}")
     images = {
         path.stem: path
         for path in sorted((root / "JPEGImages").glob("*"))
         if path.suffix.lower() in ENDINGS
     }
-    annotated = {path.stem: class_names(path) for path in sorted(root.glob("Annotations/*.xml"))}
-    if not annotated:
+    files = {path.stem: path for path in sorted(root.glob("Annotations/*.xml"))}
+    if not files:
         raise DataError(f"{root}: has no Annotations/*.xml")
-    if missing := sorted(annotated.keys() - images.keys()):
-        raise DataError(f"{root}: Annotations/{missing[0]}.xml has no image in JPEGImages")
-    names = list(annotated)
+    names = read_ids(lists[0]) if lists else list(files)
+    for name in names:
+        for folder, having in (("Annotations", files), ("JPEGImages", images)):
+            if name not in having:
+                raise DataError(f"{root}: {name} has no file in {folder}")
 
-    def files(parts: Parts) -> dict[Path, str]:
+    def written(parts: Parts) -> dict[Path, str]:
         return {
             root / LISTS / f"{split}.txt": _lines(names[i] for i in chosen)
             for split, chosen in parts.items()
         }
 
-    found = [(str(images[name]), frozenset(classes)) for name, classes in annotated.items()]
-    return Undivided("VOC layout", found, files, ["--voc-dir", str(root)])
+    found = [(str(images[name]), frozenset(class_names(files[name]))) for name in names]
+    return Undivided("VOC layout", found, written, ["--voc-dir", str(root)])
 
 
 def _yolo(data: DataYaml) -> Undivided:
@@ -263,4 +267,9 @@ def _images(split: Split) -> list[tuple[str, frozenset[str]]]:
 
 
 def _lines(names: Iterable[str]) -> str:
-    return "".join(f"{name}\n" for name in names)
+    """Return the text of a list; raise DataError for a name that a line cannot hold."""
+    lines = list(names)
+    for name in lines:
+        if name.strip().splitlines() != [name]:
+            raise DataError(f"{name!r}: a line of a list cannot hold this name; rename the file")
+    return "".join(f"{name}\n" for name in lines)

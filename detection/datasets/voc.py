@@ -12,10 +12,12 @@ and `Split.truth` keep them so; `Split.records` has 0-based half-open XYXY as De
 import contextlib
 import functools
 import hashlib
+import itertools
 import math
+import re
 import xml.etree.ElementTree as ET
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -36,6 +38,7 @@ from detection.datasets.base import (
     Source,
     Split,
     choose_splits,
+    split_command,
     splits_expected,
 )
 from detection.datasets.coco_json import with_coco_metric
@@ -57,6 +60,8 @@ _COUNTS = {
 
 LISTS = "ImageSets/Main"  # folder of the splits
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp")  # in order of preference
+_OF_CLASS = re.compile(r".*\S\s+(-1|0|1)")  # line of a list of one class
+_LINES = 9  # that tell such a list
 
 
 @dataclass(frozen=True)
@@ -235,11 +240,15 @@ def folder_sources(datasets: CfgNode) -> list[VOCSource]:
     root = Path(datasets.VOC_DIR).expanduser()
     if not root.is_dir():
         raise DataError(f"DATASETS.VOC_DIR {root}: no such folder; {_tree(root, 'trainval')}")
-    lists = sorted((root / "ImageSets" / "Main").glob("*.txt"))
+    lists = split_lists(root)
     parts = {f"{name}/": (root / name).is_dir() for name in ("Annotations", "JPEGImages")}
     parts["ImageSets/Main/*.txt"] = bool(lists)
-    if missing := ", ".join(part for part, exists in parts.items() if not exists):
-        raise DataError(f"DATASETS.VOC_DIR {root}: has no {missing}; {_tree(root, 'trainval')}")
+    if missing := [part for part, exists in parts.items() if not exists]:
+        divide = (
+            f"; to divide it: {split_command(root)}" if missing == ["ImageSets/Main/*.txt"] else ""
+        )
+        has_no = f"has no {', '.join(missing)}; {_tree(root, 'trainval')}"
+        raise DataError(f"DATASETS.VOC_DIR {root}: {has_no}{divide}")
     if datasets.VOC_YEAR not in (2007, 2012):
         raise UserError(f"DATASETS.VOC_YEAR: got {datasets.VOC_YEAR}, choices are 2007, 2012")
     tuning = datasets.get("PART", "") == TUNE
@@ -249,6 +258,28 @@ def folder_sources(datasets: CfgNode) -> list[VOCSource]:
         VOCSource(f"{stem}_{path.stem}", root, path.stem, datasets.VOC_YEAR, classes, False, metric)
         for path in lists
     ]
+
+
+def split_lists(root: Path) -> list[Path]:
+    """Return the lists of splits in a folder in VOC layout, sorted.
+
+    VOC itself and CVAT have a list per class, too, such as car_train.txt: the ids of train.txt,
+    each with 1 if the image has an object of the class, else -1 or 0.
+    """
+    lists = sorted((root / LISTS).glob("*.txt"))
+    stems = {path.stem for path in lists}
+    return [path for path in lists if not (_stem_of_split(path.stem, stems) and _is_of_class(path))]
+
+
+def _stem_of_split(stem: str, stems: Collection[str]) -> bool:
+    """Return whether a name is that of another list after a class: car_train, after train."""
+    return any(stem.endswith(f"_{other}") for other in stems)
+
+
+def _is_of_class(path: Path) -> bool:
+    with contextlib.suppress(UnicodeDecodeError), path.open(encoding="utf-8-sig") as file:
+        return all(_OF_CLASS.fullmatch(line.strip()) for line in itertools.islice(file, _LINES))
+    return False
 
 
 @functools.lru_cache(maxsize=8)
@@ -430,7 +461,8 @@ def _custom_task(splits: Sequence[Split], keys: Mapping[str, str]) -> list[str]:
     lists = sorted(split.name.removeprefix(f"{stem}_") for split in splits)
     if not (chosen := choose_splits(lists, ("TRAIN", "TEST"))):
         # The user can name two other lists, but one list alone cannot train and test.
-        raise (UserError if len(lists) > 1 else DataError)(splits_expected(LISTS, lists))
+        error = UserError if len(lists) > 1 else DataError
+        raise error(splits_expected(LISTS, lists, keys["VOC_DIR"]))
     if "trainval" in chosen.values():
         check_trainval(Path(keys["VOC_DIR"]).expanduser() / LISTS)
     return ["configs/voc/faster_rcnn_R_18_C4_small.yaml"]

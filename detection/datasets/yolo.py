@@ -305,7 +305,7 @@ def _custom_task(splits: Sequence[Split], keys: Mapping[str, str]) -> list[str]:
     """Choose COCO's own task if all objects have masks, else the tutorial's small one for boxes."""
     names = [split.name.rpartition("_")[2] for split in splits]
     if not choose_splits(names, ("TRAIN", "TEST")):
-        raise DataError(splits_expected(keys["YOLO_YAML"], names))
+        raise DataError(splits_expected(keys["YOLO_YAML"], names, keys["YOLO_YAML"]))
     if all(split.has_masks for split in splits):
         return ["configs/coco/mask_rcnn_R_50_FPN_1x.yaml"]
     return ["configs/voc/faster_rcnn_R_18_C4_small.yaml"]

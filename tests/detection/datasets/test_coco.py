@@ -201,7 +201,10 @@ def test_custom_keypoints(tmp_path):
 
 
 NAMES = {
-    "none": (["absent", "absent"], "the category 'red' has no 'keypoints', the list of their names"),
+    "none": (
+        ["absent", "absent"],
+        "the category 'red' has no 'keypoints', the list of their names",
+    ),
     "empty": ([[], None], "the category 'red' has no 'keypoints', the list of their names"),
     "numbers": ([[1, 2, 3]] * 2, "the category 'red' has no 'keypoints', the list of their names"),
     "one of two": (

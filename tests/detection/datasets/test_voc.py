@@ -148,6 +148,28 @@ def test_the_digest_is_of_what_is_annotated_and_not_of_where(tmp_path):
     assert source(roots[1]).read().annotations_sha256 != first
 
 
+def test_lists_of_one_class_are_no_splits(tmp_path):
+    """In VOC's own form, of two columns; a list of another form is a split."""
+    root = write_voc(tmp_path / "own", {"train": 3, "test": 2})
+    lists = root / "ImageSets" / "Main"
+    for name, form in (("red_train", "{} {:2d}"), ("my_train", "{}")):
+        lines = (lists / "train.txt").read_text().split()
+        rows = [form.format(image_id, 1 - i) for i, image_id in enumerate(lines)]
+        (lists / f"{name}.txt").write_text("\n".join(rows) + "\n")
+    names = [source.name for source in folder_sources(task_with(root).DATASETS)]
+    assert names == ["own_my_train", "own_test", "own_train"]
+
+
+@pytest.mark.parametrize("start, end", [("\ufeff", "\n"), ("", "\r\n"), ("\ufeff", "\r\n\r\n")])
+def test_lists_as_windows_writes_them(start, end, tmp_path):
+    root = write_voc(tmp_path / "own", {"train": 3})
+    path = root / "ImageSets" / "Main" / "train.txt"
+    ids = path.read_text().split()
+    path.write_bytes((start + end.join([*ids, ""])).encode())
+    records = read_split("own_train", task_with(root)).records
+    assert [record["image_id"] for record in records] == ids
+
+
 def test_real_annotations(shared_data):
     cfg = task_with(shared_data / "bccd")
     split = read_split("bccd_trainval", cfg)
