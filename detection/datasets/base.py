@@ -22,7 +22,8 @@ from moco.common.errors import UserError, plural
 Record = dict[str, Any]
 
 XYXY_ABS, XYWH_ABS = 0, 1  # Detectron2's BoxMode
-_VAL = ("val", "valid")  # Roboflow's name is the second
+_VAL = ("val", "valid", "validation")  # Roboflow's name is the second
+SPLITS = ("trainval", "train", "test", *_VAL)
 SMALL_TEST = "small test split"  # start of a note
 UNUSED_KEYPOINTS = "keypoints are not used, because "  # likewise
 _FEW_IMAGES, _FEW_OBJECTS = 30, 50
@@ -254,7 +255,7 @@ class Custom:
         sources: Node DATASETS of a configuration → the splits that its keys name.
         parse: (value of the flag, --root) → the splits, and the keys of DATASETS for them.
         arguments: Node DATASETS → the doctor's arguments, one list per call.
-        find: Folder → the key of DATASETS for a dataset in it, if there is one in this format.
+        find: Folder → the keys of DATASETS for each dataset in it in this format.
         check: Readable split → further findings.
     """
 
@@ -264,7 +265,7 @@ class Custom:
     sources: Callable[[CfgNode], Sequence[Source]]
     parse: Callable[[Any, str], tuple[Sequence[Source], dict[str, str]]]
     arguments: Callable[[CfgNode], list[list[str]]]
-    find: Callable[[Path], dict[str, Path]]
+    find: Callable[[Path], list[dict[str, Path]]]
     check: Callable[[Any], Iterable[Finding]] = lambda source: ()
 
 

@@ -3,7 +3,8 @@
 coco/annotations/<kind>_<split><year>.json
 coco/{train,val}{2014,2017}/      the images, by the `file_name` of each image
 
-A custom dataset is two JSON files, or a folder as Roboflow exports it:
+A custom dataset is two JSON files, such as annotations/custom_{train,val}.json of DETR, or a folder
+as Roboflow exports it:
 
 <folder>/{train,valid,test}/      _annotations.coco.json and the images
 """
@@ -11,6 +12,7 @@ A custom dataset is two JSON files, or a folder as Roboflow exports it:
 import dataclasses
 import glob
 import os
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ from detection.datasets.base import (
     ABSENT,
     FORMATS,
     NOTE,
+    SPLITS,
     UNUSED_KEYPOINTS,
     WRONG,
     Custom,
@@ -379,9 +382,7 @@ coco/
             sources=lambda datasets: [*roboflow_sources(datasets), *custom_sources(datasets)],
             parse=_parse_custom,
             arguments=_doctor_arguments,
-            find=lambda folder: (
-                {"DATASETS.COCO_DIR": folder} if (folder / "train" / _ROBOFLOW).is_file() else {}
-            ),
+            find=_find,
             check=_check_custom,
         ),
     )
@@ -397,12 +398,44 @@ def _check_folders(root: str, states: Mapping[str, str]) -> Iterator[Finding]:
 
 def _parse_custom(files: list[str], root: str) -> tuple[list[COCOSource], dict[str, str]]:
     if len(files) == 1 and os.path.isdir(files[0]):
-        keys = {"COCO_DIR": files[0]}
-        return roboflow_sources(CfgNode(keys)), keys
+        found = _find(Path(files[0]))
+        if len(found) != 1 or "DATASETS.COCO_DIR" in found[0]:
+            keys = {"COCO_DIR": files[0]}
+            return roboflow_sources(CfgNode(keys)), keys
+        files = [str(file) for file in found[0].values()]
     keys = {}
     for role, file in zip(("TRAIN", "TEST"), files, strict=False):
         keys |= {f"COCO_{role}_JSON": file} | ({f"COCO_{role}_ROOT": root} if root else {})
     return [_custom_source(file, root, "") for file in files], keys
+
+
+def json_files(folder: Path) -> list[Path]:
+    """Return the JSON files that a dataset in COCO's format may consist of."""
+    patterns = ("*.json", "annotations/*.json", f"train/{Path(_ROBOFLOW).stem}_*.json")
+    return [path for pattern in patterns for path in sorted(folder.glob(pattern))]
+
+
+def _find(folder: Path) -> list[dict[str, Path]]:
+    """Find pairs of JSON files by their names, else Roboflow's folders.
+
+    COCO and DETR have annotations/instances_train2017.json and instances_val2017.json; COCO's files
+    of other kinds are not for boxes alone.
+    """
+    groups: dict[str, dict[str, Path]] = {}  # what the names of one dataset share → its splits
+    for path in json_files(folder):
+        words = re.findall("[a-z]+", path.stem.lower())
+        if last := next((word for word in reversed(words) if word in SPLITS), ""):
+            words.remove(last)
+            groups.setdefault(f"{path.parent} {' '.join(words)}", {})[last] = path
+    pairs = [
+        {f"DATASETS.COCO_{key}_JSON": splits[chosen[key]] for key in ("TRAIN", "TEST")}
+        for splits in groups.values()
+        if (chosen := choose_splits(splits, ("TRAIN", "TEST")))
+    ]
+    boxes = [pair for pair in pairs if "instances" in pair["DATASETS.COCO_TRAIN_JSON"].stem]
+    if pairs:
+        return boxes or pairs
+    return [{"DATASETS.COCO_DIR": folder}] if (folder / "train" / _ROBOFLOW).is_file() else []
 
 
 def _custom_task(splits: Sequence[Split], keys: Mapping[str, str]) -> list[str]:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,14 @@ from PIL.TiffImagePlugin import IMAGELENGTH, IMAGEWIDTH, TiffImageFile
 from detection.datasets.archives import fetch_command
 from detection.datasets.images import OpenURL, check_bits, opened
 from moco.common.command import program
-from moco.common.errors import DataError
+from moco.common.errors import DataError, first_few
 from moco.data.decode import FORMATS
 
 DATASETS_VARIABLE = "DETECTRON2_DATASETS"
 _TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
 _ORIENTATION = 0x0112
 _LONGEST_LINK = 255  # bytes
+_NAMED = 5  # files and folders in a message
 
 
 def datasets_root() -> str:
@@ -140,6 +141,21 @@ def names_in(folder: str) -> set[str]:
             return {entry.name for entry in entries}
     except OSError:
         return set()
+
+
+def contents(folder: str | Path) -> str:
+    """Return what a folder has, for messages: `it has a/, b.txt`, where a/ is a folder."""
+    names = [f"{name}/" if Path(folder, name).is_dir() else name for name in names_in(str(folder))]
+    shown = sorted(name for name in names if name[0] != ".")
+    return f"it has {first_few(shown, _NAMED)}" if shown else "it is empty"
+
+
+def inner_folders(folder: Path, depth: int = 2) -> Iterator[Path]:
+    """Yield the folders below a folder, down to VOCdevkit/VOC2007."""
+    for name in sorted(names_in(str(folder))) if depth else ():
+        if name[0] != "." and (inner := folder / name).is_dir():
+            yield inner
+            yield from inner_folders(inner, depth - 1)
 
 
 def is_turned(path: str | Path) -> bool:

@@ -19,8 +19,8 @@ import yaml
 from detection.datasets.base import Split
 from detection.datasets.coco import COCOSource
 from detection.datasets.coco_repair import TABLES, as_integer
-from detection.datasets.layout import doctor_command, read_ids, read_json
-from detection.datasets.voc import ENDINGS, LISTS, class_names, split_lists
+from detection.datasets.layout import contents, doctor_command, read_ids, read_json
+from detection.datasets.voc import ENDINGS, LISTS, class_names, folders_of, is_voc, split_lists
 from detection.datasets.yolo import read_images
 from detection.datasets.yolo_yaml import DataYaml, lines_of, read_data_yaml
 from moco.common.errors import DataError, UserError, plural, say
@@ -28,6 +28,7 @@ from moco.common.files import atomic_write_text, sha256_file
 
 Parts = Mapping[str, Sequence[int]]  # split → positions of its images
 _ROBOFLOW = "*/_annotations.coco.json"
+_COCO = "COCO's format"
 
 
 @dataclass(frozen=True)
@@ -47,19 +48,23 @@ class Undivided:
     arguments: Sequence[str]
 
 
-def write_splits(place: str, shares: Mapping[str, float], seed: int) -> None:
+def write_splits(place: str, shares: Mapping[str, float], seed: int, root: str = "") -> None:
     """Divide a dataset, write the lists, and print what was written.
 
     Args:
         place: Folder of the dataset, or its data.yaml or annotations.
         shares: Split → share of the images; they add up to 1.
         seed: Seed.
+        root: Folder of the images of a file in COCO's format; "": found near the file.
 
     Raises:
-        UserError: If the dataset has splits, or a file to write exists.
+        UserError: If the dataset has splits, or a file to write exists, or `root` is given for
+            another format.
         DataError: If there is no dataset, it is damaged, or has too few images.
     """
-    data = find_undivided(Path(place).expanduser())
+    data = find_undivided(Path(place).expanduser(), root)
+    if root and data.layout != _COCO:
+        raise UserError(f"--root belongs to a file in {_COCO}; {place} is in {data.layout}")
     digests = [sha256_file(path) for path, _ in data.images]
     parts = divide(digests, [classes for _, classes in data.images], shares, seed)
     if empty := [split for split, chosen in parts.items() if not chosen]:
@@ -123,8 +128,12 @@ def divide(
     return {split: sorted(chosen) for split, chosen in parts.items()}
 
 
-def find_undivided(place: Path) -> Undivided:
+def find_undivided(place: Path, root: str = "") -> Undivided:
     """Recognize the layout of a dataset without splits.
+
+    Args:
+        place: Folder of the dataset, or its data.yaml or annotations.
+        root: Folder of the images of a file in COCO's format; "": found near the file.
 
     Raises:
         UserError: If it has splits.
@@ -136,7 +145,7 @@ def find_undivided(place: Path) -> Undivided:
         names = tuple(name for _, name in lines_of(place / "classes.txt"))
         splits = {"train": (place / "images",)}
         return _yolo(DataYaml(place / "data.yaml", place, names, splits))
-    if (place / "Annotations").is_dir():
+    if is_voc(place):
         return _voc(place)
     files = [place] if place.is_file() else _coco_files(place)
     if len(files) > 1:
@@ -144,10 +153,10 @@ def find_undivided(place: Path) -> Undivided:
         raise UserError(f"{place}: has splits, or several datasets: {named}; give one of the files")
     if not files:
         raise DataError(
-            f"{place}: expected a dataset: data.yaml or classes.txt with images/ and labels/, "
-            "Annotations/ with JPEGImages/, or a JSON file in COCO's format"
+            f"{place}: {contents(place)}; expected a dataset: data.yaml or classes.txt with "
+            f"images/ and labels/, Annotations/ with JPEGImages/, or a JSON file in {_COCO}"
         )
-    return _coco(files[0])
+    return _coco(files[0], root)
 
 
 def _voc(root: Path) -> Undivided:
@@ -155,19 +164,18 @@ def _voc(root: Path) -> Undivided:
     # CVAT writes one list of all images, default.txt.
     if len(lists) > 1:
         raise UserError(f"{root}: has splits: {', '.join(f'{LISTS}/{p.name}' for p in lists)}")
+    annotations, images_folder = folders_of(root)
     images = {
         path.stem: path
-        for path in sorted((root / "JPEGImages").glob("*"))
+        for path in sorted(images_folder.glob("*"))
         if path.suffix.lower() in ENDINGS
     }
-    files = {path.stem: path for path in sorted(root.glob("Annotations/*.xml"))}
-    if not files:
-        raise DataError(f"{root}: has no Annotations/*.xml")
+    files = {path.stem: path for path in sorted(annotations.glob("*.xml"))}
     names = read_ids(lists[0]) if lists else list(files)
     for name in names:
-        for folder, having in (("Annotations", files), ("JPEGImages", images)):
+        for folder, having in ((annotations, files), (images_folder, images)):
             if name not in having:
-                raise DataError(f"{root}: {name} has no file in {folder}")
+                raise DataError(f"{folder}: has no file of {name}")
 
     def written(parts: Parts) -> dict[Path, str]:
         return {
@@ -230,8 +238,8 @@ def _is_coco(path: Path) -> bool:
     return isinstance(content, dict) and all(isinstance(content.get(key), list) for key in TABLES)
 
 
-def _coco(file: Path) -> Undivided:
-    split = COCOSource(file.stem, str(file), "", "custom").read()
+def _coco(file: Path, root: str) -> Undivided:
+    split = COCOSource(file.stem, str(file), os.path.expanduser(root), "custom").read()
     content, _ = read_json(file)
     ids = [record["image_id"] for record in split.records]
 
@@ -246,10 +254,11 @@ def _coco(file: Path) -> Undivided:
             written[_part_of(file, name)] = json.dumps({**content, **rows})
         return written
 
-    arguments = [
+    arguments = ["--root", root] if root else []
+    arguments += [
         word for name in ("train", "test") for word in ("--coco-json", str(_part_of(file, name)))
     ]
-    return Undivided("COCO's format", _images(split), files, arguments)
+    return Undivided(_COCO, _images(split), files, arguments)
 
 
 def _part_of(file: Path, split: str) -> Path:

@@ -4,6 +4,8 @@
     <root>/Annotations/<id>.xml          size, and per object: name, difficult, bndbox
     <root>/JPEGImages/<id>.jpg           or .jpeg, .png, .bmp, in any case
 
+Other tools write annotations/ or annots/, and images/.
+
 Everything is checked before training. Annotations are 1-based and inclusive, and `VOCObject.box`
 and `Split.truth` keep them so; `Split.records` has 0-based half-open XYXY as Detectron2 does
 (detectron2/data/datasets/pascal_voc.py): xmin - 1, ymin - 1, xmax, ymax. R: objects of one image.
@@ -42,9 +44,16 @@ from detection.datasets.base import (
     splits_expected,
 )
 from detection.datasets.coco_json import with_coco_metric
-from detection.datasets.layout import expected, image_size, names_in, read_ids
+from detection.datasets.layout import (
+    contents,
+    expected,
+    image_size,
+    inner_folders,
+    names_in,
+    read_ids,
+)
 from detection.datasets.parts import TUNE
-from moco.common.errors import DataError, UserError, plural
+from moco.common.errors import DataError, UserError, first_few, plural
 
 VOC_CLASSES = (
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow",
@@ -59,6 +68,9 @@ _COUNTS = {
 }  # fmt: skip
 
 LISTS = "ImageSets/Main"  # folder of the splits
+# VOC's name, then others'.
+_ANNOTATIONS = ("Annotations", "annotations", "annots")
+_IMAGES = ("JPEGImages", "images")
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp")  # in order of preference
 _OF_CLASS = re.compile(r".*\S\s+(-1|0|1)")  # line of a list of one class
 _LINES = 9  # that tell such a list
@@ -115,16 +127,17 @@ class VOCSource:
         """Read the split; boxes over the border are clipped and noted."""
         if not self.present():
             raise DataError(f"{self.name}: {self._list} is missing; {self._expected()}")
+        annotations, images = folders_of(self.root)
         files = defaultdict(list)  # by stem
-        for name in sorted(names_in(str(self.root / "JPEGImages"))):
+        for name in sorted(names_in(str(images))):
             files[Path(name).stem].append(name)
         records, truth, clipped, from_zero = [], {}, 0, 0
         digest = hashlib.sha256()
         for image_id in read_ids(self._list):
-            annotation = self.root / "Annotations" / f"{image_id}.xml"
+            annotation = annotations / f"{image_id}.xml"
             if not annotation.is_file():
                 raise self._missing(annotation, image_id)
-            image = self._image(image_id, files[image_id])
+            image = self._image(images, image_id, files[image_id])
             root = _parse(annotation)
             # Annotations are of the image after its EXIF orientation.
             width, height = size = image_size(image)
@@ -192,9 +205,8 @@ class VOCSource:
         listed = f"missing, but {image_id} is listed in {self._list}"
         return DataError(f"{path}: {listed}; {hint or self._expected()}")
 
-    def _image(self, image_id: str, files: Sequence[str]) -> Path:
-        """Return the image among the `files` with its id as stem."""
-        folder = self.root / "JPEGImages"
+    def _image(self, folder: Path, image_id: str, files: Sequence[str]) -> Path:
+        """Return the image among the `files` of a folder with its id as stem."""
         found = {Path(name).suffix.lower(): name for name in files}
         for ending in ENDINGS:
             if ending in found:
@@ -241,14 +253,15 @@ def folder_sources(datasets: CfgNode) -> list[VOCSource]:
     if not root.is_dir():
         raise DataError(f"DATASETS.VOC_DIR {root}: no such folder; {_tree(root, 'trainval')}")
     lists = split_lists(root)
-    parts = {f"{name}/": (root / name).is_dir() for name in ("Annotations", "JPEGImages")}
-    parts["ImageSets/Main/*.txt"] = bool(lists)
-    if missing := [part for part, exists in parts.items() if not exists]:
-        divide = (
-            f"; to divide it: {split_command(root)}" if missing == ["ImageSets/Main/*.txt"] else ""
-        )
+    folders = {f"{path.name}/": path.is_dir() for path in folders_of(root)}
+    if missing := [name for name, exists in folders.items() if not exists]:
+        inner = [str(folder) for folder in inner_folders(root) if is_voc(folder)]
+        seen = f"did you mean {first_few(inner)}?" if inner else contents(root)
         has_no = f"has no {', '.join(missing)}; {_tree(root, 'trainval')}"
-        raise DataError(f"DATASETS.VOC_DIR {root}: {has_no}{divide}")
+        raise DataError(f"DATASETS.VOC_DIR {root}: {has_no}; {seen}")
+    if not lists:
+        has_no = f"has no {LISTS}/*.txt; {_tree(root, 'trainval')}"
+        raise DataError(f"DATASETS.VOC_DIR {root}: {has_no}; to divide it: {split_command(root)}")
     if datasets.VOC_YEAR not in (2007, 2012):
         raise UserError(f"DATASETS.VOC_YEAR: got {datasets.VOC_YEAR}, choices are 2007, 2012")
     tuning = datasets.get("PART", "") == TUNE
@@ -258,6 +271,21 @@ def folder_sources(datasets: CfgNode) -> list[VOCSource]:
         VOCSource(f"{stem}_{path.stem}", root, path.stem, datasets.VOC_YEAR, classes, False, metric)
         for path in lists
     ]
+
+
+def folders_of(root: Path) -> tuple[Path, Path]:
+    """Return the folders of annotations and of images: VOC's, or those of other tools."""
+    annotations, images = (
+        next((root / name for name in names if (root / name).is_dir()), root / names[0])
+        for names in (_ANNOTATIONS, _IMAGES)
+    )
+    return annotations, images
+
+
+def is_voc(root: Path) -> bool:
+    """Return whether a folder has annotations and images in VOC layout, with lists or without."""
+    annotations, images = folders_of(root)
+    return images.is_dir() and any(annotations.glob("*.xml"))
 
 
 def split_lists(root: Path) -> list[Path]:
@@ -293,14 +321,15 @@ def annotated_classes(root: Path, training: bool = False) -> tuple[str, ...]:
     Raises:
         DataError: If an annotation is damaged, or there is no object.
     """
-    files = sorted((root / "Annotations").glob("*.xml"))
+    folder = folders_of(root)[0]
+    files = sorted(folder.glob("*.xml"))
     if training:
         lists = [root / "ImageSets" / "Main" / f"{name}.txt" for name in ("train", "trainval")]
         ids = {image_id for path in lists if path.is_file() for image_id in read_ids(path)}
         files = [path for path in files if path.stem in ids]
     names = {name for path in files for name in class_names(path)}
     if not names:
-        raise DataError(f"{root / 'Annotations'}: no annotated objects, so no classes to learn")
+        raise DataError(f"{folder}: no annotated objects, so no classes to learn")
     return tuple(sorted(names))
 
 
@@ -431,11 +460,7 @@ VOC2007/  VOC2012/                     (trainval and test of 2007 in one folder)
             arguments=lambda datasets: (
                 [["--voc-dir", datasets.VOC_DIR]] if datasets.get("VOC_DIR", "") else []
             ),
-            find=lambda folder: (
-                {"DATASETS.VOC_DIR": folder}
-                if (folder / "Annotations").is_dir() and (folder / "JPEGImages").is_dir()
-                else {}
-            ),
+            find=lambda folder: [{"DATASETS.VOC_DIR": folder}] if is_voc(folder) else [],
         ),
     )
 

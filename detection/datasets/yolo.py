@@ -295,10 +295,10 @@ def _parse_custom(file: str, root: str) -> tuple[list[YOLOSource], dict[str, str
     return data_sources(CfgNode(keys)), keys
 
 
-def _find(folder: Path) -> dict[str, Path]:
+def _find(folder: Path) -> list[dict[str, Path]]:
     names = ("data_split.yaml", "data.yaml", "dataset.yaml")  # the first is of `datasets split`
     file = next((folder / name for name in names if (folder / name).is_file()), None)
-    return {"DATASETS.YOLO_YAML": file} if file else {}
+    return [{"DATASETS.YOLO_YAML": file}] if file else []
 
 
 def _custom_task(splits: Sequence[Split], keys: Mapping[str, str]) -> list[str]:

@@ -340,6 +340,14 @@ def test_the_next_command_of_custom_files(masks, tmp_path, capsys, monkeypatch):
     run_next(shown, monkeypatch)
 
 
+def test_a_folder_of_json_files(tmp_path, capsys, monkeypatch):
+    """COCO's and DETR's: annotations/*_train*.json and *_val*.json."""
+    write_coco(tmp_path, {"train2017": 3, "val2017": 3}, crowd=False)
+    code, shown = examine("--coco-json", tmp_path / "coco", capsys=capsys)
+    assert code == 0 and shown.count("  ok     annotations_instances_") == 2
+    run_next(shown, monkeypatch)
+
+
 def test_custom_images_that_are_elsewhere(tmp_path, capsys):
     """The doctor has --root for the folder that a task has a key for."""
     write_coco(tmp_path, {"val2017": 3})

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -128,6 +129,35 @@ def test_one_list_of_all_images_as_cvat_writes_it(voc, capsys):
     cfg = task_with(voc)
     resolve_names(cfg, [], eval_only=False)
     assert (cfg.DATASETS.TRAIN, cfg.DATASETS.TEST) == (("voc_train",), ("voc_test",))
+
+
+@pytest.mark.parametrize("annotations, images", [("annotations", "images"), ("annots", "images")])
+def test_folders_of_voc_with_other_names(annotations, images, voc, tmp_path):
+    """Without lists, as many archives have them; the divided folder is trained on as it is."""
+    shutil.rmtree(voc / "ImageSets")
+    (voc / "Annotations").rename(voc / annotations)
+    (voc / "JPEGImages").rename(voc / images)
+    with pytest.raises(DataError, match=r"to divide it: .* split /"):
+        resolve_names(task_with(voc), [], eval_only=False)
+    assert main(["split", str(voc)]) == 0
+    assert sum(sizes(*(read_split(f"voc_{name}", task_with(voc)) for name in SHARES))) == 20
+    assert main(["doctor", "--voc-dir", str(voc), "--verify"]) == 0
+
+
+def test_images_that_are_elsewhere(voc, tmp_path, capsys):
+    """The message asks for --root, which this command has, too."""
+    coco = as_roboflow(tmp_path / "coco", {".": read_split("voc_train", task_with(voc))})
+    file = (coco / "_annotations.coco.json").rename(tmp_path / "all.json")
+    far = tmp_path / "far/away/images"
+    far.parent.mkdir(parents=True)
+    coco.rename(far)
+    with pytest.raises(DataError, match="give --root, the images' folder"):
+        main(["split", str(file)])
+    assert main(["split", str(file), "--root", str(far)]) == 0
+    *_, command = capsys.readouterr().out.splitlines()
+    assert main(shlex.split(command.partition("datasets ")[2])) == 0
+    with pytest.raises(UserError, match="--root belongs to a file in COCO's format"):
+        main(["split", str(voc), "--root", str(far)])
 
 
 @pytest.mark.parametrize("folder", ["v03_splitspaces", "v04_cvat", "v20_official"])
