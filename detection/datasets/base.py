@@ -97,7 +97,7 @@ def unusable(split: Split, *, measured: bool = False) -> str:
 
     Args:
         split: Split.
-        measured: Ask for objects that the metric counts, not for those to train on.
+        measured: Ask for objects to test on; those that are difficult are for training alone.
     """
     reasons: Counter[str] = Counter()
     for record in split.records:
@@ -105,7 +105,7 @@ def unusable(split: Split, *, measured: bool = False) -> str:
         for number, item in enumerate(record.get("annotations", ())):
             if item.get("iscrowd", 0):
                 reasons["crowds (iscrowd 1)"] += 1
-            elif truth is not None and truth.difficult[number]:
+            elif truth.difficult[number] if truth else measured and item.get("difficult", False):
                 reasons["difficult"] += 1
             elif _is_empty(item):
                 reasons["without area"] += 1

@@ -301,12 +301,24 @@ class AnnotationFile:
 
 
 def with_coco_metric(split: Split) -> Split:
-    """Return a split that COCO's metric evaluates; images and categories are numbered from 1."""
-    numbered = enumerate(split.records, start=1)
+    """Return a split that COCO's metric evaluates; images and categories are numbered from 1.
+
+    Objects that VOC's metric leaves out are marked as difficult, and count as the others.
+    """
+    records = []
+    for number, record in enumerate(split.records, start=1):
+        objects = record["annotations"]
+        if split.truth is not None:
+            marks = split.truth[record["image_id"]].difficult.tolist()
+            objects = [
+                {**item, "difficult": True} if mark else item
+                for item, mark in zip(objects, marks, strict=True)
+            ]
+        records.append({**record, "image_id": number, "annotations": objects})
     return dataclasses.replace(
         split,
         evaluator_type="coco",
-        records=tuple({**record, "image_id": number} for number, record in numbered),
+        records=tuple(records),
         metadata={
             "thing_classes": list(split.classes),
             "thing_dataset_id_to_contiguous_id": {i + 1: i for i in range(len(split.classes))},
