@@ -255,6 +255,8 @@ def _resolve_splits(
             )
         present = [split for split, source in splits.items() if source.present()]
         if not (chosen := choose_splits(present, needed)):
+            for source in (each for split, each in splits.items() if split not in present):
+                source.read()  # Raises an error that names what is missing.
             error = splits_expected(where, present, datasets[own])
             raise DataError(f"DATASETS.{own} {datasets[own]}: {error}")
         if chosen[key] == "trainval":

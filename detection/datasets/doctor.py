@@ -29,6 +29,7 @@ from detection.datasets.base import (
     Record,
     Source,
     Split,
+    choose_splits,
     formats,
     object_counts,
     official_counts,
@@ -125,7 +126,7 @@ def examine_custom(
         UserError: If `root` does not belong to this format.
     """
     sources, keys = custom.parse(value, root)
-    results = _examine(sources, verify)
+    results = _examine(sources, verify, explain=True)
     splits = [split for _, split in results if split]
     findings = [finding for finding, _ in results]
     for split in splits:
@@ -143,7 +144,10 @@ def examine_custom(
     findings += _repeated(splits, verify)
     usable = {split.name for split in splits}
     findings += [found for s in sources if s.name in usable for found in custom.check(s)]
-    if not any(finding.state in (WRONG, ABSENT) for finding in findings):
+    states = {finding.state for finding in findings}
+    ends = [split.name.rpartition("_")[2] for split in splits]
+    # Not every split that a data.yaml names is needed.
+    if WRONG not in states and (ABSENT not in states or choose_splits(ends, ("TRAIN", "TEST"))):
         try:
             return findings, _check_command(custom.task(splits, keys), keys)
         except DataError as error:
@@ -222,13 +226,23 @@ def _train_command() -> str:
     return program("train", "python detection/train_net.py")
 
 
-def _examine(sources: Sequence[Source], verify: bool) -> list[tuple[Finding, Split | None]]:
-    """Return each source's finding, and its split if it can be used."""
+def _examine(
+    sources: Sequence[Source], verify: bool, *, explain: bool = False
+) -> list[tuple[Finding, Split | None]]:
+    """Return each source's finding, and its split if it can be used.
+
+    Args:
+        sources: Splits to read.
+        verify: Decode every image and check every label map.
+        explain: Say what is missing of a split that is absent.
+    """
     seen: set[str] = set()  # images that were already decoded
     results: list[tuple[Finding, Split | None]] = []
     for source in sources:
         if not source.present():
-            results.append((Finding(source.name, ABSENT), None))
+            results.append(
+                (Finding(source.name, ABSENT, _missing(source) if explain else ""), None)
+            )
             continue
         try:
             split = source.read()
@@ -241,6 +255,14 @@ def _examine(sources: Sequence[Source], verify: bool) -> list[tuple[Finding, Spl
         else:
             results.append((_complete(split), split))
     return results
+
+
+def _missing(source: Source) -> str:
+    try:
+        source.read()
+    except DataError as error:
+        return str(error)
+    return ""
 
 
 def _complete(split: Split) -> Finding:

@@ -69,6 +69,12 @@ def inside(name: Any, where: str) -> str:
     return name
 
 
+def slashed(name: str, folder: str | Path) -> str:
+    """Return a name below a folder with slashes if only Windows would find it with backslashes."""
+    with_slashes = name.replace("\\", "/")
+    return name if name == with_slashes or Path(folder, name).exists() else with_slashes
+
+
 def read_json(path: str | Path) -> tuple[Any, str]:
     """Read a JSON file; return its content and the hex SHA-256 of its bytes.
 

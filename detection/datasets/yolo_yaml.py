@@ -11,13 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from detection.datasets.layout import datasets_root, inside
+from detection.datasets.coco_repair import as_integer
+from detection.datasets.layout import datasets_root, inside, slashed
 from moco.common.cfgnode import read_yaml
 from moco.common.errors import DataError, UserError, shown
 from moco.common.files import files_below
+from moco.data.decode import SUFFIXES
 
 _SPLITS = {"train": ("train",), "val": ("val", "validation"), "test": ("test",)}
-_ENDINGS = (".bmp", ".jpeg", ".jpg", ".mpo", ".png", ".tif", ".tiff", ".webp")
+_ENDINGS = (*SUFFIXES, ".jfif", ".jpe", ".mpo")  # the last three are JPEG
 _UNREAD = (".avif", ".dng", ".heic", ".heif", ".jp2", ".pfm")  # images that only Ultralytics reads
 _MOST_CLASSES = 100_000
 
@@ -80,6 +82,7 @@ def _root(file: Path, stated: Any) -> Path:
         return file.parent
     if not isinstance(stated, str) or "\0" in stated:
         raise DataError(f"{file}: path: got {shown(stated)}, expected a folder")
+    stated = slashed(stated, file.parent)
     places = [file.parent / Path(stated).expanduser(), Path(datasets_root()) / stated]
     for place in places:
         if place.is_dir():
@@ -93,6 +96,7 @@ def _place(root: Path, stated: str) -> tuple[Path, str]:
     Roboflow writes ../train/images where it means train/images. Beside several datasets of one
     folder, the first may exist, too, and has the images of another dataset.
     """
+    stated = slashed(stated, root)
     path = root / Path(stated).expanduser()
     own = root / Path(stated.removeprefix("../")).expanduser()
     if path.exists() and not own.exists():
@@ -114,6 +118,7 @@ def _classes(file: Path, content: Mapping[str, Any]) -> tuple[str, ...]:
             raise DataError(f"{file}: has neither names nor nc; write the class names into names")
         names = [f"class_{i}" for i in range(number)]
     if isinstance(names, dict):
+        names = {as_integer(key): name for key, name in names.items()}
         if set(names) != set(range(len(names))):
             raise DataError(f"{file}: names: the numbers of the classes are not 0, 1, 2, …")
         names = [names[i] for i in range(len(names))]
@@ -178,9 +183,9 @@ def lines_of(file: Path) -> Iterator[tuple[int, str]]:
 
 def _listed(file: Path, root: Path) -> Iterator[Path]:
     """Yield the images of a list; its lines are relative to its folder."""
-    for number, name in lines_of(file):
+    for number, line in lines_of(file):
         where = f"{file}:{number}"
-        folder = file.parent
+        folder, name = file.parent, slashed(line, file.parent)
         for own in (file.parent.absolute(), root.absolute()):
             if Path(name).is_relative_to(own):
                 folder, name = own, str(Path(name).relative_to(own))
