@@ -6,8 +6,10 @@ pre-training are read by `moco/data`, as in training.
 
 import hashlib
 import itertools
+import math
 import os
 import shlex
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -51,6 +53,7 @@ from moco.common.shipped import shown
 from moco.data.images import bad_images, notes_on, open_images
 
 _SHOWN = 30  # classes or bad images in one list
+_ESTIMATED_AFTER = 1.0  # seconds of decoding
 # Findings on the score of perfect predictions (detection/evaluation/reachable.py).
 Score = Callable[[Split], Iterable[Finding]]
 
@@ -295,21 +298,58 @@ def _verify(split: Split, seen: set[str]) -> None:
     """
     records = [record for record in split.records if record["file_name"] not in seen]
     seen.update(record["file_name"] for record in records)
-    damaged = []
-    with (
-        ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool,
-        Progress(len(records), f"verify {split.name}", unit="img") as progress,
-    ):
-        for fault in pool.map(_fault, records):
-            progress.update()
-            if fault:
-                damaged.append(fault)
-    if damaged:
-        others = f" (and {len(damaged) - 1} more images)" if len(damaged) > 1 else ""
-        raise DataError(damaged[0] + others)
+    with Progress(len(records), f"verify {split.name}", unit="img") as progress:
+        _decode(records, progress)
     if split.evaluator_type == "sem_seg":
         labels = len(split.classes), split.metadata["ignore_label"]
         check_labels(split.records, *labels, everything=True)
+
+
+def decode_within(splits: Sequence[Split], seconds: float) -> str:
+    """Decode the images of splits if that is expected to take at most `seconds`.
+
+    Returns:
+        A note on images that were not decoded, or "".
+
+    Raises:
+        DataError: If images are damaged or not of the annotated size; names the first one.
+    """
+    own = [split for split in splits if not split.from_catalog]
+    records = list({r["file_name"]: r for split in own for r in split.records}.values())
+    with Progress(len(records), "decode", unit="img", silent=True) as progress:
+        decoded = _decode(records, progress, seconds)
+    if decoded == len(records):
+        return ""
+    return (
+        f"{len(records) - decoded} of {plural(len(records), 'image')} were not decoded beforehand, "
+        f"so a damaged one would stop a run"
+    )
+
+
+def _decode(records: Sequence[Record], progress: Progress, seconds: float = math.inf) -> int:
+    """Decode images, unless that is expected to take longer; return the number of decoded ones.
+
+    Raises:
+        DataError: If images are damaged or not of the annotated size; names the first one.
+    """
+    damaged, start = [], time.monotonic()
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        faults = pool.map(_fault, records)
+        for number, fault in enumerate(faults, start=1):
+            progress.update()
+            damaged += [fault] if fault else []
+            elapsed = time.monotonic() - start
+            if elapsed > min(seconds, _ESTIMATED_AFTER) and elapsed / number > seconds / len(
+                records
+            ):
+                faults.close()  # cancels the others
+                break
+        else:
+            number = len(records)
+    if damaged:
+        others = f" (and {len(damaged) - 1} more images)" if len(damaged) > 1 else ""
+        raise DataError(damaged[0] + others)
+    return number
 
 
 def _fault(record: Record) -> str:
