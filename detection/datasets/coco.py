@@ -44,7 +44,7 @@ from detection.datasets.coco_names import (
 )
 from detection.datasets.coco_oddities import oddities
 from detection.datasets.flips import flip_pairs
-from detection.datasets.layout import doctor_command, expected, image_size, read_json
+from detection.datasets.layout import doctor_command, expected, image_size, read_json, spellings
 from moco.common.errors import DataError, UserError
 
 _KEYS = ("iscrowd", "bbox", "keypoints", "category_id")  # copied from annotations
@@ -294,12 +294,7 @@ def _find_images(source: COCOSource, file: AnnotationFile) -> str:
     here = Path(file.path).resolve().parent
     first = file.file_name(next(iter(file.images.values())), "")
     depth = len(Path(first).parts) - 1
-    holding = {
-        found.parents[depth]
-        for folder in (here, here.parent)
-        for pattern in ("", "*/", "images/*/", "data/*/", "*/images/")
-        for found in folder.glob(pattern + glob.escape(first))
-    }
+    holding = {found.parents[depth] for found in _near(here, first)}
     # The file's own folder is unambiguous, and so is a folder whose name is part of the file's.
     chosen = (
         holding & {here}
@@ -308,8 +303,18 @@ def _find_images(source: COCOSource, file: AnnotationFile) -> str:
     )
     if len(chosen) == 1:
         return str(chosen.pop())
+    for other, why in spellings(first).items() if not chosen else ():
+        if found := next(_near(here, other), None):
+            raise DataError(f"{file.path}: {first} was not found, but {str(found)!r}: {why}")
     where = f"is in {', '.join(sorted(map(str, chosen)))}" if chosen else "was not found near it"
     raise DataError(f"{file.path}: {first} {where}; {source.images_folder}")
+
+
+def _near(folder: Path, name: str) -> Iterator[Path]:
+    """Yield the files of a name in, or beside, the folder of the annotations."""
+    for place in (folder, folder.parent):
+        for pattern in ("", "*/", "images/*/", "data/*/", "*/images/"):
+            yield from place.glob(pattern + glob.escape(name))
 
 
 def _unnamed_keypoints(file: AnnotationFile) -> str:

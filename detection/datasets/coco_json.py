@@ -334,9 +334,17 @@ def annotations_of(split: Split) -> str | Json:
     categories = split.metadata["thing_dataset_id_to_contiguous_id"].items()
     ids = {index: category_id for category_id, index in categories}
     objects = [(record, item) for record in split.records for item in record["annotations"]]
-    shown = ("file_name", "height", "width")
     return {
-        "images": [{"id": r["image_id"], **{key: r[key] for key in shown}} for r in split.records],
+        "images": [
+            {
+                "id": record["image_id"],
+                # A package refuses a name that is not UTF-8, and none opens the file.
+                "file_name": os.fsencode(record["file_name"]).decode("utf-8", "replace"),
+                "height": record["height"],
+                "width": record["width"],
+            }
+            for record in split.records
+        ],
         "annotations": [
             {
                 "id": number,

@@ -116,7 +116,11 @@ def read_annotations(path: str | Path) -> Annotations:
         rows = content.get(key)
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise DataError(f"{path}: {key!r}: expected a list of objects, as COCO has it")
-    return replace(repair(content), sha256=sha256)
+    found = repair(content)
+    with open(path, "rb") as file:
+        # The metrics' packages fail on a byte order mark, and on other encodings than UTF-8.
+        marked = file.read(1) not in (b"{", b" ", b"\t", b"\r", b"\n")
+    return replace(found, sha256=sha256, changed=found.changed or marked)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -130,8 +131,31 @@ def require_files(files: Sequence[str], what: str, hint: str) -> None:
         stem = os.path.splitext(name)[0].lower()
         alike = sorted(n for n in names_in(folder) if os.path.splitext(n)[0].lower() == stem)
         number = f"missing ({len(missing)} of the {len(files)} {what})"
-        hint = f"{', '.join(alike)} exists" if alike else hint
-        raise DataError(f"{missing[0]}: {number}; {hint}")
+        found = f"{', '.join(alike)} exists" if alike else other_spelling(missing[0])
+        raise DataError(f"{missing[0]}: {number}; {found or hint}")
+
+
+def other_spelling(path: str | Path) -> str:
+    """Return the hint that a missing file exists under another spelling of its name, or ""."""
+    folder, name = os.path.split(path)
+    for other, why in spellings(name).items():
+        if os.path.exists(os.path.join(folder, other)):
+            return f"{other!r} exists: {why}"
+    return ""
+
+
+def spellings(name: str) -> dict[str, str]:
+    """Return other spellings of a file's name → why both differ, and what to do."""
+    rename = "rename the file, or correct the annotations"
+    found = {
+        name.replace("\\", "/"): "the annotations have backslashes; write slashes",
+        unicodedata.normalize("NFC", name): f"accents are composed there (NFC); {rename}",
+        unicodedata.normalize("NFD", name): f"accents are apart there (NFD, of macOS); {rename}",
+    }
+    with contextlib.suppress(UnicodeEncodeError):
+        latin = os.fsdecode(name.encode("latin-1"))
+        found[latin] = "that name is not in UTF-8; rename the file (convmv -f latin1 -t utf8)"
+    return {other: why for other, why in found.items() if other != name}
 
 
 def absent(files: Sequence[str]) -> list[str]:

@@ -50,6 +50,7 @@ from detection.datasets.layout import (
     image_size,
     inner_folders,
     names_in,
+    other_spelling,
     read_ids,
 )
 from detection.datasets.parts import TUNE
@@ -131,13 +132,15 @@ class VOCSource:
         files = defaultdict(list)  # by stem
         for name in sorted(names_in(str(images))):
             files[Path(name).stem].append(name)
-        records, truth, clipped, from_zero = [], {}, 0, 0
+        records, truth, clipped, from_zero, several = [], {}, 0, 0, []
         digest = hashlib.sha256()
         for image_id in read_ids(self._list):
             annotation = annotations / f"{image_id}.xml"
             if not annotation.is_file():
                 raise self._missing(annotation, image_id)
             image = self._image(images, image_id, files[image_id])
+            if len(same := _images_among(files[image_id])) > 1:
+                several.append(" and ".join(same))
             root = _parse(annotation)
             # Annotations are of the image after its EXIF orientation.
             width, height = size = image_size(image)
@@ -181,7 +184,7 @@ class VOCSource:
             classes=self.classes,
             records=tuple(records),
             annotations_sha256=digest.hexdigest(),
-            notes=tuple(_notes(clipped, from_zero)),
+            notes=tuple(_notes(clipped, from_zero, several)),
             metadata={
                 "thing_classes": list(self.classes),
                 "dirname": str(self.root),
@@ -203,14 +206,13 @@ class VOCSource:
 
     def _missing(self, path: Path, image_id: str, hint: str = "") -> DataError:
         listed = f"missing, but {image_id} is listed in {self._list}"
-        return DataError(f"{path}: {listed}; {hint or self._expected()}")
+        hint = hint or other_spelling(path) or self._expected()
+        return DataError(f"{path}: {listed}; {hint}")
 
     def _image(self, folder: Path, image_id: str, files: Sequence[str]) -> Path:
         """Return the image among the `files` of a folder with its id as stem."""
-        found = {Path(name).suffix.lower(): name for name in files}
-        for ending in ENDINGS:
-            if ending in found:
-                return folder / found[ending]
+        if found := _images_among(files):
+            return folder / found[0]
         others = f"{', '.join(files)} exists, expected {' or '.join(ENDINGS)}" if files else ""
         raise self._missing(folder / f"{image_id}.jpg", image_id, others)
 
@@ -391,7 +393,14 @@ def _starts_at_zero(node: ET.Element) -> bool:
     return any(not float(node.findtext(f"bndbox/{side}") or 1) for side in ("xmin", "ymin"))
 
 
-def _notes(clipped: int, from_zero: int) -> Iterator[str]:
+def _images_among(files: Sequence[str]) -> list[str]:
+    """Return the images among the files of one stem, the preferred one first."""
+    return [name for end in ENDINGS for name in reversed(files) if Path(name).suffix.lower() == end]
+
+
+def _notes(clipped: int, from_zero: int, several: Sequence[str]) -> Iterator[str]:
+    if several:
+        yield f"ids with several images, of which the first is read: {len(several)} ({several[0]})"
     if from_zero:
         yield (
             f"boxes that start at 0: {from_zero}; the files count pixels from 0 and VOC counts "

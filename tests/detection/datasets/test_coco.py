@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -239,6 +240,53 @@ def test_keypoints_that_categories_do_not_name(case, tmp_path, capsys):
 
 def test_keypoints_of_another_tool(shared_data):
     assert doctor(["doctor", "--coco-json", str(shared_data / "oddities/c30_kpnonames")]) == 0
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_byte_order_mark(encoding, tmp_path, capsys):
+    """The metrics' packages fail on it, so they get another file."""
+    file = write_good(tmp_path / "set")
+    file.write_text(file.read_text(), encoding=encoding)
+    assert read_custom(file).notes == ()
+    assert doctor(["doctor", "--coco-json", str(file)]) == 0
+    assert "bbox/AP 100.0" in capsys.readouterr().out
+
+
+ACCENTED = unicodedata.normalize("NFC", "caf\u00e9")
+SPELLINGS = {
+    "backslashes": ("images\\1.jpg", "images/1.jpg", "images/1.jpg.* backslashes; write slashes"),
+    "apart": (
+        f"{ACCENTED}.jpg",
+        unicodedata.normalize("NFD", f"{ACCENTED}.jpg"),
+        "apart there .NFD",
+    ),
+    "composed": (
+        unicodedata.normalize("NFD", f"{ACCENTED}.jpg"),
+        f"{ACCENTED}.jpg",
+        "composed there",
+    ),
+    "latin-1": (
+        f"{ACCENTED}.jpg",
+        os.fsdecode(b"caf\xe9.jpg"),
+        r"caf\\udce9.jpg.*not in UTF-8.*convmv",
+    ),
+}
+
+
+@pytest.mark.parametrize("searched", [True, False])
+@pytest.mark.parametrize("case", SPELLINGS)
+def test_files_of_another_spelling_are_named(case, searched, tmp_path):
+    stated, actual, words = SPELLINGS[case]
+    file = write_good(tmp_path / "set", lambda c: c["images"][0].update(file_name=stated))
+    image = file.parent / actual
+    image.parent.mkdir(exist_ok=True)
+    content = json.loads(file.read_text())
+    first = min(content["images"], key=lambda each: each["id"])
+    assert first["file_name"] == stated
+    sorted(file.parent.glob("*.jpg"))[0].rename(image)
+    root = {} if searched else {"COCO_TRAIN_ROOT": file.parent}
+    with pytest.raises(DataError, match=words):
+        read_custom(file, **root)
 
 
 def test_names_of_custom_files(tmp_path):

@@ -336,6 +336,16 @@ def test_images_of_other_endings_are_read(ending, tmp_path):
     assert [len(record["annotations"]) for record in split_of(file).records] == [1, 1]
 
 
+def test_names_that_are_not_utf_8(tmp_path, capsys):
+    """The metrics' packages get a readable name."""
+    file = write(tmp_path / "set", BOX, yaml=f"{YAML}val: images/train\n")
+    for kind, ending in (("images", "jpg"), ("labels", "txt")):
+        folder = tmp_path / "set" / kind / "train"
+        os.rename(folder / f"0.{ending}", os.fsencode(folder) + b"/caf\xe9." + ending.encode())
+    assert main(["doctor", "--yolo", str(file), "--verify"]) == 0
+    assert "bbox/AP 100.0" in capsys.readouterr().out
+
+
 def test_relative_folders_are_read_as_absolute_ones(tmp_path, monkeypatch):
     """The first folder of a relative path has no slash before it."""
     write(tmp_path / "set/more", f"{BOX}\n{BOX}", BOX)
