@@ -334,15 +334,14 @@ def _decode(records: Sequence[Record], progress: Progress, seconds: float = math
     """
     damaged, start = [], time.monotonic()
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        faults = pool.map(_fault, records)
-        for number, fault in enumerate(faults, start=1):
+        for number, fault in enumerate(pool.map(_fault, records), start=1):
             progress.update()
             damaged += [fault] if fault else []
             elapsed = time.monotonic() - start
             if elapsed > min(seconds, _ESTIMATED_AFTER) and elapsed / number > seconds / len(
                 records
             ):
-                faults.close()  # cancels the others
+                pool.shutdown(cancel_futures=True)
                 break
         else:
             number = len(records)
