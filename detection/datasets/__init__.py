@@ -29,7 +29,7 @@ from detection.datasets.base import (
 )
 from detection.datasets.base import Split as Split
 from detection.datasets.coco import custom_names as custom_names
-from detection.datasets.coco import json_files
+from detection.datasets.coco import is_coco, json_files
 from detection.datasets.coco import roboflow_sources as roboflow_sources
 from detection.datasets.layout import contents, datasets_root, inner_folders
 from detection.datasets.parts import PartSource
@@ -89,12 +89,13 @@ def find_custom(folder: Path) -> dict[str, str]:
         several = first_few(named, 3)
         one = "give the folder of one, or move the others away"
         raise DataError(f"{folder}: has several datasets ({several}); {one}")
-    single = (folder / "classes.txt").is_file() or any(json_files(folder))
-    divide = f"; one dataset without splits: {split_command(folder)}" if single else ""
+    if (folder / "classes.txt").is_file() or any(map(is_coco, json_files(folder))):
+        divide = f"to divide it: {split_command(folder)}"
+        raise DataError(f"{folder}: a dataset without splits ({contents(folder)}); {divide}")
     raise DataError(
-        f"{folder}: no dataset ({contents(folder)}); expected Annotations/ and JPEGImages/ "
-        "(VOC), a data.yaml (YOLO), train/_annotations.coco.json (Roboflow), or JSON files whose "
-        f"names have train and val or test (COCO){divide}"
+        f"{folder}: no dataset ({contents(folder)}); expected VOC's Annotations/ and JPEGImages/, "
+        "a data.yaml, Roboflow's train/_annotations.coco.json, or COCO's JSON files, whose names "
+        "have train and val (or test)"
     )
 
 

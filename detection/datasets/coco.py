@@ -43,6 +43,7 @@ from detection.datasets.coco_names import (
     PERSON_LINES,
 )
 from detection.datasets.coco_oddities import oddities
+from detection.datasets.coco_repair import TABLES
 from detection.datasets.flips import flip_pairs
 from detection.datasets.layout import doctor_command, expected, image_size, read_json, spellings
 from moco.common.errors import DataError, UserError
@@ -418,6 +419,12 @@ def json_files(folder: Path) -> list[Path]:
     """Return the JSON files that a dataset in COCO's format may consist of."""
     patterns = ("*.json", "annotations/*.json", f"train/{Path(_ROBOFLOW).stem}_*.json")
     return [path for pattern in patterns for path in sorted(folder.glob(pattern))]
+
+
+def is_coco(path: Path) -> bool:
+    """Return whether a JSON file has the three lists of COCO's format; raise as `read_json`."""
+    content, _ = read_json(path)
+    return isinstance(content, dict) and all(isinstance(content.get(key), list) for key in TABLES)
 
 
 def _find(folder: Path) -> list[dict[str, Path]]:

@@ -287,7 +287,7 @@ def _complete(split: Split) -> Finding:
 
 
 def _is_test(split: Split) -> bool:
-    return not split.name.endswith(("train", "trainval"))
+    return "train" not in split.name.rpartition("_")[2]
 
 
 def _verify(split: Split, seen: set[str]) -> None:
@@ -322,7 +322,7 @@ def decode_within(splits: Sequence[Split], seconds: float) -> str:
         return ""
     return (
         f"{len(records) - decoded} of {plural(len(records), 'image')} were not decoded beforehand, "
-        f"so a damaged one would stop a run"
+        "so a damaged one would stop a run"
     )
 
 
@@ -338,9 +338,8 @@ def _decode(records: Sequence[Record], progress: Progress, seconds: float = math
             progress.update()
             damaged += [fault] if fault else []
             elapsed = time.monotonic() - start
-            if elapsed > min(seconds, _ESTIMATED_AFTER) and elapsed / number > seconds / len(
-                records
-            ):
+            expected = elapsed / number * len(records)
+            if expected > seconds and elapsed > min(seconds, _ESTIMATED_AFTER):
                 pool.shutdown(cancel_futures=True)
                 break
         else:

@@ -17,8 +17,8 @@ from pathlib import Path
 import yaml
 
 from detection.datasets.base import Split
-from detection.datasets.coco import COCOSource
-from detection.datasets.coco_repair import TABLES, as_integer
+from detection.datasets.coco import COCOSource, is_coco
+from detection.datasets.coco_repair import as_integer
 from detection.datasets.layout import contents, doctor_command, read_ids, read_json
 from detection.datasets.voc import ENDINGS, LISTS, class_names, folders_of, is_voc, split_lists
 from detection.datasets.yolo import read_images
@@ -230,12 +230,7 @@ def _coco_files(folder: Path) -> list[Path]:
         for pattern in ("*.json", "annotations/*.json", _ROBOFLOW)
         for path in sorted(folder.glob(pattern))
     )
-    return [path for path in files if _is_coco(path)]
-
-
-def _is_coco(path: Path) -> bool:
-    content, _ = read_json(path)
-    return isinstance(content, dict) and all(isinstance(content.get(key), list) for key in TABLES)
+    return [path for path in files if is_coco(path)]
 
 
 def _coco(file: Path, root: str) -> Undivided:

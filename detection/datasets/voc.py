@@ -262,7 +262,7 @@ def folder_sources(datasets: CfgNode) -> list[VOCSource]:
         has_no = f"has no {', '.join(missing)}; {_tree(root, 'trainval')}"
         raise DataError(f"DATASETS.VOC_DIR {root}: {has_no}; {seen}")
     if not lists:
-        has_no = f"has no {LISTS}/*.txt; {_tree(root, 'trainval')}"
+        has_no = f"has no {LISTS}/*.txt; expected train.txt and test.txt, one image id per line"
         raise DataError(f"DATASETS.VOC_DIR {root}: {has_no}; to divide it: {split_command(root)}")
     if datasets.VOC_YEAR not in (2007, 2012):
         raise UserError(f"DATASETS.VOC_YEAR: got {datasets.VOC_YEAR}, choices are 2007, 2012")

@@ -98,7 +98,7 @@ def test_json_files_are_found_by_their_names(tmp_path, files, train, test):
 @pytest.mark.parametrize(
     ("files", "error"),
     [
-        ([], r"no dataset \(it is empty\); expected Annotations/ and JPEGImages/"),
+        ([], r"no dataset \(it is empty\); expected VOC's Annotations/ and JPEG"),
         (["Annotations/a.xml", "b.txt"], r"no dataset \(it has Annotations/, b.txt\); expected"),
         (
             ["data.yaml", "train/_annotations.coco.json"],
@@ -116,12 +116,22 @@ def test_json_files_are_found_by_their_names(tmp_path, files, train, test):
             [f"annotations/{name}_{split}.json" for name in "ab" for split in ("train", "val")],
             "_JSON annotations/a_train.json DATASETS.COCO_TEST_JSON annotations/a_val.json, D",
         ),
-        (["annotations/default.json", "images/a.jpg"], "without splits: .*datasets split /"),
+        (["classes.txt", "images/a.jpg"], r"without splits \(it has .* to divide it: .* split /"),
     ],
 )
 def test_no_layout_or_several_are_refused(tmp_path, files, error):
     with pytest.raises(DataError, match=error):
         find_custom(make(tmp_path, *files))
+
+
+def test_one_json_file_is_divided_first(tmp_path):
+    file = make(tmp_path, "images/a.jpg", "annotations/default.json") / "annotations/default.json"
+    file.write_text('{"images": [], "annotations": [], "categories": []}')
+    with pytest.raises(DataError, match=r"without splits .* to divide it: .* split /"):
+        find_custom(tmp_path)
+    file.write_text("{}")
+    with pytest.raises(DataError, match="no dataset"):
+        find_custom(tmp_path)
 
 
 @pytest.mark.parametrize(
