@@ -18,7 +18,7 @@ from moco.common.errors import DataError, UserError, shown
 from moco.common.files import files_below
 from moco.data.decode import SUFFIXES
 
-_SPLITS = {"train": ("train",), "val": ("val", "validation"), "test": ("test",)}
+_SPLITS = {"train": ("train",), "val": ("val", "validation", "valid"), "test": ("test",)}
 _ENDINGS = (*SUFFIXES, ".jfif", ".jpe", ".mpo")  # the last three are JPEG
 _UNREAD = (".avif", ".dng", ".heic", ".heif", ".jp2", ".pfm")  # images that only Ultralytics reads
 _MOST_CLASSES = 100_000

@@ -284,6 +284,12 @@ def resolved(file: Path, *overrides: str) -> tuple[tuple[str, ...], tuple[str, .
     return cfg.DATASETS.TRAIN, cfg.DATASETS.TEST
 
 
+@pytest.mark.parametrize("key", ["val", "validation", "valid"])
+def test_names_of_the_validation_split(key, tmp_path):
+    file = write(tmp_path / "set", BOX, yaml=f"{YAML}{key}: images/train\n")
+    assert resolved(file) == (("set_train",), ("set_val",))
+
+
 def test_paths_of_windows(tmp_path):
     yaml = "path: .\\\ntrain: images\\train\nval: val.txt\nnames: [cat, dog]"
     file = write(tmp_path / "set", BOX, BOX, yaml=yaml)
