@@ -81,12 +81,12 @@ def choose(
     from detection.datasets import cache_clear, find_custom, read_split
 
     cache_clear()  # files may have changed since an earlier call in this process
-    [(key, place)] = find_custom(data).items()
+    found = find_custom(data)
     converted = read_weights(weights)
     assert converted is not None
     architecture = converted.contract.architecture
     example, _, _ = architecture.example_task()
-    keys = {key: place, **architecture.keys_to_set()}
+    keys = {**found, **architecture.keys_to_set()}
     file = str(resolve(task or example).absolute())
     words = split_assignments(opts)
     given = list(zip_longest(words[::2], words[1::2]))
@@ -106,7 +106,7 @@ def choose(
     solver = cfg.SOLVER
     epochs = solver.MAX_ITER * solver.IMS_PER_BATCH / images
     say(
-        f"data: {key} {place}, {plural(images, 'training image')}, "
+        f"data: {' '.join(map(' '.join, found.items()))}, {plural(images, 'training image')}, "
         f"{plural(len(train.classes), 'class')}; evaluated on {', '.join(cfg.DATASETS.TEST)}",
         f"task: {task or f'{shown(example)}, the example for a {architecture}'}",
         f"budget: {solver.MAX_ITER} iterations of {solver.IMS_PER_BATCH} images, "
@@ -122,7 +122,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Compare backbones on your own dataset: the layout, a task and a budget are "
         "chosen and printed. After an interruption, the same command continues.",
     )
-    layouts = "folder of the dataset: in VOC's layout, YOLO's, or Roboflow's of COCO's format"
+    layouts = "folder of the dataset, in VOC's layout, YOLO's or COCO's, or a folder that has it"
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help=layouts)
     task = "task file or its shipped name (default: the example for the first weights' backbone)"
     parser.add_argument("--task", metavar="FILE", help=task)

@@ -9,6 +9,7 @@ from benchmarks.report.records import FinishedRun
 from benchmarks.report.significance import POWER, Significance
 from benchmarks.report.style import MISSING, format_gap, format_plus_minus, format_seeds
 from detection.config.keys import at_edge, tuned_axes, tuned_values
+from detection.datasets.base import SMALL_TEST
 from detection.evaluation.metrics import has_matches, titles
 from detection.modeling.backbones import frozen_random
 from moco.common.command import RANDOM
@@ -212,6 +213,12 @@ def reachable(table: Table) -> list[str]:
         f"perfect predictions reach {text}" + (f" in {first_few(folders, 3)}" if of_some else "")
         for text, folders in found.items()
     ]
+
+
+def small_tests(table: Table) -> list[str]:
+    """Return the warnings about a test split of few images or objects."""
+    notes = (note for run in table.runs for note in run.record.notes)
+    return list(dict.fromkeys(note for note in notes if note.startswith(SMALL_TEST)))
 
 
 def never_trained(table: Table) -> list[str]:

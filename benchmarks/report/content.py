@@ -29,6 +29,7 @@ from benchmarks.report.captions import (
     nothing_shown,
     reachable,
     setting,
+    small_tests,
     test_name,
     trial,
     tuned,
@@ -236,6 +237,7 @@ class Section:
             found.append(f"no interval over test images, {which}: {reason}")
         found += unread(table)
         found += reachable(table)
+        found += small_tests(table)
         found += never_trained(table)
         found += tuned(table)
         for row in table.rows:

@@ -8,7 +8,9 @@ is nothing to plot.
 import io
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,7 +65,7 @@ class Plot:
 
         buffer, no_metadata = io.StringIO(), dict.fromkeys(("Date", "Creator", "Format", "Type"))
         small: Any = {"svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans"]}
-        with rc_context({"svg.hashsalt": "report", **small}):
+        with rc_context({"svg.hashsalt": "report", **small}), _any_script():
             self.figure.savefig(buffer, format="svg", facecolor="white", metadata=no_metadata)
         return compact(buffer.getvalue())
 
@@ -71,8 +73,25 @@ class Plot:
         """Write a PNG file and an SVG file next to it, and return both paths."""
         png, svg = Path(path), Path(path).with_suffix(".svg")
         atomic_write_text(svg, self.svg)  # before the PNG file: rendering changes the layout
-        atomic_write(png, lambda f: self.figure.savefig(f, format="png", facecolor="white"))
+        atomic_write(png, self.png)
         return [png, svg]
+
+    def png(self, file: Any) -> None:
+        """Write a PNG file to an open file."""
+        with _any_script():
+            self.figure.savefig(file, format="png", facecolor="white")
+
+
+@contextmanager
+def _any_script() -> Iterator[None]:
+    """Silence matplotlib's warnings about names in scripts that its font lacks, such as Chinese.
+
+    An SVG file has them as text, which a browser shows in a font of its own.
+    """
+    with warnings.catch_warnings():
+        for message in ("Glyph .* missing from", "Matplotlib currently does not support"):
+            warnings.filterwarnings("ignore", message, UserWarning)
+        yield
 
 
 def read_curves(runs: Sequence[FinishedRun], names: Sequence[str] = LOSS_NAMES) -> list[Curve]:
@@ -182,7 +201,10 @@ def ap_figure(table: Table, title: str = "") -> "Figure":
 
     figure, axes = _per_metric(table, table.rows, bar, title)
     for axis in axes:
+        # The labels are to the right of the bars, where a scale up to 100 may have ended.
         axis.set(xlim=(0, 1.45 * top))
+        axis.set_xticks([tick for tick in axis.get_xticks() if tick <= min(100, 1.45 * top)])
+        axis.spines["bottom"].set_bounds(0, min(100, 1.45 * top))
     name = titles(table.metrics)[0]
     figure.supxlabel(f"{'AP' if name.startswith('AP') else name} (0 to 100)", fontsize=10)
     return figure

@@ -106,7 +106,7 @@ def samples_image(table: Table, split: Split) -> Image.Image:
         figure = plots.ap_figure(dataclasses.replace(table, metrics=(metric,)))
         figure.set_size_inches(BARS_PX / plots.DPI, height / plots.DPI)
         buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", facecolor="white")
+        plots.Plot(figure).png(buffer)
         canvas.paste(Image.open(buffer), (GAP_PX + width, line * height))
     return canvas
 

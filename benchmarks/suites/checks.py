@@ -7,6 +7,7 @@ calls `check` in a process of its own.
 """
 
 import os
+import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -33,14 +34,17 @@ from benchmarks.suites.suite import (
 from benchmarks.suites.suite_file import refuse_per_run
 from moco.common.cfgnode import split_assignments
 from moco.common.command import RANDOM
-from moco.common.errors import UserError, first_few
+from moco.common.errors import DataError, UserError, first_few
 
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
     from torch import nn
 
+    from detection.datasets.base import Split
+
 DATASETS_VARIABLE = "DETECTRON2_DATASETS"
 _DETECTION = (DETECTION, POINT)
+DECODING_SECONDS = 20.0  # of all images together
 _UNCHECKED = (DRAW, SHRINK, CONVERT, KNN, CHOOSE)  # read only products of other runs
 
 
@@ -82,7 +86,9 @@ def check(specs: Sequence[RunSpec], on_gpus: bool) -> Findings:
         if steps_in([spec.weights]):  # a step has yet to make them
             spec = replace(spec, weights=RANDOM)
         trials.setdefault((spec.task, spec.engine, spec.init), spec)
-    found = {key: _outcome(spec) for key, spec in trials.items()}
+    decoded: dict[tuple[str, ...], tuple[str, str]] = {}
+    end = time.monotonic() + DECODING_SECONDS
+    found = {key: _decoded(_outcome(spec), decoded, end) for key, spec in trials.items()}
     sound = {key: each for key, each in found.items() if not each.problem}
     problems: dict[str, list[str]] = {}  # problem → runs that have it
     for (task, engine, init), each in found.items():
@@ -129,6 +135,8 @@ class _Outcome:
         checkpoints: Checkpoints that it writes; None if unknown.
         notes: Facts that a reader of its numbers should know.
         title: Name of its task in tables.
+        splits: Data that it reads.
+        doctor: Command that decodes all of it, or "".
     """
 
     problem: str = ""
@@ -136,6 +144,35 @@ class _Outcome:
     checkpoints: Checkpoints | None = None
     notes: tuple[str, ...] = ()
     title: str = ""
+    splits: "tuple[Split, ...]" = ()
+    doctor: str = ""
+
+
+def _decoded(
+    outcome: _Outcome, known: dict[tuple[str, ...], tuple[str, str]], end: float
+) -> _Outcome:
+    """Decode the images of a run's data, and add a damaged one to its outcome.
+
+    Otherwise the run would end at that image, or at its evaluation, after the training.
+
+    Args:
+        outcome: Outcome of the run, whose splits are left out of the result.
+        known: Names and digests of splits → problem and note; extended, as runs share their data.
+        end: When images are no longer decoded, by `time.monotonic`.
+    """
+    from detection.datasets.doctor import decode_within
+
+    names = tuple(f"{split.name} {split.annotations_sha256}" for split in outcome.splits)
+    if names and names not in known:
+        hint = f"; to check all of it: {outcome.doctor}" if outcome.doctor else ""
+        try:
+            note = decode_within(outcome.splits, end - time.monotonic())
+            known[names] = "", f"{note}{hint}" if note else ""
+        except DataError as error:
+            known[names] = f"{error}{hint}", ""
+    problem, note = known.get(names, (outcome.problem, ""))
+    notes = (*outcome.notes, note) if note else outcome.notes
+    return replace(outcome, problem=problem, notes=notes, splits=())
 
 
 def _outcome(spec: RunSpec) -> _Outcome:
@@ -212,6 +249,7 @@ def _protocol(program: str) -> Any:
 
 def _check_detection(spec: RunSpec) -> _Outcome:
     from detection.config.task import load_task
+    from detection.datasets.doctor import command as doctor_command
     from detection.datasets.parts import TUNE
     from detection.engine.job import Processes, check_processes
     from detection.train_net import choose_engine
@@ -227,7 +265,13 @@ def _check_detection(spec: RunSpec) -> _Outcome:
     # No table has the points of a grid, which share their task's name.
     point = spec.task if task.cfg.DATASETS.PART == TUNE else ""
     title = f"{task.name}{point} on {task.test.name}"
-    return replace(_length(task.cfg, spec.engine), notes=tuple(notes), title=title)
+    return replace(
+        _length(task.cfg, spec.engine),
+        notes=tuple(notes),
+        title=title,
+        splits=(*task.train, task.test),
+        doctor=doctor_command(task.cfg),
+    )
 
 
 def _without_data(spec: RunSpec) -> _Outcome:

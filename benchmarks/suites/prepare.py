@@ -18,6 +18,8 @@ from pathlib import Path
 
 from PIL import Image
 
+from detection.datasets.layout import read_ids
+from detection.datasets.voc import LISTS, folders_of
 from moco.common.errors import DataError, UserError, run_cli
 from moco.common.files import TEMPORARY_PREFIX, PathLike
 from moco.common.progress import Progress
@@ -78,7 +80,7 @@ def voc_splits(root: PathLike) -> tuple[str, str]:
     Raises:
         DataError: If the folder has no such pair of lists.
     """
-    lists = Path(root) / "ImageSets" / "Main"
+    lists = Path(root) / LISTS
     for train, test in SPLIT_PAIRS:
         if (lists / f"{train}.txt").is_file() and (lists / f"{test}.txt").is_file():
             return train, test
@@ -97,9 +99,10 @@ def training_images(root: PathLike) -> list[Path]:
     root = Path(root)
     train, test = (_ids(root, split) for split in voc_splits(root))
     held_out = set(test)
-    by_name = {path.stem: path for path in find_images(root / "JPEGImages")}
+    _, images = folders_of(root)
+    by_name = {path.stem: path for path in find_images(images)}
     if missing := [image_id for image_id in train if image_id not in by_name]:
-        raise DataError(f"{root}: {missing[0]} is listed, but has no image in JPEGImages")
+        raise DataError(f"{root}: {missing[0]} is listed, but has no image in {images.name}")
     return [by_name[image_id] for image_id in train if image_id not in held_out]
 
 
@@ -114,12 +117,12 @@ def limit_voc(root: PathLike, folder: PathLike, max_train: int, max_test: int) -
             path.write_text(
                 "".join(f"{i}\n" for i in sample(_ids(root, split), limit)), encoding="utf-8"
             )
-        for name in ("Annotations", "JPEGImages"):
-            (part / name).symlink_to(root / name, target_is_directory=True)
+        for own in folders_of(root):
+            (part / own.name).symlink_to(own, target_is_directory=True)
 
 
 def _ids(root: Path, split: str) -> list[str]:
-    return (root / "ImageSets" / "Main" / f"{split}.txt").read_text(encoding="utf-8").split()
+    return read_ids(root / LISTS / f"{split}.txt")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

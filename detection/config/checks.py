@@ -9,7 +9,14 @@ from fvcore.common.config import CfgNode
 from detection.config.keys import KEYS
 from detection.config.trained import config_in
 from detection.data import corruptions
-from detection.datasets.base import Split, object_counts, require_package
+from detection.datasets.base import (
+    UNUSED_KEYPOINTS,
+    Split,
+    object_counts,
+    require_package,
+    small_test,
+    unusable,
+)
 from detection.datasets.coco_json import require_polygons
 from detection.datasets.coco_names import PERSON_KEYPOINTS
 from detection.datasets.flips import pairs_note
@@ -228,10 +235,10 @@ def check_splits(cfg: CfgNode, train: tuple[Split, ...], test: Split) -> list[st
             ("KEYPOINT_ON", split.has_keypoints, "keypoints"),
         ):
             if model[key] and not present:
-                raise DataError(
-                    f"{split.name}: not every object has {what}, which MODEL.{key} needs; annotate "
-                    f"them, or set MODEL.{key} False"
-                )
+                unnamed = [note for note in split.notes if note.startswith(UNUSED_KEYPOINTS)]
+                reason = unnamed[0] if unnamed and key == "KEYPOINT_ON" else ""
+                reason = reason or f"not every object has {what}, which MODEL.{key} needs"
+                raise DataError(f"{split.name}: {reason}; annotate them, or set MODEL.{key} False")
         named = {"keypoint_names", "keypoint_flip_map"} <= split.metadata.keys()
         if model.KEYPOINT_ON and not named:
             raise UserError(
@@ -254,6 +261,8 @@ def check_splits(cfg: CfgNode, train: tuple[Split, ...], test: Split) -> list[st
         ]
     if test.evaluator_type != "sem_seg":
         notes += _absent_classes(train, test)
+    if not test.from_catalog and (small := small_test(test)):
+        notes.append(small)
     trained = {record["file_name"] for split in train for record in split.records}
     shared = sum(record["file_name"] in trained for record in test.records)
     if shared:
@@ -265,8 +274,9 @@ def _absent_classes(train: tuple[Split, ...], test: Split) -> list[str]:
     """Return notes on classes without training or test objects; DataError if none has any."""
     notes = []
     learned = {name for split in train for name in object_counts(split)}
-    if train and not learned:
-        raise DataError(f"{train[0].name}: no annotated objects in the training split")
+    lacks = [why for split in train if (why := unusable(split))]
+    if train and len(lacks) == len(train):
+        raise DataError(f"{train[0].name}: {lacks[0]}, so nothing can be trained")
     unseen = [name for name in test.classes if name not in learned]
     if train and unseen:
         notes.append(f"classes without training objects, so never detected: {first_few(unseen)}")
@@ -274,8 +284,10 @@ def _absent_classes(train: tuple[Split, ...], test: Split) -> list[str]:
         return notes  # Its records need not contain the ground truth of its evaluator.
     measured = object_counts(test, measured=True)
     absent = [name for name in test.classes if name not in measured]
-    if len(absent) == len(test.classes):
-        raise DataError(f"{test.name}: no annotated objects in the test split to measure AP with")
+    if why := unusable(test, measured=True):
+        raise DataError(
+            f"{test.name}: {why}, so nothing can be tested; name another split in DATASETS.TEST"
+        )
     if absent:
         is_voc = test.evaluator_type == "pascal_voc"
         note = "; bbox/AP_detectron2 counts them, as Detectron2 does" if is_voc else ""

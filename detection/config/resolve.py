@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
 from fvcore.common.config import CfgNode
 
@@ -15,7 +16,7 @@ from detection.datasets import (
     roboflow_sources,
 )
 from detection.datasets.base import Source, Split, choose_splits, splits_expected
-from detection.datasets.voc import LISTS
+from detection.datasets.voc import LISTS, check_trainval
 from moco.common.errors import DataError, UserError
 from moco.common.shipped import shown
 
@@ -254,8 +255,12 @@ def _resolve_splits(
             )
         present = [split for split, source in splits.items() if source.present()]
         if not (chosen := choose_splits(present, needed)):
-            error = splits_expected(where, present)
+            for source in (each for split, each in splits.items() if split not in present):
+                source.read()  # Raises an error that names what is missing.
+            error = splits_expected(where, present, datasets[own])
             raise DataError(f"DATASETS.{own} {datasets[own]}: {error}")
+        if chosen[key] == "trainval":
+            check_trainval(Path(datasets[own]).expanduser() / LISTS)
         datasets[key] = (splits[chosen[key]].name,)
 
 

@@ -19,16 +19,24 @@ from detection.datasets import (  # noqa: F401  # register their formats
     voc,
     yolo,
 )
-from detection.datasets.base import Source, formats, official_counts, uncollected, with_masks
+from detection.datasets.base import (
+    Source,
+    formats,
+    official_counts,
+    split_command,
+    uncollected,
+    with_masks,
+)
 from detection.datasets.base import Split as Split
 from detection.datasets.coco import custom_names as custom_names
+from detection.datasets.coco import is_coco, json_files
 from detection.datasets.coco import roboflow_sources as roboflow_sources
-from detection.datasets.layout import datasets_root
+from detection.datasets.layout import contents, datasets_root, inner_folders
 from detection.datasets.parts import PartSource
 from detection.datasets.voc import annotated_classes
 from detection.datasets.voc import folder_sources as folder_sources
 from detection.datasets.yolo import data_sources as data_sources
-from moco.common.errors import DataError, UserError, plural
+from moco.common.errors import DataError, UserError, first_few, plural
 
 _PROVIDED: dict[str, Source] = {}
 
@@ -60,31 +68,40 @@ def custom_keys(datasets: CfgNode) -> list[str]:
 
 
 def find_custom(folder: Path) -> dict[str, str]:
-    """Return the key of DATASETS that reads the dataset in a folder, and its value.
+    """Return the keys of DATASETS that read the dataset in a folder, and their values.
+
+    If the folder itself has none, the only dataset in its subfolders is taken.
 
     Raises:
-        DataError: If the folder has no dataset in a known layout, or several.
+        DataError: If there is no dataset in a known layout, or several.
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder; give that of a dataset")
-    found = {
-        key: str(value)
-        for format_ in formats().values()
-        if format_.custom
-        for key, value in format_.custom.find(folder).items()
-    }
+    if not (found := _datasets_in(folder)):
+        found = [keys for inner in inner_folders(folder) for keys in _datasets_in(inner)]
     if len(found) == 1:
-        return found
-    layouts = (
-        "Annotations/ and JPEGImages/ (VOC), a data.yaml (YOLO), or train/_annotations.coco.json "
-        "(Roboflow)"
-    )
+        return {key: str(value) for key, value in found[0].items()}
     if found:
-        raise DataError(f"{folder}: has several datasets ({', '.join(found)}); move all but one")
+        named = [
+            " ".join(f"{key} {value.relative_to(folder)}" for key, value in keys.items())
+            for keys in found
+        ]
+        several = first_few(named, 3)
+        one = "give the folder of one, or move the others away"
+        raise DataError(f"{folder}: has several datasets ({several}); {one}")
+    if (folder / "classes.txt").is_file() or any(map(is_coco, json_files(folder))):
+        divide = f"to divide it: {split_command(folder)}"
+        raise DataError(f"{folder}: a dataset without splits ({contents(folder)}); {divide}")
     raise DataError(
-        f"{folder}: no dataset; expected {layouts}. Other files in COCO's format: moco-transfer "
-        "suite with a task, and DATASETS.COCO_TRAIN_JSON and COCO_TEST_JSON in --opts"
+        f"{folder}: no dataset ({contents(folder)}); expected VOC's Annotations/ and JPEGImages/, "
+        "a data.yaml, Roboflow's train/_annotations.coco.json, or COCO's JSON files, whose names "
+        "have train and val (or test)"
     )
+
+
+def _datasets_in(folder: Path) -> list[dict[str, Path]]:
+    customs = [format_.custom for format_ in formats().values() if format_.custom]
+    return [keys for custom in customs for keys in custom.find(folder)]
 
 
 def read_split(name: str, cfg: CfgNode) -> Split:

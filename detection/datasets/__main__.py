@@ -67,6 +67,8 @@ def build_parser() -> argparse.ArgumentParser:
         divide.add_argument(
             f"--{name}", type=float, default=0.2, metavar="SHARE", help=f"share of {name}, or 0"
         )
+    images = "folder of the images of a file in COCO's format; default: found near the file"
+    divide.add_argument("--root", default="", metavar="DIR", help=images)
     divide.add_argument("--seed", type=int, default=0, help="default 0")
     divide.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
@@ -106,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     args = build_parser().parse_args(argv)
     if args.command == "split":
-        write_splits(args.path, _shares(args.val, args.test), args.seed)
+        write_splits(args.path, _shares(args.val, args.test), args.seed, args.root)
         return 0
     root = os.path.expanduser(args.root or datasets_root())
     if args.command == "list":

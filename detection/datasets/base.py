@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import importlib.util
+import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,14 +14,19 @@ from typing import Any, Protocol
 from fvcore.common.config import CfgNode
 from fvcore.common.registry import Registry
 
-from moco.common.errors import UserError
+from moco.common.command import program
+from moco.common.errors import UserError, plural
 
 # Detectron2's standard dict of one image ("file_name", "image_id", "height", "width",
 # "annotations" or "sem_seg_file_name"), equal to what Detectron2's own reader of the format gives.
 Record = dict[str, Any]
 
 XYXY_ABS, XYWH_ABS = 0, 1  # Detectron2's BoxMode
-_VAL = ("val", "valid")  # Roboflow's name is the second
+_VAL = ("val", "valid", "validation")  # Roboflow's name is the second
+SPLITS = ("trainval", "train", "test", *_VAL)
+SMALL_TEST = "small test split"  # start of a note
+UNUSED_KEYPOINTS = "keypoints are not used, because "  # likewise
+_FEW_IMAGES, _FEW_OBJECTS = 30, 50
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +47,7 @@ class Split:
             VOC `GroundTruth` by image id, for Cityscapes' instances a file by `file_name`.
         has_masks: True if every annotation has a segmentation, except those that `with_masks`
             leaves out.
-        has_keypoints: True if every person has keypoints.
+        has_keypoints: True if every object has keypoints, and the file names them.
         from_catalog: True if the split comes from Detectron2's DatasetCatalog and is evaluated by
             Detectron2 itself.
         images: Image ids of a part (detection/datasets/parts.py); None for a whole split.
@@ -78,12 +84,61 @@ def object_counts(split: Split, *, measured: bool = False) -> Counter[str]:
         measured: Count only objects that the metric counts: without VOC's difficult ones, although
             they are trained on.
     """
-    if measured and split.truth is not None and split.evaluator_type == "pascal_voc":
+    if _has_difficult(split, measured):
         ids = (i for truth in split.truth.values() for i in truth.classes[~truth.difficult])
     else:
         objects = (item for record in split.records for item in record.get("annotations", ()))
         ids = (item["category_id"] for item in objects if not item.get("iscrowd", 0))
     return Counter(split.classes[i] for i in ids)
+
+
+def unusable(split: Split, *, measured: bool = False) -> str:
+    """Return why no object of a split of instances counts, or "" if one does.
+
+    Args:
+        split: Split.
+        measured: Ask for objects to test on; those that are difficult are for training alone.
+    """
+    reasons: Counter[str] = Counter()
+    for record in split.records:
+        truth = split.truth[record["image_id"]] if _has_difficult(split, measured) else None
+        for number, item in enumerate(record.get("annotations", ())):
+            if item.get("iscrowd", 0):
+                reasons["crowds (iscrowd 1)"] += 1
+            elif truth.difficult[number] if truth else measured and item.get("difficult", False):
+                reasons["difficult"] += 1
+            elif _is_empty(item):
+                reasons["without area"] += 1
+            else:
+                return ""
+    if not reasons:
+        return "no annotated objects"
+    return f"all of its {plural(reasons.total(), 'object')} are {' or '.join(reasons)}"
+
+
+def _has_difficult(split: Split, measured: bool) -> bool:
+    """Return whether the metric leaves out objects that are trained on."""
+    return measured and split.truth is not None and split.evaluator_type == "pascal_voc"
+
+
+def _is_empty(item: Mapping[str, Any]) -> bool:
+    left, top, right, bottom = item["bbox"]
+    if item["bbox_mode"] == XYWH_ABS:
+        left, top = 0, 0
+    return bool(right <= left or bottom <= top)
+
+
+def small_test(split: Split) -> str:
+    """Return a warning, which starts with `SMALL_TEST`, about a test split of few images, or ""."""
+    images, objects = len(split.records), object_counts(split, measured=True).total()
+    semantic = split.evaluator_type == "sem_seg"
+    if images >= _FEW_IMAGES and (semantic or objects >= _FEW_OBJECTS):
+        return ""
+    return (
+        f"{SMALL_TEST}: {split.name} has {plural(images, 'image')} and "
+        f"{plural(objects, 'object')}, fewer than {_FEW_IMAGES} or {_FEW_OBJECTS}; AP depends on "
+        "a few of them, so small gaps mean nothing"
+    )
 
 
 def with_objects(records: Sequence[Record]) -> list[Record]:
@@ -109,12 +164,25 @@ def choose_splits(names: Collection[str], needed: Sequence[str]) -> dict[str, st
     return {}
 
 
-def splits_expected(where: str, names: Iterable[str]) -> str:
-    """Format the error about a dataset without the splits that `choose_splits` needs."""
+def splits_expected(where: str, names: Sequence[str], place: str | Path) -> str:
+    """Format the error about a dataset without the splits that `choose_splits` needs.
+
+    Args:
+        where: What names the splits.
+        names: Splits that there are.
+        place: Folder or file of the dataset.
+    """
+    named = "or name the splits in DATASETS.TRAIN and DATASETS.TEST"
     return (
         f"{where} has {', '.join(names) or 'no split'}; expected trainval or train, and test or "
-        "val (or name the splits in DATASETS.TRAIN and DATASETS.TEST)"
+        f"val ({named if len(names) > 1 else f'to divide it: {split_command(place)}'})"
     )
+
+
+def split_command(place: str | Path) -> str:
+    """Return the command that divides a dataset without splits."""
+    command = program("datasets split", "python -m detection.datasets split")
+    return f"{command} {shlex.quote(str(place))}"
 
 
 @contextmanager
@@ -187,7 +255,7 @@ class Custom:
         sources: Node DATASETS of a configuration → the splits that its keys name.
         parse: (value of the flag, --root) → the splits, and the keys of DATASETS for them.
         arguments: Node DATASETS → the doctor's arguments, one list per call.
-        find: Folder → the key of DATASETS for a dataset in it, if there is one in this format.
+        find: Folder → the keys of DATASETS for each dataset in it in this format.
         check: Readable split → further findings.
     """
 
@@ -197,7 +265,7 @@ class Custom:
     sources: Callable[[CfgNode], Sequence[Source]]
     parse: Callable[[Any, str], tuple[Sequence[Source], dict[str, str]]]
     arguments: Callable[[CfgNode], list[list[str]]]
-    find: Callable[[Path], dict[str, Path]]
+    find: Callable[[Path], list[dict[str, Path]]]
     check: Callable[[Any], Iterable[Finding]] = lambda source: ()
 
 

@@ -3,7 +3,8 @@
 coco/annotations/<kind>_<split><year>.json
 coco/{train,val}{2014,2017}/      the images, by the `file_name` of each image
 
-A custom dataset is two JSON files, or a folder as Roboflow exports it:
+A custom dataset is two JSON files, such as annotations/custom_{train,val}.json of DETR, or a folder
+as Roboflow exports it:
 
 <folder>/{train,valid,test}/      _annotations.coco.json and the images
 """
@@ -11,6 +12,7 @@ A custom dataset is two JSON files, or a folder as Roboflow exports it:
 import dataclasses
 import glob
 import os
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +25,8 @@ from detection.datasets.base import (
     ABSENT,
     FORMATS,
     NOTE,
+    SPLITS,
+    UNUSED_KEYPOINTS,
     WRONG,
     Custom,
     Finding,
@@ -39,8 +43,9 @@ from detection.datasets.coco_names import (
     PERSON_LINES,
 )
 from detection.datasets.coco_oddities import oddities
+from detection.datasets.coco_repair import TABLES
 from detection.datasets.flips import flip_pairs
-from detection.datasets.layout import doctor_command, expected, image_size, read_json
+from detection.datasets.layout import doctor_command, expected, image_size, read_json, spellings
 from moco.common.errors import DataError, UserError
 
 _KEYS = ("iscrowd", "bbox", "keypoints", "category_id")  # copied from annotations
@@ -120,6 +125,8 @@ class COCOSource:
             self._metadata(file),
             keys=_KEYS + DENSEPOSE_KEYS if self.kind == "densepose" else _KEYS,
         )
+        if self.kind == "custom" and (why := _unnamed_keypoints(file)) and file.has_keypoints():
+            split = dataclasses.replace(split, notes=(*split.notes, f"{UNUSED_KEYPOINTS}{why}"))
         for record in split.records:
             # JPEG files never have more than 8 bits, and COCO has too many to open.
             if not record["file_name"].lower().endswith((".jpg", ".jpeg")):
@@ -288,12 +295,7 @@ def _find_images(source: COCOSource, file: AnnotationFile) -> str:
     here = Path(file.path).resolve().parent
     first = file.file_name(next(iter(file.images.values())), "")
     depth = len(Path(first).parts) - 1
-    holding = {
-        found.parents[depth]
-        for folder in (here, here.parent)
-        for pattern in ("", "*/", "images/*/", "data/*/", "*/images/")
-        for found in folder.glob(pattern + glob.escape(first))
-    }
+    holding = {found.parents[depth] for found in _near(here, first)}
     # The file's own folder is unambiguous, and so is a folder whose name is part of the file's.
     chosen = (
         holding & {here}
@@ -302,8 +304,31 @@ def _find_images(source: COCOSource, file: AnnotationFile) -> str:
     )
     if len(chosen) == 1:
         return str(chosen.pop())
+    for other, why in spellings(first).items() if not chosen else ():
+        if found := next(_near(here, other), None):
+            raise DataError(f"{file.path}: {first} was not found, but {str(found)!r}: {why}")
     where = f"is in {', '.join(sorted(map(str, chosen)))}" if chosen else "was not found near it"
     raise DataError(f"{file.path}: {first} {where}; {source.images_folder}")
+
+
+def _near(folder: Path, name: str) -> Iterator[Path]:
+    """Yield the files of a name in, or beside, the folder of the annotations."""
+    for place in (folder, folder.parent):
+        for pattern in ("", "*/", "images/*/", "data/*/", "*/images/"):
+            yield from place.glob(pattern + glob.escape(name))
+
+
+def _unnamed_keypoints(file: AnnotationFile) -> str:
+    """Return why the categories do not determine one list of keypoints, or "" if they do."""
+    first, *others = file.categories
+    names = first.get("keypoints")
+    for other in others:
+        if (other.get("keypoints") or []) != (names or []):
+            both = f"{first['name']!r} and {other['name']!r}"
+            return f"the categories {both} have different 'keypoints'; one list is supported"
+    if isinstance(names, list) and names and all(isinstance(name, str) for name in names):
+        return ""
+    return f"the category {first['name']!r} has no 'keypoints', the list of their names"
 
 
 def _custom_keypoints(file: AnnotationFile, pairs: tuple[tuple[str, str], ...]) -> Json:
@@ -313,14 +338,9 @@ def _custom_keypoints(file: AnnotationFile, pairs: tuple[tuple[str, str], ...]) 
         file: The annotations.
         pairs: DATASETS.KEYPOINT_FLIP_PAIRS; if empty, pairs are inferred from the names.
     """
-    by_category = [category.get("keypoints") for category in file.categories]
-    if not any(by_category):
+    if _unnamed_keypoints(file):
         return {}
-    names = by_category[0]
-    if any(others != names for others in by_category):
-        raise DataError(f"{file.path}: categories have different keypoints; one set is supported")
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise DataError(f"{file.path}: 'keypoints' of a category: expected a list of names")
+    names = file.categories[0]["keypoints"]
     if unknown := [name for pair in pairs for name in pair if name not in names]:
         raise DataError(
             f"DATASETS.KEYPOINT_FLIP_PAIRS: {file.path} has no keypoint {unknown[0]!r}; its "
@@ -368,9 +388,7 @@ coco/
             sources=lambda datasets: [*roboflow_sources(datasets), *custom_sources(datasets)],
             parse=_parse_custom,
             arguments=_doctor_arguments,
-            find=lambda folder: (
-                {"DATASETS.COCO_DIR": folder} if (folder / "train" / _ROBOFLOW).is_file() else {}
-            ),
+            find=_find,
             check=_check_custom,
         ),
     )
@@ -386,12 +404,50 @@ def _check_folders(root: str, states: Mapping[str, str]) -> Iterator[Finding]:
 
 def _parse_custom(files: list[str], root: str) -> tuple[list[COCOSource], dict[str, str]]:
     if len(files) == 1 and os.path.isdir(files[0]):
-        keys = {"COCO_DIR": files[0]}
-        return roboflow_sources(CfgNode(keys)), keys
+        found = _find(Path(files[0]))
+        if len(found) != 1 or "DATASETS.COCO_DIR" in found[0]:
+            keys = {"COCO_DIR": files[0]}
+            return roboflow_sources(CfgNode(keys)), keys
+        files = [str(file) for file in found[0].values()]
     keys = {}
     for role, file in zip(("TRAIN", "TEST"), files, strict=False):
         keys |= {f"COCO_{role}_JSON": file} | ({f"COCO_{role}_ROOT": root} if root else {})
     return [_custom_source(file, root, "") for file in files], keys
+
+
+def json_files(folder: Path) -> list[Path]:
+    """Return the JSON files that a dataset in COCO's format may consist of."""
+    patterns = ("*.json", "annotations/*.json", f"train/{Path(_ROBOFLOW).stem}_*.json")
+    return [path for pattern in patterns for path in sorted(folder.glob(pattern))]
+
+
+def is_coco(path: Path) -> bool:
+    """Return whether a JSON file has the three lists of COCO's format; raise as `read_json`."""
+    content, _ = read_json(path)
+    return isinstance(content, dict) and all(isinstance(content.get(key), list) for key in TABLES)
+
+
+def _find(folder: Path) -> list[dict[str, Path]]:
+    """Find pairs of JSON files by their names, else Roboflow's folders.
+
+    COCO and DETR have annotations/instances_train2017.json and instances_val2017.json; COCO's files
+    of other kinds are not for boxes alone.
+    """
+    groups: dict[str, dict[str, Path]] = {}  # what the names of one dataset share → its splits
+    for path in json_files(folder):
+        words = re.findall("[a-z]+", path.stem.lower())
+        if last := next((word for word in reversed(words) if word in SPLITS), ""):
+            words.remove(last)
+            groups.setdefault(f"{path.parent} {' '.join(words)}", {})[last] = path
+    pairs = [
+        {f"DATASETS.COCO_{key}_JSON": splits[chosen[key]] for key in ("TRAIN", "TEST")}
+        for splits in groups.values()
+        if (chosen := choose_splits(splits, ("TRAIN", "TEST")))
+    ]
+    boxes = [pair for pair in pairs if "instances" in pair["DATASETS.COCO_TRAIN_JSON"].stem]
+    if pairs:
+        return boxes or pairs
+    return [{"DATASETS.COCO_DIR": folder}] if (folder / "train" / _ROBOFLOW).is_file() else []
 
 
 def _custom_task(splits: Sequence[Split], keys: Mapping[str, str]) -> list[str]:
@@ -399,7 +455,7 @@ def _custom_task(splits: Sequence[Split], keys: Mapping[str, str]) -> list[str]:
     if "COCO_DIR" in keys:
         names = [split.name.rpartition("_")[2] for split in splits]
         if not choose_splits(names, ("TRAIN", "TEST")):
-            raise DataError(splits_expected(keys["COCO_DIR"], names))
+            raise DataError(splits_expected(keys["COCO_DIR"], names, keys["COCO_DIR"]))
     elif "COCO_TEST_JSON" not in keys:
         [call] = _doctor_arguments(CfgNode(keys))
         again = shlex.join([*call, "--coco-json"])

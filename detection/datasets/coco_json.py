@@ -202,8 +202,14 @@ class AnnotationFile:
                 **metadata,
             },
             has_masks=unmasked < len(objects) and unmasked == self._file.shapeless,
-            has_keypoints=bool(objects) and all(obj.get("keypoints") for obj in objects),
+            has_keypoints=(
+                bool(objects and num_keypoints) and all(obj.get("keypoints") for obj in objects)
+            ),
         )
+
+    def has_keypoints(self) -> bool:
+        """Return whether an object has keypoints."""
+        return any(row.get("keypoints") for rows in self.annotations.values() for row in rows)
 
     def _objects(self, image_id: int, keys: Sequence[str], num_keypoints: int) -> list[Json]:
         """Return the annotations of one image as Detectron2's dicts."""
@@ -295,12 +301,24 @@ class AnnotationFile:
 
 
 def with_coco_metric(split: Split) -> Split:
-    """Return a split that COCO's metric evaluates; images and categories are numbered from 1."""
-    numbered = enumerate(split.records, start=1)
+    """Return a split that COCO's metric evaluates; images and categories are numbered from 1.
+
+    Objects that VOC's metric leaves out are marked as difficult, and count as the others.
+    """
+    records = []
+    for number, record in enumerate(split.records, start=1):
+        objects = record["annotations"]
+        if split.truth is not None:
+            marks = split.truth[record["image_id"]].difficult.tolist()
+            objects = [
+                {**item, "difficult": True} if mark else item
+                for item, mark in zip(objects, marks, strict=True)
+            ]
+        records.append({**record, "image_id": number, "annotations": objects})
     return dataclasses.replace(
         split,
         evaluator_type="coco",
-        records=tuple({**record, "image_id": number} for number, record in numbered),
+        records=tuple(records),
         metadata={
             "thing_classes": list(split.classes),
             "thing_dataset_id_to_contiguous_id": {i + 1: i for i in range(len(split.classes))},
@@ -316,9 +334,17 @@ def annotations_of(split: Split) -> str | Json:
     categories = split.metadata["thing_dataset_id_to_contiguous_id"].items()
     ids = {index: category_id for category_id, index in categories}
     objects = [(record, item) for record in split.records for item in record["annotations"]]
-    shown = ("file_name", "height", "width")
     return {
-        "images": [{"id": r["image_id"], **{key: r[key] for key in shown}} for r in split.records],
+        "images": [
+            {
+                "id": record["image_id"],
+                # A package refuses a name that is not UTF-8, and none opens the file.
+                "file_name": os.fsencode(record["file_name"]).decode("utf-8", "replace"),
+                "height": record["height"],
+                "width": record["width"],
+            }
+            for record in split.records
+        ],
         "annotations": [
             {
                 "id": number,

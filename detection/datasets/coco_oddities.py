@@ -7,7 +7,7 @@ from typing import Any
 from detection.datasets.coco_repair import Json, as_integer
 
 _BEYOND_PX, _BEYOND_SHARE = 2.0, 0.1  # tolerated extent of a mask outside its box
-_MOST = 0.9  # share of the boxes that determines their format
+MOST = 0.9  # share of the boxes that determines their format
 
 
 def oddities(content: Mapping[str, Any]) -> Iterator[str]:
@@ -60,11 +60,11 @@ def _formats(images: Sequence[Json], rows: Sequence[Json]) -> Iterator[str]:
             beyond.append(row)
         if max(x, y, w, h) <= 1:
             relative.append(row)
-    if len(relative) >= _MOST * len(rows):
+    if len(relative) >= MOST * len(rows):
         yield from _counted(
             relative, "boxes that look relative (0 to 1), but COCO's format has pixels"
         )
-    elif corners >= _MOST * len(rows):
+    elif corners >= MOST * len(rows):
         yield from _counted(
             beyond,
             "boxes beyond the image that look like [x1, y1, x2, y2], but COCO's format has "

@@ -116,7 +116,11 @@ def read_annotations(path: str | Path) -> Annotations:
         rows = content.get(key)
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise DataError(f"{path}: {key!r}: expected a list of objects, as COCO has it")
-    return replace(repair(content), sha256=sha256)
+    found = repair(content)
+    with open(path, "rb") as file:
+        # The metrics' packages fail on a byte order mark, and on other encodings than UTF-8.
+        marked = file.read(1) not in (b"{", b" ", b"\t", b"\r", b"\n")
+    return replace(found, sha256=sha256, changed=found.changed or marked)
 
 
 @contextmanager
@@ -141,6 +145,9 @@ def annotation_file(
         kind: [{key: row[key] for key in keys if key in row} for row in annotations.content[kind]]
         for kind, keys in _NEEDED.items()
     }
+    for row in content["categories"]:
+        if not _are_names(row.get("keypoints", [])):
+            del row["keypoints"]
     if masked:
         content["annotations"] = [a for a in content["annotations"] if a.get("segmentation")]
     if images is not None:
@@ -441,4 +448,9 @@ def _plain_row(row: Json) -> bool:
         and all(isinstance(row[key], str) for key in _TEXTS if key in row)
         and isinstance(lines, list)
         and all(isinstance(pair, list) and len(pair) == 2 for pair in lines)
+        and _are_names(row.get("keypoints", []))
     )
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)

@@ -6,8 +6,10 @@ pre-training are read by `moco/data`, as in training.
 
 import hashlib
 import itertools
+import math
 import os
 import shlex
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,9 +31,12 @@ from detection.datasets.base import (
     Record,
     Source,
     Split,
+    choose_splits,
     formats,
     object_counts,
     official_counts,
+    small_test,
+    unusable,
 )
 from detection.datasets.flips import pairs_note
 from detection.datasets.labels import check_labels
@@ -48,6 +53,7 @@ from moco.common.shipped import shown
 from moco.data.images import bad_images, notes_on, open_images
 
 _SHOWN = 30  # classes or bad images in one list
+_ESTIMATED_AFTER = 1.0  # seconds of decoding
 # Findings on the score of perfect predictions (detection/evaluation/reachable.py).
 Score = Callable[[Split], Iterable[Finding]]
 
@@ -123,12 +129,14 @@ def examine_custom(
         UserError: If `root` does not belong to this format.
     """
     sources, keys = custom.parse(value, root)
-    results = _examine(sources, verify)
+    results = _examine(sources, verify, explain=True)
     splits = [split for _, split in results if split]
     findings = [finding for finding, _ in results]
     for split in splits:
         findings += [Finding(split.name, NOTE, _classes(split)), *score(split)]
         findings += _turned(split)
+        if _is_test(split) and (small := small_test(split)):
+            findings.append(Finding(split.name, NOTE, small))
         if split.has_keypoints:
             findings.append(Finding(split.name, NOTE, _flipped(split)))
     if len({split.classes for split in splits}) > 1:
@@ -139,7 +147,10 @@ def examine_custom(
     findings += _repeated(splits, verify)
     usable = {split.name for split in splits}
     findings += [found for s in sources if s.name in usable for found in custom.check(s)]
-    if not any(finding.state in (WRONG, ABSENT) for finding in findings):
+    states = {finding.state for finding in findings}
+    ends = [split.name.rpartition("_")[2] for split in splits]
+    # Not every split that a data.yaml names is needed.
+    if WRONG not in states and (ABSENT not in states or choose_splits(ends, ("TRAIN", "TEST"))):
         try:
             return findings, _check_command(custom.task(splits, keys), keys)
         except DataError as error:
@@ -218,13 +229,23 @@ def _train_command() -> str:
     return program("train", "python detection/train_net.py")
 
 
-def _examine(sources: Sequence[Source], verify: bool) -> list[tuple[Finding, Split | None]]:
-    """Return each source's finding, and its split if it can be used."""
+def _examine(
+    sources: Sequence[Source], verify: bool, *, explain: bool = False
+) -> list[tuple[Finding, Split | None]]:
+    """Return each source's finding, and its split if it can be used.
+
+    Args:
+        sources: Splits to read.
+        verify: Decode every image and check every label map.
+        explain: Say what is missing of a split that is absent.
+    """
     seen: set[str] = set()  # images that were already decoded
     results: list[tuple[Finding, Split | None]] = []
     for source in sources:
         if not source.present():
-            results.append((Finding(source.name, ABSENT), None))
+            results.append(
+                (Finding(source.name, ABSENT, _missing(source) if explain else ""), None)
+            )
             continue
         try:
             split = source.read()
@@ -237,6 +258,14 @@ def _examine(sources: Sequence[Source], verify: bool) -> list[tuple[Finding, Spl
         else:
             results.append((_complete(split), split))
     return results
+
+
+def _missing(source: Source) -> str:
+    try:
+        source.read()
+    except DataError as error:
+        return str(error)
+    return ""
 
 
 def _complete(split: Split) -> Finding:
@@ -252,7 +281,13 @@ def _complete(split: Split) -> Finding:
         published = f", {official_objects} objects" if official_objects else ""
         text += f" (official count: {official} images{published})"
     state = OK if official in (0, images) else PART
+    if split.evaluator_type != "sem_seg" and (why := unusable(split, measured=_is_test(split))):
+        state, text = WRONG, f"{text}; {why}, so nothing can be trained or tested"
     return Finding(split.name, state, "; ".join((text, *split.notes)))
+
+
+def _is_test(split: Split) -> bool:
+    return "train" not in split.name.rpartition("_")[2]
 
 
 def _verify(split: Split, seen: set[str]) -> None:
@@ -263,21 +298,56 @@ def _verify(split: Split, seen: set[str]) -> None:
     """
     records = [record for record in split.records if record["file_name"] not in seen]
     seen.update(record["file_name"] for record in records)
-    damaged = []
-    with (
-        ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool,
-        Progress(len(records), f"verify {split.name}", unit="img") as progress,
-    ):
-        for fault in pool.map(_fault, records):
-            progress.update()
-            if fault:
-                damaged.append(fault)
-    if damaged:
-        others = f" (and {len(damaged) - 1} more images)" if len(damaged) > 1 else ""
-        raise DataError(damaged[0] + others)
+    with Progress(len(records), f"verify {split.name}", unit="img") as progress:
+        _decode(records, progress)
     if split.evaluator_type == "sem_seg":
         labels = len(split.classes), split.metadata["ignore_label"]
         check_labels(split.records, *labels, everything=True)
+
+
+def decode_within(splits: Sequence[Split], seconds: float) -> str:
+    """Decode the images of splits if that is expected to take at most `seconds`.
+
+    Returns:
+        A note on images that were not decoded, or "".
+
+    Raises:
+        DataError: If images are damaged or not of the annotated size; names the first one.
+    """
+    own = [split for split in splits if not split.from_catalog]
+    records = list({r["file_name"]: r for split in own for r in split.records}.values())
+    with Progress(len(records), "decode", unit="img", silent=True) as progress:
+        decoded = _decode(records, progress, seconds)
+    if decoded == len(records):
+        return ""
+    return (
+        f"{len(records) - decoded} of {plural(len(records), 'image')} were not decoded beforehand, "
+        "so a damaged one would stop a run"
+    )
+
+
+def _decode(records: Sequence[Record], progress: Progress, seconds: float = math.inf) -> int:
+    """Decode images, unless that is expected to take longer; return the number of decoded ones.
+
+    Raises:
+        DataError: If images are damaged or not of the annotated size; names the first one.
+    """
+    damaged, start = [], time.monotonic()
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        for number, fault in enumerate(pool.map(_fault, records), start=1):
+            progress.update()
+            damaged += [fault] if fault else []
+            elapsed = time.monotonic() - start
+            expected = elapsed / number * len(records)
+            if expected > seconds and elapsed > min(seconds, _ESTIMATED_AFTER):
+                pool.shutdown(cancel_futures=True)
+                break
+        else:
+            number = len(records)
+    if damaged:
+        others = f" (and {len(damaged) - 1} more images)" if len(damaged) > 1 else ""
+        raise DataError(damaged[0] + others)
+    return number
 
 
 def _fault(record: Record) -> str:

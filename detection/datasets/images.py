@@ -28,6 +28,8 @@ OpenURL = Callable[[str], BinaryIO]  # opens a path that contains `://`
 def read_image(path: str, open_url: OpenURL | None = None) -> Image.Image:
     """Read an image as RGB, rotated by its EXIF orientation.
 
+    Deviation: Detectron2 rotates a TIFF twice, because Pillow has already rotated it.
+
     Raises:
         DataError: If the file is missing, truncated, not an image, or has more than 8 bits.
     """

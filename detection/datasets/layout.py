@@ -5,23 +5,26 @@ import hashlib
 import json
 import os
 import re
+import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
+from PIL.TiffImagePlugin import IMAGELENGTH, IMAGEWIDTH, TiffImageFile
 
 from detection.datasets.archives import fetch_command
 from detection.datasets.images import OpenURL, check_bits, opened
 from moco.common.command import program
-from moco.common.errors import DataError
+from moco.common.errors import DataError, first_few
 from moco.data.decode import FORMATS
 
 DATASETS_VARIABLE = "DETECTRON2_DATASETS"
 _TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
 _ORIENTATION = 0x0112
 _LONGEST_LINK = 255  # bytes
+_NAMED = 5  # files and folders in a message
 
 
 def datasets_root() -> str:
@@ -67,6 +70,12 @@ def inside(name: Any, where: str) -> str:
     return name
 
 
+def slashed(name: str, folder: str | Path) -> str:
+    """Return a name below a folder with slashes if only Windows would find it with backslashes."""
+    with_slashes = name.replace("\\", "/")
+    return name if name == with_slashes or Path(folder, name).exists() else with_slashes
+
+
 def read_json(path: str | Path) -> tuple[Any, str]:
     """Read a JSON file; return its content and the hex SHA-256 of its bytes.
 
@@ -83,7 +92,7 @@ def read_json(path: str | Path) -> tuple[Any, str]:
 
 
 def read_ids(path: Path, columns: re.Pattern[str] | None = None) -> list[str]:
-    """Read the image ids of a list, one per line, all different.
+    """Read the image ids of a list, one per line, all different; an id may have blanks.
 
     Args:
         path: Text file.
@@ -93,18 +102,15 @@ def read_ids(path: Path, columns: re.Pattern[str] | None = None) -> list[str]:
         DataError: If the list is empty, has malformed lines, or an id leads out of the folder.
     """
     try:
-        ids = [
-            line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()
-        ]
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not a text file in UTF-8") from error
+    ids = [line.strip() for line in lines if line.strip()]
     if columns:
         ids = [found[1] if (found := columns.fullmatch(line)) else line for line in ids]
     if not ids:
         raise DataError(f"{path}: has no image ids; expected one per line")
     for image_id in ids:
-        if len(image_id.split()) != 1:
-            raise DataError(f"{path}: line {image_id!r}: expected one image id per line")
         if Path(image_id).name != image_id or image_id == "..":
             raise DataError(f"{path}: id {image_id!r} leads out of the dataset's folder")
     if len(set(ids)) < len(ids):
@@ -125,8 +131,31 @@ def require_files(files: Sequence[str], what: str, hint: str) -> None:
         stem = os.path.splitext(name)[0].lower()
         alike = sorted(n for n in names_in(folder) if os.path.splitext(n)[0].lower() == stem)
         number = f"missing ({len(missing)} of the {len(files)} {what})"
-        hint = f"{', '.join(alike)} exists" if alike else hint
-        raise DataError(f"{missing[0]}: {number}; {hint}")
+        found = f"{', '.join(alike)} exists" if alike else other_spelling(missing[0])
+        raise DataError(f"{missing[0]}: {number}; {found or hint}")
+
+
+def other_spelling(path: str | Path) -> str:
+    """Return the hint that a missing file exists under another spelling of its name, or ""."""
+    folder, name = os.path.split(path)
+    for other, why in spellings(name).items():
+        if os.path.exists(os.path.join(folder, other)):
+            return f"{other!r} exists: {why}"
+    return ""
+
+
+def spellings(name: str) -> dict[str, str]:
+    """Return other spellings of a file's name → why both differ, and what to do."""
+    rename = "rename the file, or correct the annotations"
+    found = {
+        name.replace("\\", "/"): "the annotations have backslashes; write slashes",
+        unicodedata.normalize("NFC", name): f"accents are composed there (NFC); {rename}",
+        unicodedata.normalize("NFD", name): f"accents are apart there (NFD, of macOS); {rename}",
+    }
+    with contextlib.suppress(UnicodeEncodeError):
+        latin = os.fsdecode(name.encode("latin-1"))
+        found[latin] = "that name is not in UTF-8; rename the file (convmv -f latin1 -t utf8)"
+    return {other: why for other, why in found.items() if other != name}
 
 
 def absent(files: Sequence[str]) -> list[str]:
@@ -142,6 +171,21 @@ def names_in(folder: str) -> set[str]:
             return {entry.name for entry in entries}
     except OSError:
         return set()
+
+
+def contents(folder: str | Path) -> str:
+    """Return what a folder has, for messages: `it has a/, b.txt`, where a/ is a folder."""
+    names = [f"{name}/" if Path(folder, name).is_dir() else name for name in names_in(str(folder))]
+    shown = sorted(name for name in names if name[0] != ".")
+    return f"it has {first_few(shown, _NAMED)}" if shown else "it is empty"
+
+
+def inner_folders(folder: Path, depth: int = 2) -> Iterator[Path]:
+    """Yield the folders below a folder, down to VOCdevkit/VOC2007."""
+    for name in sorted(names_in(str(folder))) if depth else ():
+        if name[0] != "." and (inner := folder / name).is_dir():
+            yield inner
+            yield from inner_folders(inner, depth - 1)
 
 
 def is_turned(path: str | Path) -> bool:
@@ -166,7 +210,7 @@ def image_size(
     """
     try:
         with opened(str(path), open_url) as file, Image.open(file, formats=FORMATS) as image:
-            width, height = image.size
+            width, height = _stored_size(image)
             check_bits(image, path)
             turned = image.getexif().get(_ORIENTATION, 1) in _TURNED
             if decode:
@@ -176,6 +220,17 @@ def image_size(
     except Exception as error:  # Pillow raises many types, all with the same meaning here
         raise DataError(f"{path}: {_damage(path, error)}") from error
     return (height, width) if turned else (width, height)
+
+
+def _stored_size(image: Image.Image) -> tuple[int, int]:
+    """Return the size of an opened image before its EXIF orientation.
+
+    Pillow applies the orientation of a TIFF itself: newer versions when the file is opened, older
+    ones when it is decoded.
+    """
+    if isinstance(image, TiffImageFile):
+        return image.tag_v2[IMAGEWIDTH], image.tag_v2[IMAGELENGTH]
+    return image.size
 
 
 def _damage(path: str | Path, error: Exception) -> str:

@@ -17,10 +17,10 @@ from pathlib import Path
 import yaml
 
 from detection.datasets.base import Split
-from detection.datasets.coco import COCOSource
-from detection.datasets.coco_repair import TABLES, as_integer
-from detection.datasets.layout import doctor_command, read_json
-from detection.datasets.voc import ENDINGS, LISTS, class_names
+from detection.datasets.coco import COCOSource, is_coco
+from detection.datasets.coco_repair import as_integer
+from detection.datasets.layout import contents, doctor_command, read_ids, read_json
+from detection.datasets.voc import ENDINGS, LISTS, class_names, folders_of, is_voc, split_lists
 from detection.datasets.yolo import read_images
 from detection.datasets.yolo_yaml import DataYaml, lines_of, read_data_yaml
 from moco.common.errors import DataError, UserError, plural, say
@@ -28,6 +28,7 @@ from moco.common.files import atomic_write_text, sha256_file
 
 Parts = Mapping[str, Sequence[int]]  # split → positions of its images
 _ROBOFLOW = "*/_annotations.coco.json"
+_COCO = "COCO's format"
 
 
 @dataclass(frozen=True)
@@ -47,19 +48,23 @@ class Undivided:
     arguments: Sequence[str]
 
 
-def write_splits(place: str, shares: Mapping[str, float], seed: int) -> None:
+def write_splits(place: str, shares: Mapping[str, float], seed: int, root: str = "") -> None:
     """Divide a dataset, write the lists, and print what was written.
 
     Args:
         place: Folder of the dataset, or its data.yaml or annotations.
         shares: Split → share of the images; they add up to 1.
         seed: Seed.
+        root: Folder of the images of a file in COCO's format; "": found near the file.
 
     Raises:
-        UserError: If the dataset has splits, or a file to write exists.
+        UserError: If the dataset has splits, or a file to write exists, or `root` is given for
+            another format.
         DataError: If there is no dataset, it is damaged, or has too few images.
     """
-    data = find_undivided(Path(place).expanduser())
+    data = find_undivided(Path(place).expanduser(), root)
+    if root and data.layout != _COCO:
+        raise UserError(f"--root belongs to a file in {_COCO}; {place} is in {data.layout}")
     digests = [sha256_file(path) for path, _ in data.images]
     parts = divide(digests, [classes for _, classes in data.images], shares, seed)
     if empty := [split for split, chosen in parts.items() if not chosen]:
@@ -123,8 +128,12 @@ def divide(
     return {split: sorted(chosen) for split, chosen in parts.items()}
 
 
-def find_undivided(place: Path) -> Undivided:
+def find_undivided(place: Path, root: str = "") -> Undivided:
     """Recognize the layout of a dataset without splits.
+
+    Args:
+        place: Folder of the dataset, or its data.yaml or annotations.
+        root: Folder of the images of a file in COCO's format; "": found near the file.
 
     Raises:
         UserError: If it has splits.
@@ -136,7 +145,7 @@ def find_undivided(place: Path) -> Undivided:
         names = tuple(name for _, name in lines_of(place / "classes.txt"))
         splits = {"train": (place / "images",)}
         return _yolo(DataYaml(place / "data.yaml", place, names, splits))
-    if (place / "Annotations").is_dir():
+    if is_voc(place):
         return _voc(place)
     files = [place] if place.is_file() else _coco_files(place)
     if len(files) > 1:
@@ -144,35 +153,38 @@ def find_undivided(place: Path) -> Undivided:
         raise UserError(f"{place}: has splits, or several datasets: {named}; give one of the files")
     if not files:
         raise DataError(
-            f"{place}: expected a dataset: data.yaml or classes.txt with images/ and labels/, "
-            "Annotations/ with JPEGImages/, or a JSON file in COCO's format"
+            f"{place}: {contents(place)}; expected a dataset: data.yaml or classes.txt with "
+            f"images/ and labels/, Annotations/ with JPEGImages/, or a JSON file in {_COCO}"
         )
-    return _coco(files[0])
+    return _coco(files[0], root)
 
 
 def _voc(root: Path) -> Undivided:
-    if lists := sorted((root / LISTS).glob("*.txt")):
+    lists = split_lists(root)
+    # CVAT writes one list of all images, default.txt.
+    if len(lists) > 1:
         raise UserError(f"{root}: has splits: {', '.join(f'{LISTS}/{p.name}' for p in lists)}")
+    annotations, images_folder = folders_of(root)
     images = {
         path.stem: path
-        for path in sorted((root / "JPEGImages").glob("*"))
+        for path in sorted(images_folder.glob("*"))
         if path.suffix.lower() in ENDINGS
     }
-    annotated = {path.stem: class_names(path) for path in sorted(root.glob("Annotations/*.xml"))}
-    if not annotated:
-        raise DataError(f"{root}: has no Annotations/*.xml")
-    if missing := sorted(annotated.keys() - images.keys()):
-        raise DataError(f"{root}: Annotations/{missing[0]}.xml has no image in JPEGImages")
-    names = list(annotated)
+    files = {path.stem: path for path in sorted(annotations.glob("*.xml"))}
+    names = read_ids(lists[0]) if lists else list(files)
+    for name in names:
+        for folder, having in ((annotations, files), (images_folder, images)):
+            if name not in having:
+                raise DataError(f"{folder}: has no file of {name}")
 
-    def files(parts: Parts) -> dict[Path, str]:
+    def written(parts: Parts) -> dict[Path, str]:
         return {
             root / LISTS / f"{split}.txt": _lines(names[i] for i in chosen)
             for split, chosen in parts.items()
         }
 
-    found = [(str(images[name]), frozenset(classes)) for name, classes in annotated.items()]
-    return Undivided("VOC layout", found, files, ["--voc-dir", str(root)])
+    found = [(str(images[name]), frozenset(class_names(files[name]))) for name in names]
+    return Undivided("VOC layout", found, written, ["--voc-dir", str(root)])
 
 
 def _yolo(data: DataYaml) -> Undivided:
@@ -218,16 +230,11 @@ def _coco_files(folder: Path) -> list[Path]:
         for pattern in ("*.json", "annotations/*.json", _ROBOFLOW)
         for path in sorted(folder.glob(pattern))
     )
-    return [path for path in files if _is_coco(path)]
+    return [path for path in files if is_coco(path)]
 
 
-def _is_coco(path: Path) -> bool:
-    content, _ = read_json(path)
-    return isinstance(content, dict) and all(isinstance(content.get(key), list) for key in TABLES)
-
-
-def _coco(file: Path) -> Undivided:
-    split = COCOSource(file.stem, str(file), "", "custom").read()
+def _coco(file: Path, root: str) -> Undivided:
+    split = COCOSource(file.stem, str(file), os.path.expanduser(root), "custom").read()
     content, _ = read_json(file)
     ids = [record["image_id"] for record in split.records]
 
@@ -242,10 +249,11 @@ def _coco(file: Path) -> Undivided:
             written[_part_of(file, name)] = json.dumps({**content, **rows})
         return written
 
-    arguments = [
+    arguments = ["--root", root] if root else []
+    arguments += [
         word for name in ("train", "test") for word in ("--coco-json", str(_part_of(file, name)))
     ]
-    return Undivided("COCO's format", _images(split), files, arguments)
+    return Undivided(_COCO, _images(split), files, arguments)
 
 
 def _part_of(file: Path, split: str) -> Path:
@@ -263,4 +271,9 @@ def _images(split: Split) -> list[tuple[str, frozenset[str]]]:
 
 
 def _lines(names: Iterable[str]) -> str:
-    return "".join(f"{name}\n" for name in names)
+    """Return the text of a list; raise DataError for a name that a line cannot hold."""
+    lines = list(names)
+    for name in lines:
+        if name.strip().splitlines() != [name]:
+            raise DataError(f"{name!r}: a line of a list cannot hold this name; rename the file")
+    return "".join(f"{name}\n" for name in lines)

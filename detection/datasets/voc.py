@@ -4,6 +4,8 @@
     <root>/Annotations/<id>.xml          size, and per object: name, difficult, bndbox
     <root>/JPEGImages/<id>.jpg           or .jpeg, .png, .bmp, in any case
 
+Other tools write annotations/ or annots/, and images/.
+
 Everything is checked before training. Annotations are 1-based and inclusive, and `VOCObject.box`
 and `Split.truth` keep them so; `Split.records` has 0-based half-open XYXY as Detectron2 does
 (detectron2/data/datasets/pascal_voc.py): xmin - 1, ymin - 1, xmax, ymax. R: objects of one image.
@@ -12,10 +14,12 @@ and `Split.truth` keep them so; `Split.records` has 0-based half-open XYXY as De
 import contextlib
 import functools
 import hashlib
+import itertools
 import math
+import re
 import xml.etree.ElementTree as ET
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -36,12 +40,21 @@ from detection.datasets.base import (
     Source,
     Split,
     choose_splits,
+    split_command,
     splits_expected,
 )
 from detection.datasets.coco_json import with_coco_metric
-from detection.datasets.layout import expected, image_size, names_in, read_ids
+from detection.datasets.layout import (
+    contents,
+    expected,
+    image_size,
+    inner_folders,
+    names_in,
+    other_spelling,
+    read_ids,
+)
 from detection.datasets.parts import TUNE
-from moco.common.errors import DataError, UserError, plural
+from moco.common.errors import DataError, UserError, first_few, plural
 
 VOC_CLASSES = (
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow",
@@ -56,7 +69,12 @@ _COUNTS = {
 }  # fmt: skip
 
 LISTS = "ImageSets/Main"  # folder of the splits
+# VOC's name, then others'.
+_ANNOTATIONS = ("Annotations", "annotations", "annots")
+_IMAGES = ("JPEGImages", "images")
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp")  # in order of preference
+_OF_CLASS = re.compile(r".*\S\s+(-1|0|1)")  # line of a list of one class
+_LINES = 9  # that tell such a list
 
 
 @dataclass(frozen=True)
@@ -110,16 +128,19 @@ class VOCSource:
         """Read the split; boxes over the border are clipped and noted."""
         if not self.present():
             raise DataError(f"{self.name}: {self._list} is missing; {self._expected()}")
+        annotations, images = folders_of(self.root)
         files = defaultdict(list)  # by stem
-        for name in sorted(names_in(str(self.root / "JPEGImages"))):
+        for name in sorted(names_in(str(images))):
             files[Path(name).stem].append(name)
-        records, truth, clipped, from_zero = [], {}, 0, 0
+        records, truth, clipped, from_zero, several = [], {}, 0, 0, []
         digest = hashlib.sha256()
         for image_id in read_ids(self._list):
-            annotation = self.root / "Annotations" / f"{image_id}.xml"
+            annotation = annotations / f"{image_id}.xml"
             if not annotation.is_file():
                 raise self._missing(annotation, image_id)
-            image = self._image(image_id, files[image_id])
+            image = self._image(images, image_id, files[image_id])
+            if len(same := _images_among(files[image_id])) > 1:
+                several.append(" and ".join(same))
             root = _parse(annotation)
             # Annotations are of the image after its EXIF orientation.
             width, height = size = image_size(image)
@@ -163,7 +184,7 @@ class VOCSource:
             classes=self.classes,
             records=tuple(records),
             annotations_sha256=digest.hexdigest(),
-            notes=tuple(_notes(clipped, from_zero)),
+            notes=tuple(_notes(clipped, from_zero, several)),
             metadata={
                 "thing_classes": list(self.classes),
                 "dirname": str(self.root),
@@ -185,15 +206,13 @@ class VOCSource:
 
     def _missing(self, path: Path, image_id: str, hint: str = "") -> DataError:
         listed = f"missing, but {image_id} is listed in {self._list}"
-        return DataError(f"{path}: {listed}; {hint or self._expected()}")
+        hint = hint or other_spelling(path) or self._expected()
+        return DataError(f"{path}: {listed}; {hint}")
 
-    def _image(self, image_id: str, files: Sequence[str]) -> Path:
-        """Return the image among the `files` with its id as stem."""
-        folder = self.root / "JPEGImages"
-        found = {Path(name).suffix.lower(): name for name in files}
-        for ending in ENDINGS:
-            if ending in found:
-                return folder / found[ending]
+    def _image(self, folder: Path, image_id: str, files: Sequence[str]) -> Path:
+        """Return the image among the `files` of a folder with its id as stem."""
+        if found := _images_among(files):
+            return folder / found[0]
         others = f"{', '.join(files)} exists, expected {' or '.join(ENDINGS)}" if files else ""
         raise self._missing(folder / f"{image_id}.jpg", image_id, others)
 
@@ -235,11 +254,16 @@ def folder_sources(datasets: CfgNode) -> list[VOCSource]:
     root = Path(datasets.VOC_DIR).expanduser()
     if not root.is_dir():
         raise DataError(f"DATASETS.VOC_DIR {root}: no such folder; {_tree(root, 'trainval')}")
-    lists = sorted((root / "ImageSets" / "Main").glob("*.txt"))
-    parts = {f"{name}/": (root / name).is_dir() for name in ("Annotations", "JPEGImages")}
-    parts["ImageSets/Main/*.txt"] = bool(lists)
-    if missing := ", ".join(part for part, exists in parts.items() if not exists):
-        raise DataError(f"DATASETS.VOC_DIR {root}: has no {missing}; {_tree(root, 'trainval')}")
+    lists = split_lists(root)
+    folders = {f"{path.name}/": path.is_dir() for path in folders_of(root)}
+    if missing := [name for name, exists in folders.items() if not exists]:
+        inner = [str(folder) for folder in inner_folders(root) if is_voc(folder)]
+        seen = f"did you mean {first_few(inner)}?" if inner else contents(root)
+        has_no = f"has no {', '.join(missing)}; {_tree(root, 'trainval')}"
+        raise DataError(f"DATASETS.VOC_DIR {root}: {has_no}; {seen}")
+    if not lists:
+        has_no = f"has no {LISTS}/*.txt; expected train.txt and test.txt, one image id per line"
+        raise DataError(f"DATASETS.VOC_DIR {root}: {has_no}; to divide it: {split_command(root)}")
     if datasets.VOC_YEAR not in (2007, 2012):
         raise UserError(f"DATASETS.VOC_YEAR: got {datasets.VOC_YEAR}, choices are 2007, 2012")
     tuning = datasets.get("PART", "") == TUNE
@@ -249,6 +273,43 @@ def folder_sources(datasets: CfgNode) -> list[VOCSource]:
         VOCSource(f"{stem}_{path.stem}", root, path.stem, datasets.VOC_YEAR, classes, False, metric)
         for path in lists
     ]
+
+
+def folders_of(root: Path) -> tuple[Path, Path]:
+    """Return the folders of annotations and of images: VOC's, or those of other tools."""
+    annotations, images = (
+        next((root / name for name in names if (root / name).is_dir()), root / names[0])
+        for names in (_ANNOTATIONS, _IMAGES)
+    )
+    return annotations, images
+
+
+def is_voc(root: Path) -> bool:
+    """Return whether a folder has annotations and images in VOC layout, with lists or without."""
+    annotations, images = folders_of(root)
+    return images.is_dir() and any(annotations.glob("*.xml"))
+
+
+def split_lists(root: Path) -> list[Path]:
+    """Return the lists of splits in a folder in VOC layout, sorted.
+
+    VOC itself and CVAT have a list per class, too, such as car_train.txt: the ids of train.txt,
+    each with 1 if the image has an object of the class, else -1 or 0.
+    """
+    lists = sorted((root / LISTS).glob("*.txt"))
+    stems = {path.stem for path in lists}
+    return [path for path in lists if not (_stem_of_split(path.stem, stems) and _is_of_class(path))]
+
+
+def _stem_of_split(stem: str, stems: Collection[str]) -> bool:
+    """Return whether a name is that of another list after a class: car_train, after train."""
+    return any(stem.endswith(f"_{other}") for other in stems)
+
+
+def _is_of_class(path: Path) -> bool:
+    with contextlib.suppress(UnicodeDecodeError), path.open(encoding="utf-8-sig") as file:
+        return all(_OF_CLASS.fullmatch(line.strip()) for line in itertools.islice(file, _LINES))
+    return False
 
 
 @functools.lru_cache(maxsize=8)
@@ -262,14 +323,15 @@ def annotated_classes(root: Path, training: bool = False) -> tuple[str, ...]:
     Raises:
         DataError: If an annotation is damaged, or there is no object.
     """
-    files = sorted((root / "Annotations").glob("*.xml"))
+    folder = folders_of(root)[0]
+    files = sorted(folder.glob("*.xml"))
     if training:
         lists = [root / "ImageSets" / "Main" / f"{name}.txt" for name in ("train", "trainval")]
         ids = {image_id for path in lists if path.is_file() for image_id in read_ids(path)}
         files = [path for path in files if path.stem in ids]
     names = {name for path in files for name in class_names(path)}
     if not names:
-        raise DataError(f"{root / 'Annotations'}: no annotated objects, so no classes to learn")
+        raise DataError(f"{folder}: no annotated objects, so no classes to learn")
     return tuple(sorted(names))
 
 
@@ -280,6 +342,26 @@ def class_names(path: Path) -> list[str]:
         DataError: If it is damaged.
     """
     return [_text(node, "name", where) for node, where in _objects(_parse(path), path)]
+
+
+def check_trainval(lists: Path) -> None:
+    """Check that trainval.txt has all images of train.txt and val.txt.
+
+    Args:
+        lists: Folder of the lists.
+
+    Raises:
+        DataError: If images are left out, or a list is damaged.
+    """
+    whole = set(read_ids(lists / "trainval.txt"))
+    for name in ("train.txt", "val.txt"):
+        ids = read_ids(lists / name) if (lists / name).is_file() else []
+        if left_out := [image_id for image_id in ids if image_id not in whole]:
+            raise DataError(
+                f"{lists / 'trainval.txt'}: has {plural(len(whole), 'image')}, without "
+                f"{len(left_out)} of the {len(ids)} in {name} ({left_out[0]}); complete it, or "
+                "delete it to train on train.txt"
+            )
 
 
 def _tree(root: Path, split: str) -> str:
@@ -311,7 +393,14 @@ def _starts_at_zero(node: ET.Element) -> bool:
     return any(not float(node.findtext(f"bndbox/{side}") or 1) for side in ("xmin", "ymin"))
 
 
-def _notes(clipped: int, from_zero: int) -> Iterator[str]:
+def _images_among(files: Sequence[str]) -> list[str]:
+    """Return the images among the files of one stem, the preferred one first."""
+    return [name for end in ENDINGS for name in reversed(files) if Path(name).suffix.lower() == end]
+
+
+def _notes(clipped: int, from_zero: int, several: Sequence[str]) -> Iterator[str]:
+    if several:
+        yield f"ids with several images, of which the first is read: {len(several)} ({several[0]})"
     if from_zero:
         yield (
             f"boxes that start at 0: {from_zero}; the files count pixels from 0 and VOC counts "
@@ -380,11 +469,7 @@ VOC2007/  VOC2012/                     (trainval and test of 2007 in one folder)
             arguments=lambda datasets: (
                 [["--voc-dir", datasets.VOC_DIR]] if datasets.get("VOC_DIR", "") else []
             ),
-            find=lambda folder: (
-                {"DATASETS.VOC_DIR": folder}
-                if (folder / "Annotations").is_dir() and (folder / "JPEGImages").is_dir()
-                else {}
-            ),
+            find=lambda folder: [{"DATASETS.VOC_DIR": folder}] if is_voc(folder) else [],
         ),
     )
 
@@ -408,9 +493,12 @@ def _parse_custom(folder: str, root: str) -> tuple[list[VOCSource], dict[str, st
 def _custom_task(splits: Sequence[Split], keys: Mapping[str, str]) -> list[str]:
     stem = Path(keys["VOC_DIR"]).expanduser().resolve().name
     lists = sorted(split.name.removeprefix(f"{stem}_") for split in splits)
-    if not choose_splits(lists, ("TRAIN", "TEST")):
+    if not (chosen := choose_splits(lists, ("TRAIN", "TEST"))):
         # The user can name two other lists, but one list alone cannot train and test.
-        raise (UserError if len(lists) > 1 else DataError)(splits_expected(LISTS, lists))
+        error = UserError if len(lists) > 1 else DataError
+        raise error(splits_expected(LISTS, lists, keys["VOC_DIR"]))
+    if "trainval" in chosen.values():
+        check_trainval(Path(keys["VOC_DIR"]).expanduser() / LISTS)
     return ["configs/voc/faster_rcnn_R_18_C4_small.yaml"]
 
 
@@ -442,6 +530,8 @@ def _check_lists(folder: Path) -> Iterator[tuple[str, str]]:
             )
         else:
             yield OK, "trainval and test are in one folder and share no image"
-    train, val, trainval = (lists.get(split) for split in ("train", "val", "trainval"))
-    if train and val and trainval and train | val != trainval:
-        yield WRONG, "trainval.txt is not the union of train.txt and val.txt"
+    if "trainval" in lists:
+        try:
+            check_trainval(folder / "Main")
+        except DataError as error:
+            yield WRONG, str(error)

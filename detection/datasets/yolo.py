@@ -33,6 +33,7 @@ from detection.datasets.base import (
     splits_expected,
 )
 from detection.datasets.coco_json import with_coco_metric
+from detection.datasets.coco_oddities import MOST
 from detection.datasets.coco_repair import farthest_of_polygons, within
 from detection.datasets.layout import absent, image_size
 from detection.datasets.yolo_yaml import DataYaml, images_of, label_path, read_data_yaml
@@ -67,8 +68,17 @@ class YOLOSource:
     split: str
 
     def present(self) -> bool:
-        """Return whether one of the split's folders or lists exists."""
-        return any(path.exists() for path in read_data_yaml(self.file).splits[self.split])
+        """Return whether one of the split's folders or lists exists, and of `test` a label.
+
+        Test images are often published without labels.
+        """
+        data = read_data_yaml(self.file)
+        if not any(path.exists() for path in data.splits[self.split]):
+            return False
+        try:
+            return self.split != "test" or bool(_labeled(images_of(data, "test")))
+        except DataError:  # of which reading it informs
+            return True
 
     def read(self) -> Split:
         """Read the split; boxes over the border are clipped and noted."""
@@ -78,17 +88,14 @@ class YOLOSource:
 def read_images(name: str, data: DataYaml, split: str) -> Split:
     """Read a split of a data.yaml; `name` is the result's. Raise DataError as `Source.read`."""
     images = images_of(data, split)
-    missing = set(absent([str(label_path(image)) for image in images]))
-    if len(missing) == len(images):
+    if not (labeled := _labeled(images)):
         raise DataError(
             f"{name}: none of {plural(len(images), 'image')} has a label file; the first "
             f"is expected in {label_path(images[0])}"
         )
     reader = _Reader(data)
     labels = {
-        image: [] if str(path) in missing else reader.labels(path)
-        for image in images
-        for path in [label_path(image)]
+        image: reader.labels(label_path(image)) if image in labeled else [] for image in images
     }
     polygons = [len(label.numbers) > 4 for found in labels.values() for label in found]
     has_masks = bool(polygons) and all(polygons)
@@ -107,7 +114,7 @@ def read_images(name: str, data: DataYaml, split: str) -> Split:
         more = f"; and {len(faults) - _NAMED} more" if len(faults) > _NAMED else ""
         named = "; ".join(faults[:_NAMED]) + more
         raise DataError(f"{name}: {plural(len(faults), 'broken line')}: {named}")
-    reader.counts["missing"] = len(missing)
+    reader.counts["missing"] = len(images) - len(labeled)
     if any(polygons) and not has_masks:
         reader.counts["mixed"] = polygons.count(False)
     return with_coco_metric(
@@ -117,10 +124,16 @@ def read_images(name: str, data: DataYaml, split: str) -> Split:
             classes=data.classes,
             records=tuple(records),
             annotations_sha256=digest.hexdigest(),
-            notes=tuple(_notes(reader.counts)),
+            notes=(*data.notes.get(split, ()), *_notes(reader.counts)),
             has_masks=has_masks,
         )
     )
+
+
+def _labeled(images: Sequence[Path]) -> set[Path]:
+    """Return the images that have a label file."""
+    missing = set(absent([str(label_path(image)) for image in images]))
+    return {image for image in images if str(label_path(image)) not in missing}
 
 
 class _Reader:
@@ -198,6 +211,9 @@ class _Reader:
         over = max(-left, -top, right - width, bottom - height)
         left, top, right, bottom = max(left, 0), max(top, 0), min(right, width), min(bottom, height)
         self.counts["clipped"] += over > _ROUNDING_PX
+        if len(pixels) == 4:
+            self.counts["boxes"] += 1
+            self.counts["corners"] += pixels[0] < pixels[2] and pixels[1] < pixels[3]
         self.counts["empty"] += right <= left or bottom <= top
         box = [left, top, right - left, bottom - top]
         return {"category_id": class_id, "bbox": box, "bbox_mode": XYWH_ABS}
@@ -240,7 +256,12 @@ def _notes(counts: Counter[str]) -> Iterator[str]:
             f"boxes among polygons: {counts['mixed']}; all objects are read as boxes, because "
             "masks need a polygon for each"
         )
-    if counts["clipped"]:
+    if counts["clipped"] and counts["corners"] >= MOST * counts["boxes"]:
+        yield (
+            f"boxes beyond the image that look like x1 y1 x2 y2, but YOLO's format has cx cy w h: "
+            f"{counts['clipped']}"
+        )
+    elif counts["clipped"]:
         yield f"boxes over the border, clipped: {counts['clipped']}"
     if counts["dropped"]:
         yield (
@@ -295,17 +316,17 @@ def _parse_custom(file: str, root: str) -> tuple[list[YOLOSource], dict[str, str
     return data_sources(CfgNode(keys)), keys
 
 
-def _find(folder: Path) -> dict[str, Path]:
+def _find(folder: Path) -> list[dict[str, Path]]:
     names = ("data_split.yaml", "data.yaml", "dataset.yaml")  # the first is of `datasets split`
     file = next((folder / name for name in names if (folder / name).is_file()), None)
-    return {"DATASETS.YOLO_YAML": file} if file else {}
+    return [{"DATASETS.YOLO_YAML": file}] if file else []
 
 
 def _custom_task(splits: Sequence[Split], keys: Mapping[str, str]) -> list[str]:
     """Choose COCO's own task if all objects have masks, else the tutorial's small one for boxes."""
     names = [split.name.rpartition("_")[2] for split in splits]
     if not choose_splits(names, ("TRAIN", "TEST")):
-        raise DataError(splits_expected(keys["YOLO_YAML"], names))
+        raise DataError(splits_expected(keys["YOLO_YAML"], names, keys["YOLO_YAML"]))
     if all(split.has_masks for split in splits):
         return ["configs/coco/mask_rcnn_R_50_FPN_1x.yaml"]
     return ["configs/voc/faster_rcnn_R_18_C4_small.yaml"]

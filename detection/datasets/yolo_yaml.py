@@ -7,17 +7,19 @@ because nobody looks at thousands of lines.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from detection.datasets.layout import datasets_root, inside
+from detection.datasets.coco_repair import as_integer
+from detection.datasets.layout import datasets_root, inside, slashed
 from moco.common.cfgnode import read_yaml
 from moco.common.errors import DataError, UserError, shown
 from moco.common.files import files_below
+from moco.data.decode import SUFFIXES
 
-_SPLITS = {"train": ("train",), "val": ("val", "validation"), "test": ("test",)}
-_ENDINGS = (".bmp", ".jpeg", ".jpg", ".mpo", ".png", ".tif", ".tiff", ".webp")
+_SPLITS = {"train": ("train",), "val": ("val", "validation", "valid"), "test": ("test",)}
+_ENDINGS = (*SUFFIXES, ".jfif", ".jpe", ".mpo")  # the last three are JPEG
 _UNREAD = (".avif", ".dng", ".heic", ".heif", ".jp2", ".pfm")  # images that only Ultralytics reads
 _MOST_CLASSES = 100_000
 
@@ -31,12 +33,14 @@ class DataYaml:
         root: Folder of the dataset.
         classes: Class names in the order of their ids.
         splits: train, val, test, as far as the file has them → folders and lists of images.
+        notes: Split → notes on which of two possible folders is read.
     """
 
     path: Path
     root: Path
     classes: tuple[str, ...]
     splits: Mapping[str, tuple[Path, ...]]
+    notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def read_data_yaml(file: str | Path) -> DataYaml:
@@ -58,7 +62,7 @@ def read_data_yaml(file: str | Path) -> DataYaml:
             "format only; export the dataset as COCO keypoints"
         )
     root = _root(path, content.get("path"))
-    splits = {}
+    splits, notes = {}, {}
     for split, keys in _SPLITS.items():
         stated: Any = next((content[key] for key in keys if content.get(key)), [])
         entries = stated if isinstance(stated, list) else [stated]
@@ -66,8 +70,10 @@ def read_data_yaml(file: str | Path) -> DataYaml:
             expected = "a folder, a .txt list, or a list of these"
             raise DataError(f"{path}: {split}: got {shown(wrong[0])}, expected {expected}")
         if entries:
-            splits[split] = tuple(_place(root, each) for each in entries)
-    return DataYaml(path, root, _classes(path, content), splits)
+            places = [_place(root, each) for each in entries]
+            splits[split] = tuple(place for place, _ in places)
+            notes[split] = tuple(note for _, note in places if note)
+    return DataYaml(path, root, _classes(path, content), splits, notes)
 
 
 def _root(file: Path, stated: Any) -> Path:
@@ -76,6 +82,7 @@ def _root(file: Path, stated: Any) -> Path:
         return file.parent
     if not isinstance(stated, str) or "\0" in stated:
         raise DataError(f"{file}: path: got {shown(stated)}, expected a folder")
+    stated = slashed(stated, file.parent)
     places = [file.parent / Path(stated).expanduser(), Path(datasets_root()) / stated]
     for place in places:
         if place.is_dir():
@@ -83,12 +90,22 @@ def _root(file: Path, stated: Any) -> Path:
     raise DataError(f"{file}: path: {places[0]} is no folder; correct it, or delete the line")
 
 
-def _place(root: Path, stated: str) -> Path:
-    """Return a folder or list; Roboflow writes ../train/images where it means train/images."""
+def _place(root: Path, stated: str) -> tuple[Path, str]:
+    """Return a folder or list, and a note if there are two, else "".
+
+    Roboflow writes ../train/images where it means train/images. Beside several datasets of one
+    folder, the first may exist, too, and has the images of another dataset.
+    """
+    stated = slashed(stated, root)
     path = root / Path(stated).expanduser()
-    if stated.startswith("../") and not path.exists():
-        return root / stated.removeprefix("../")
-    return path
+    own = root / Path(stated.removeprefix("../")).expanduser()
+    if path.exists() and not own.exists():
+        return path, ""
+    two = own != path and path.exists()
+    return (
+        own,
+        f"{stated} is read as {own}, as Roboflow means it; {path} exists, too" if two else "",
+    )
 
 
 def _classes(file: Path, content: Mapping[str, Any]) -> tuple[str, ...]:
@@ -101,6 +118,7 @@ def _classes(file: Path, content: Mapping[str, Any]) -> tuple[str, ...]:
             raise DataError(f"{file}: has neither names nor nc; write the class names into names")
         names = [f"class_{i}" for i in range(number)]
     if isinstance(names, dict):
+        names = {as_integer(key): name for key, name in names.items()}
         if set(names) != set(range(len(names))):
             raise DataError(f"{file}: names: the numbers of the classes are not 0, 1, 2, …")
         names = [names[i] for i in range(len(names))]
@@ -165,9 +183,9 @@ def lines_of(file: Path) -> Iterator[tuple[int, str]]:
 
 def _listed(file: Path, root: Path) -> Iterator[Path]:
     """Yield the images of a list; its lines are relative to its folder."""
-    for number, name in lines_of(file):
+    for number, line in lines_of(file):
         where = f"{file}:{number}"
-        folder = file.parent
+        folder, name = file.parent, slashed(line, file.parent)
         for own in (file.parent.absolute(), root.absolute()):
             if Path(name).is_relative_to(own):
                 folder, name = own, str(Path(name).relative_to(own))
@@ -184,5 +202,5 @@ def label_path(image: Path) -> Path:
 
     Without such a folder, the labels are beside the image.
     """
-    before, found, after = str(image).rpartition("/images/")
+    before, found, after = str(image.absolute()).rpartition("/images/")
     return Path(f"{before}/labels/{after}" if found else image).with_suffix(".txt")

@@ -9,8 +9,9 @@ import torch
 
 from benchmarks import evaluate
 from benchmarks.suites.synthetic import write_scenes
-from detection.config.task import load_task
-from detection.datasets import find_custom
+from detection.config.resolve import resolve_names
+from detection.config.task import default_task, load_task
+from detection.datasets import custom_keys, find_custom, read_split
 from moco.common.cfgnode import split_assignments
 from moco.common.errors import DataError, UserError
 from tests.oracles.resnets import make_resnet
@@ -39,6 +40,18 @@ def make(folder: Path, *files: str) -> Path:
         (["data.yaml"], "DATASETS.YOLO_YAML", "data.yaml"),
         (["data.yaml", "data_split.yaml"], "DATASETS.YOLO_YAML", "data_split.yaml"),
         (["train/_annotations.coco.json"], "DATASETS.COCO_DIR", "."),
+        (["annotations/a.xml", "images/a.jpg"], "DATASETS.VOC_DIR", "."),
+        (["annots/a.xml", "images/a.jpg", "LICENSE"], "DATASETS.VOC_DIR", "."),
+        (
+            ["VOCdevkit/VOC2007/Annotations/a.xml", "VOCdevkit/VOC2007/JPEGImages/a.jpg", "README"],
+            "DATASETS.VOC_DIR",
+            "VOCdevkit/VOC2007",
+        ),
+        (
+            ["set/data.yaml", "set/images/a.jpg", "set/labels/a.txt"],
+            "DATASETS.YOLO_YAML",
+            "set/data.yaml",
+        ),
     ],
 )
 def test_the_layout_is_found(tmp_path, files, key, value):
@@ -46,16 +59,79 @@ def test_the_layout_is_found(tmp_path, files, key, value):
 
 
 @pytest.mark.parametrize(
+    ("files", "train", "test"),
+    [
+        (["annotations/custom_train.json", "annotations/custom_val.json"], 0, 1),
+        (["train.json", "valid.json", "test.json"], 0, 2),
+        (["all.json", "all_test.json", "all_train.json", "all_val.json"], 2, 1),
+        (["train.json", "train_test.json", "train_train.json"], 2, 1),
+        (
+            [
+                "annotations/instances_train2017.json",
+                "annotations/instances_val2017.json",
+                "annotations/captions_train2017.json",
+                "annotations/captions_val2017.json",
+                "annotations/image_info_test2017.json",
+            ],
+            0,
+            1,
+        ),
+        (
+            [
+                "train/_annotations.coco.json",
+                "train/_annotations.coco_train.json",
+                "train/_annotations.coco_val.json",
+            ],
+            1,
+            2,
+        ),
+    ],
+)
+def test_json_files_are_found_by_their_names(tmp_path, files, train, test):
+    found = find_custom(make(tmp_path, *files))
+    assert found == {
+        "DATASETS.COCO_TRAIN_JSON": str(tmp_path / files[train]),
+        "DATASETS.COCO_TEST_JSON": str(tmp_path / files[test]),
+    }
+
+
+@pytest.mark.parametrize(
     ("files", "error"),
     [
-        ([], "no dataset; expected Annotations/ and JPEGImages/"),
-        (["Annotations/a.xml"], "no dataset"),
-        (["data.yaml", "train/_annotations.coco.json"], "has several datasets"),
+        ([], r"no dataset \(it is empty\); expected VOC's Annotations/ and JPEG"),
+        (["Annotations/a.xml", "b.txt"], r"no dataset \(it has Annotations/, b.txt\); expected"),
+        (
+            ["data.yaml", "train/_annotations.coco.json"],
+            r"has several datasets \(DATASETS.COCO_DIR \., DATASETS.YOLO_YAML data.yaml\); .*move",
+        ),
+        (
+            [
+                f"{name}/{file}"
+                for name in "ab"
+                for file in ("Annotations/a.xml", "JPEGImages/a.jpg")
+            ],
+            r"datasets \(DATASETS.VOC_DIR a, DATASETS.VOC_DIR b\); give the folder of one",
+        ),
+        (
+            [f"annotations/{name}_{split}.json" for name in "ab" for split in ("train", "val")],
+            "_JSON annotations/a_train.json DATASETS.COCO_TEST_JSON annotations/a_val.json, D",
+        ),
+        (["classes.txt", "images/a.jpg"], r"without splits \(it has .* to divide it: .* split /"),
     ],
 )
 def test_no_layout_or_several_are_refused(tmp_path, files, error):
     with pytest.raises(DataError, match=error):
         find_custom(make(tmp_path, *files))
+
+
+def test_one_json_file_is_divided_first(tmp_path):
+    file = make(tmp_path, "images/a.jpg", "annotations/default.json") / "annotations/default.json"
+    file.write_text('{"images": [], "annotations": [], "categories": []}')
+    with pytest.raises(DataError, match=r"without splits .* to divide it: .* split /"):
+        find_custom(tmp_path)
+    file.write_text("{}")
+    with pytest.raises(DataError, match="no dataset"):
+        find_custom(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +181,24 @@ def test_random_weights_get_the_network_of_the_others(tmp_path, depth, options, 
 def test_the_help_names_the_number_of_seeds():
     text = " ".join(evaluate.build_parser().format_help().split())
     assert "seeds per row, 0, 1, ... (default: 3)" in text
+
+
+@pytest.mark.parametrize(
+    ("folder", "keys"),
+    [
+        ("facemask", ["COCO_TRAIN_JSON", "COCO_TEST_JSON"]),
+        ("coco", ["COCO_TRAIN_JSON", "COCO_TEST_JSON"]),
+        ("raccoon", ["VOC_DIR"]),
+        ("chess_pieces", ["COCO_DIR"]),
+    ],
+)
+def test_real_folders_are_found_and_read(folder, keys, shared_data):
+    cfg = default_task()
+    for key, value in find_custom(shared_data / folder).items():
+        cfg.merge_from_list([key, value])
+    assert custom_keys(cfg.DATASETS) == sorted(keys, reverse=True)
+    resolve_names(cfg, [], eval_only=False)
+    assert read_split(cfg.DATASETS.TEST[0], cfg).records
 
 
 def test_random_weights_alone_choose_no_task(tmp_path):

@@ -84,7 +84,7 @@ VOC = [
         ),
         (
             text("one/Annotations/1.xml", f"<annotation>{SIZE}</annotation>"),
-            "no annotated objects in the training split",
+            "no annotated objects, so nothing can be trained",
         ),
         code=3,
     ),
@@ -256,6 +256,10 @@ COMMANDS = [
         (gone("one/JPEGImages"), "has no JPEGImages/; expected"),
         (gone("one/Annotations", "one/JPEGImages"), "has no Annotations/, JPEGImages/; expected"),
         (gone("one/ImageSets"), r"has no ImageSets/Main/\*.txt; expected"),
+        (
+            both(gone("one/JPEGImages"), lambda at: write_one(at / "one/devkit/VOC2007")),
+            "did you mean one/devkit/VOC2007",
+        ),
         (gone("one"), "no such folder"),
         code=3,
     ),

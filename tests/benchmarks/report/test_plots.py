@@ -38,6 +38,26 @@ def test_curves_are_in_order_and_a_resumed_run_keeps_its_last_value(tmp_path):
     assert iterations.tolist() == [0, 20, 40] and losses.tolist() == [4, 2.5, 2]
 
 
+@pytest.mark.parametrize("top, last", [(97.0, 100), (70.0, 100), (41.0, 40)])
+def test_the_axis_of_ap_ends_at_100(top, last, tmp_path):
+    """Beyond it is room for the labels alone."""
+    aps = {"random": [top / 3], "moco": [top / 2]}  # AP50 is twice AP
+    write_pair(tmp_path, aps)
+    for axis in ap_figure(aggregate(collect([tmp_path]).transfer)[0]).axes:
+        assert max(axis.get_xticks()) == last
+        assert last <= axis.spines["bottom"].get_bounds()[1] <= 100  # the line of the axis
+        labels = [text.get_position()[0] for text in axis.texts]
+        assert max(labels) < axis.get_xlim()[1]
+
+
+@pytest.mark.parametrize("name", ["\u725b", "\u0642\u0637\u0629"])
+def test_names_in_any_script_are_plotted_without_a_word(name, tmp_path, recwarn):
+    write_pair(tmp_path / "runs", {"random": [10.0], name: [20.0]})
+    plot = Plot(ap_figure(aggregate(collect([tmp_path]).transfer)[0]))
+    plot.save(tmp_path / "x.png")
+    assert name in plot.svg and not recwarn.list
+
+
 def test_band_by_hand():
     one = (np.array([0, 20, 40]), np.array([4.0, 2.0, 1.0]))
     two = (np.array([0, 20]), np.array([2.0, 3.0]))

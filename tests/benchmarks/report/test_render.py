@@ -123,6 +123,15 @@ def test_a_renderer_from_outside(tmp_path):
     assert (tmp_path / "out" / "inits.txt").read_text() == "random"
 
 
+def test_a_small_test_split_is_named_under_the_table(tmp_path):
+    note = "small test split: own_test has 9 images and 12 objects, fewer than 30 or 50"
+    write_pair(tmp_path, {"random": [11.0, 12.0], "mine": [13.0, 14.0]}, notes=["other", note])
+    pages = rendered(report(tmp_path))
+    texts = {name: " ".join(text.replace("\\_", "_").split()) for name, text in pages.items()}
+    assert all(note in text for text in texts.values())
+    assert texts["terminal"].count(note) == 1
+
+
 def test_printed_gaps_are_the_differences_of_the_printed_means(made):
     """10.04 is printed as 10.0 and 12.16 as 12.2; the gap, 2.12, is printed as 2.2."""
     for name in ("table.md", "table.tex", "table.html", "table.txt"):

@@ -1,12 +1,16 @@
 """Checks before the first run starts, by the real programs."""
 
+import re
 from dataclasses import replace
+
+import pytest
 
 from benchmarks.suites.checks import check
 from benchmarks.suites.plan import expand
 from benchmarks.suites.suite import Init
 from benchmarks.suites.suite_file import load_suite, with_options
 from tests.benchmarks.suites.lab import ROOT, classes, from_random, write_suite
+from tests.oracles.tiny_voc import write_voc
 
 SUITES = ROOT / "configs" / "suites"
 
@@ -48,6 +52,40 @@ def test_the_real_checks_name_every_problem(tmp_path, monkeypatch):
     # Bad weights do not hide missing data, even if no row has random weights.
     found = check([spec for spec in specs if spec.init == "text"], False)
     assert len(found.problems) == 2 and any("nowhere/VOC2007" in p for p in found.problems)
+
+
+@pytest.fixture
+def own_data(tmp_path, monkeypatch):
+    """Return a folder in VOC layout, and runs of one task on it from two inits."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    root = write_voc(tmp_path / "own", {"train": 5, "test": 3})
+    task = {"config": str(ROOT / "configs/voc/faster_rcnn_R_18_C4_small.yaml")}
+    task["overrides"] = {"DATASETS.VOC_DIR": str(root)}
+    suite = with_options(load_suite(write_suite(tmp_path, task)), {}, {}, trials=2)
+    inits = {name: Init("random", None) for name in ("random", "other")}
+    return root, expand(suite, inits, ["embedded"], version="1")
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_truncated_images_are_found_before_the_first_run(split, own_data):
+    """The file's header, which the reader opens, is whole."""
+    root, specs = own_data
+    assert not check(specs, False).problems
+    name = (root / f"ImageSets/Main/{split}.txt").read_text().split()[-1]
+    image = root / f"JPEGImages/{name}.jpg"
+    image.write_bytes(image.read_bytes()[:-400])
+    [problem] = check(specs, False).problems
+    assert re.search(
+        rf"random.*other.*{name}\.jpg: .*truncated.*doctor --voc-dir .* --verify", problem
+    )
+
+
+def test_many_images_are_not_decoded_and_a_note_says_so(own_data, monkeypatch):
+    root, specs = own_data
+    monkeypatch.setattr("benchmarks.suites.checks.DECODING_SECONDS", 0)
+    notes = [note for note in check(specs, False).notes if "not decoded beforehand" in note]
+    assert len(notes) == 1 and " of 8 images were not decoded" in notes[0]
+    assert notes[0].endswith(f"doctor --voc-dir {root} --verify")
 
 
 def test_tasks_that_tables_would_take_for_one(tmp_path, monkeypatch):

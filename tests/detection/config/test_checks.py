@@ -73,7 +73,12 @@ def keypoint_split(names):
         name="own",
         evaluator_type="coco",
         classes=("cat",),
-        records=({"file_name": "a", "annotations": [{"category_id": 0}]},),
+        records=(
+            {
+                "file_name": "a",
+                "annotations": [{"category_id": 0, "bbox": [0, 0, 9, 9], "bbox_mode": 0}],
+            },
+        ),
         annotations_sha256="0",
         has_keypoints=True,
         metadata={"keypoint_names": names, "keypoint_flip_map": flip_pairs(names)},

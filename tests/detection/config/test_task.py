@@ -13,6 +13,7 @@ from detection.config.task import (
     resolved_config,
 )
 from detection.datasets import cache_clear
+from detection.datasets.__main__ import main as doctor
 from detection.embedded.supported import check_supported
 from detection.modeling.backbones import backbone_type
 from moco.common.cfgnode import flatten, load_cfg, read_yaml
@@ -143,10 +144,11 @@ def test_resuming_keeps_the_sampled_seed_and_notes_changes(load, tmp_path):
     (tmp_path / "out" / "config.yaml").write_text(first.cfg.dump())
     again = load(*fp32, resume=True)
     assert again.cfg.SEED == first.cfg.SEED
-    assert again.notes == (PLAIN_BN,)
+    small = first.notes[-1]  # about the test split
+    assert again.notes == (PLAIN_BN, small)
     changed = load(*fp32, "TEST.DETECTIONS_PER_IMAGE", 50, resume=True)
     changes = "resumed with other values of TEST.DETECTIONS_PER_IMAGE"
-    assert set(changed.notes) == {PLAIN_BN, changes}
+    assert set(changed.notes) == {PLAIN_BN, small, changes}
 
 
 def test_resuming_keeps_the_precision_that_auto_chose(load, tmp_path, monkeypatch):
@@ -202,6 +204,22 @@ def test_splits_of_a_folder(load, tmp_path):
     assert chosen.notes[-1] == "2 of 2 test images are also training images"
 
 
+def test_a_trainval_that_lacks_training_images_is_refused(load, tmp_path, capsys):
+    """It is chosen before train, and would train on a part of the images in silence."""
+    root = write_voc(tmp_path / "own", {"train": 4, "trainval": 2, "test": 2})
+    named = r"trainval\.txt: has 2 images, without 4 of the 4 in train\.txt \(000000\); .*delete"
+    with pytest.raises(DataError, match=named):
+        load("DATASETS.VOC_DIR", root)
+    chosen = load("DATASETS.VOC_DIR", root, "DATASETS.TRAIN", "('own_train',)")
+    assert chosen.cfg.DATASETS.TEST == ("own_test",)
+    assert doctor(["doctor", "--voc-dir", str(root)]) == 3
+    assert re.search(f"WRONG  own_.*{named}", capsys.readouterr().out)
+    lists = root / "ImageSets" / "Main"
+    whole = (lists / "train.txt").read_text() + (lists / "trainval.txt").read_text()
+    (lists / "trainval.txt").write_text(whole)
+    assert load("DATASETS.VOC_DIR", root).cfg.DATASETS.TRAIN == ("own_trainval",)
+
+
 def test_tuning_opens_no_annotation_of_the_test_split(load, tmp_path):
     root = write_voc(tmp_path / "own", {"train": 40, "test": 2})
     whole = load("DATASETS.VOC_DIR", root).cfg.DATASETS.VOC_CLASSES
@@ -246,5 +264,5 @@ def test_no_objects_to_measure(load, tmp_path):
     root = write_voc(tmp_path / "own", {"train": 1, "test": 1})
     for name in ("red", "green", "blue"):
         without(root, "test", name)
-    with pytest.raises(DataError, match=r"own_test.*test split"):
+    with pytest.raises(DataError, match="own_test: no annotated objects, so nothing can be tested"):
         load("DATASETS.VOC_DIR", root)

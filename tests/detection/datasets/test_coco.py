@@ -2,16 +2,20 @@
 
 import json
 import os
+import re
 import shutil
+import unicodedata
 from pathlib import Path
 
 import pytest
 
 from detection.config.task import default_task
 from detection.datasets import custom_names, known, read_split
+from detection.datasets.__main__ import main as doctor
 from detection.datasets.base import with_masks
 from detection.datasets.coco import DENSEPOSE_KEYS, COCOSource
 from detection.train_net import main
+from moco.common.errors import DataError
 from tests.detection.datasets.conftest import read
 from tests.oracles.broken_coco import COUNTED, HEIGHT, WIDTH, write_good
 from tests.oracles.tiny_coco import write_coco
@@ -195,6 +199,94 @@ def test_custom_keypoints(tmp_path):
     assert split.has_keypoints
     assert split.metadata["keypoint_names"] == ("nose", "left_ear", "right_ear")
     assert split.metadata["keypoint_flip_map"] == (("left_ear", "right_ear"),)
+
+
+NAMES = {
+    "none": (
+        ["absent", "absent"],
+        "the category 'red' has no 'keypoints', the list of their names",
+    ),
+    "empty": ([[], None], "the category 'red' has no 'keypoints', the list of their names"),
+    "numbers": ([[1, 2, 3]] * 2, "the category 'red' has no 'keypoints', the list of their names"),
+    "one of two": (
+        [["nose", "left_ear", "right_ear"], []],
+        "the categories 'red' and 'blue' have different 'keypoints'; one list is supported",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NAMES)
+def test_keypoints_that_categories_do_not_name(case, tmp_path, capsys):
+    """Boxes are used; a task of keypoints names the category."""
+    names, why = NAMES[case]
+
+    def edit(content):
+        with_keypoints(content)
+        for category, own in zip(sorted(content["categories"], key=str), names, strict=True):
+            del category["keypoints"]
+            if own != "absent":
+                category["keypoints"] = own
+
+    file = write_good(tmp_path / "set", edit)
+    split = read_custom(file)
+    note = f"keypoints are not used, because {why}"
+    assert not split.has_keypoints and split.notes[-1] == note
+    assert doctor(["doctor", "--coco-json", str(file)]) == 0
+    assert note in capsys.readouterr().out
+    assert check_only(file, "embedded", task=R18) == 0
+    with pytest.raises(DataError, match=re.escape(note)):
+        check_only(file, "embedded", "MODEL.KEYPOINT_ON", "True")
+
+
+def test_keypoints_of_another_tool(shared_data):
+    assert doctor(["doctor", "--coco-json", str(shared_data / "oddities/c30_kpnonames")]) == 0
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_byte_order_mark(encoding, tmp_path, capsys):
+    """The metrics' packages fail on it, so they get another file."""
+    file = write_good(tmp_path / "set")
+    file.write_text(file.read_text(), encoding=encoding)
+    assert read_custom(file).notes == ()
+    assert doctor(["doctor", "--coco-json", str(file)]) == 0
+    assert "bbox/AP 100.0" in capsys.readouterr().out
+
+
+ACCENTED = unicodedata.normalize("NFC", "caf\u00e9")
+SPELLINGS = {
+    "backslashes": ("images\\1.jpg", "images/1.jpg", "images/1.jpg.* backslashes; write slashes"),
+    "apart": (
+        f"{ACCENTED}.jpg",
+        unicodedata.normalize("NFD", f"{ACCENTED}.jpg"),
+        "apart there .NFD",
+    ),
+    "composed": (
+        unicodedata.normalize("NFD", f"{ACCENTED}.jpg"),
+        f"{ACCENTED}.jpg",
+        "composed there",
+    ),
+    "latin-1": (
+        f"{ACCENTED}.jpg",
+        os.fsdecode(b"caf\xe9.jpg"),
+        r"caf\\udce9.jpg.*not in UTF-8.*convmv",
+    ),
+}
+
+
+@pytest.mark.parametrize("searched", [True, False])
+@pytest.mark.parametrize("case", SPELLINGS)
+def test_files_of_another_spelling_are_named(case, searched, tmp_path):
+    stated, actual, words = SPELLINGS[case]
+    file = write_good(tmp_path / "set", lambda c: c["images"][0].update(file_name=stated))
+    image = file.parent / actual
+    image.parent.mkdir(exist_ok=True)
+    content = json.loads(file.read_text())
+    first = min(content["images"], key=lambda each: each["id"])
+    assert first["file_name"] == stated
+    sorted(file.parent.glob("*.jpg"))[0].rename(image)
+    root = {} if searched else {"COCO_TRAIN_ROOT": file.parent}
+    with pytest.raises(DataError, match=words):
+        read_custom(file, **root)
 
 
 def test_names_of_custom_files(tmp_path):

@@ -247,6 +247,73 @@ def test_a_custom_folder_to_train_or_to_test_on_alone(custom, capsys):
     assert code == 3 and "WRONG  own data_train" in shown and "has train; expected" in shown
 
 
+@pytest.mark.parametrize(
+    "split, change, why",
+    [
+        ("test", ("<difficult>0", "<difficult>1"), r"all of its \d objects are difficult"),
+        ("train", ("<object>.*</object>", ""), "no annotated objects"),
+        ("test", ("<object>.*</object>", ""), "no annotated objects"),
+    ],
+)
+def test_a_custom_folder_with_nothing_to_train_or_test_on(split, change, why, custom, capsys):
+    for image_id in (custom / f"ImageSets/Main/{split}.txt").read_text().split():
+        path = custom / "Annotations" / f"{image_id}.xml"
+        path.write_text(re.sub(*change, path.read_text()))
+    code, shown = examine("--voc-dir", custom, capsys=capsys)
+    assert code == 3 and "next: fix what is WRONG" in shown
+    assert re.search(f"WRONG  own data_{split} .*; {why}, so nothing can be trained or", shown)
+
+
+def test_difficult_objects_are_trained_on(custom, capsys):
+    for image_id in (custom / "ImageSets/Main/train.txt").read_text().split():
+        path = custom / "Annotations" / f"{image_id}.xml"
+        path.write_text(path.read_text().replace("<difficult>0", "<difficult>1"))
+    assert examine("--voc-dir", custom, capsys=capsys)[0] == 0
+
+
+@pytest.mark.parametrize("flaw", ["crowds (iscrowd 1)", "without area"])
+def test_a_custom_file_with_nothing_to_train_or_test_on(flaw, tmp_path, capsys):
+    write_coco(tmp_path, {"val2017": 3}, crowd=False)
+
+    def spoil(content):
+        for row in content["annotations"]:
+            if flaw == "without area":
+                row |= {"bbox": [1, 1, 0, 5], "segmentation": []}
+            else:
+                row["iscrowd"] = 1
+
+    edit(tmp_path / VAL2017, spoil)
+    code, shown = examine("--coco-json", tmp_path / VAL2017, capsys=capsys)
+    number = len(json.loads((tmp_path / VAL2017).read_text())["annotations"])
+    assert code == 3 and f"; all of its {number} objects are {flaw}, so nothing can be" in shown
+
+
+@pytest.mark.parametrize("images, warned", [(29, True), (30, False)])
+def test_a_test_split_of_few_images_is_noted(images, warned, tmp_path, capsys):
+    """Not only by the doctor, but by the task, whose notes are in the record."""
+    root = write_voc(tmp_path / "own", {"train": 2, "test": images}, size=24)
+    for path in (root / "Annotations").iterdir():
+        text = path.read_text()
+        objects = text[text.index("<object>") : text.rindex("</annotation>")]
+        path.write_text(text.replace(objects, 2 * objects))
+    _, shown = examine("--voc-dir", root, capsys=capsys)
+    text = f"small test split: own_test has {images} images and "
+    assert (text in shown) == warned and "small test split: own_train" not in shown
+    argv = ["--config-file", "faster_rcnn_R_18_C4_small", "MODEL.WEIGHTS", "random"]
+    argv += ["DATASETS.VOC_DIR", str(root), "--engine", "embedded", "--check-only"]
+    assert train(argv) == 0
+    assert (f"note: {text}" in capsys.readouterr().out) == warned
+
+
+def test_oddities_that_leave_nothing(shared_data, capsys):
+    for folder, flag, word in (
+        ("c01_allcrowd", "--coco-json", "crowds"),
+        ("v08_difficult", "--voc-dir", "difficult"),
+    ):
+        assert main(["doctor", flag, str(shared_data / "oddities" / folder)]) == 3
+        assert f"objects are {word}" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("masks", ["polygons", "run lengths", "none", "none to test on"])
 def test_the_next_command_of_custom_files(masks, tmp_path, capsys, monkeypatch):
     write_coco(tmp_path, {"train2017": 3, "val2017": 3}, crowd=False)
@@ -270,6 +337,14 @@ def test_the_next_command_of_custom_files(masks, tmp_path, capsys, monkeypatch):
     code, shown = examine(*arguments, capsys=capsys)
     assert code == 0
     assert ("mask_rcnn" in shown.splitlines()[-1]) == (masks in ("polygons", "run lengths"))
+    run_next(shown, monkeypatch)
+
+
+def test_a_folder_of_json_files(tmp_path, capsys, monkeypatch):
+    """COCO's and DETR's: annotations/*_train*.json and *_val*.json."""
+    write_coco(tmp_path, {"train2017": 3, "val2017": 3}, crowd=False)
+    code, shown = examine("--coco-json", tmp_path / "coco", capsys=capsys)
+    assert code == 0 and shown.count("  ok     annotations_instances_") == 2
     run_next(shown, monkeypatch)
 
 

@@ -1,12 +1,15 @@
 """`datasets split`: shares of each class, copies together, three layouts, nothing overwritten."""
 
 import json
+import re
+import shlex
 import shutil
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from detection.config.resolve import resolve_names
 from detection.datasets import read_split
 from detection.datasets.__main__ import main
 from detection.datasets.split import divide
@@ -56,7 +59,7 @@ def sizes(*splits) -> list[int]:
 
 def test_three_layouts(voc, tmp_path, capsys):
     whole = {"train": read_split("voc_train", task_with(voc))}
-    with pytest.raises(UserError, match=r"has splits: ImageSets/Main/train\.txt"):
+    with pytest.raises(UserError, match=r"ImageSets/Main/train\.txt exists, .*move it away"):
         main(["split", str(voc)])
     shutil.rmtree(voc / "ImageSets")
     assert main(["split", str(voc)]) == 0
@@ -88,6 +91,84 @@ def test_three_layouts(voc, tmp_path, capsys):
     assert sum(len(json.loads(file.read_text())["annotations"]) for file in files) == sum(
         len(record["annotations"]) for record in whole["train"].records
     )
+
+
+@pytest.mark.parametrize("name", ["img ({})", "a b c {}", "{} "])
+def test_names_with_blanks(name, voc):
+    """What is written can be read, or nothing is written."""
+    shutil.rmtree(voc / "ImageSets")
+    for number, path in enumerate(sorted(voc.rglob("*.*"))):
+        path.rename(path.with_stem(name.format(number % 20)))
+    if name.endswith(" "):
+        with pytest.raises(DataError, match="'0 ': a line of a list cannot hold this name"):
+            main(["split", str(voc)])
+        assert not (voc / "ImageSets").exists()
+        return
+    assert main(["split", str(voc)]) == 0
+    splits = [read_split(f"voc_{split}", task_with(voc)) for split in SHARES]
+    assert sum(sizes(*splits)) == 20
+    assert main(["doctor", "--voc-dir", str(voc)]) == 0
+
+
+def test_one_list_of_all_images_as_cvat_writes_it(voc, capsys):
+    """The doctor and a task name the command that divides it, and that command divides it."""
+    lists = voc / "ImageSets/Main"
+    (lists / "train.txt").rename(lists / "default.txt")
+    ids = (lists / "default.txt").read_text().split()
+    (lists / "red_default.txt").write_text("".join(f"{name} 1\n" for name in ids))
+    (lists / "default.txt").write_text("\n".join(ids[:15]))
+    command = f"to divide it: python -m detection.datasets split {voc}"
+    assert main(["doctor", "--voc-dir", str(voc)]) == 3
+    shown = capsys.readouterr().out
+    assert command in shown and "red_default" not in shown
+    with pytest.raises(DataError, match=re.escape(command)):
+        resolve_names(task_with(voc), [], eval_only=False)
+    assert main(["split", str(voc)]) == 0
+    splits = [read_split(f"voc_{split}", task_with(voc)) for split in SHARES]
+    assert sum(len(split.records) for split in splits) == 15
+    cfg = task_with(voc)
+    resolve_names(cfg, [], eval_only=False)
+    assert (cfg.DATASETS.TRAIN, cfg.DATASETS.TEST) == (("voc_train",), ("voc_test",))
+
+
+@pytest.mark.parametrize("annotations, images", [("annotations", "images"), ("annots", "images")])
+def test_folders_of_voc_with_other_names(annotations, images, voc, tmp_path):
+    """Without lists, as many archives have them; the divided folder is trained on as it is."""
+    shutil.rmtree(voc / "ImageSets")
+    (voc / "Annotations").rename(voc / annotations)
+    (voc / "JPEGImages").rename(voc / images)
+    with pytest.raises(DataError, match=r"to divide it: .* split /"):
+        resolve_names(task_with(voc), [], eval_only=False)
+    assert main(["split", str(voc)]) == 0
+    assert sum(sizes(*(read_split(f"voc_{name}", task_with(voc)) for name in SHARES))) == 20
+    assert main(["doctor", "--voc-dir", str(voc), "--verify"]) == 0
+
+
+def test_images_that_are_elsewhere(voc, tmp_path, capsys):
+    """The message asks for --root, which this command has, too."""
+    coco = as_roboflow(tmp_path / "coco", {".": read_split("voc_train", task_with(voc))})
+    file = (coco / "_annotations.coco.json").rename(tmp_path / "all.json")
+    far = tmp_path / "far/away/images"
+    far.parent.mkdir(parents=True)
+    coco.rename(far)
+    with pytest.raises(DataError, match="give --root, the images' folder"):
+        main(["split", str(file)])
+    assert main(["split", str(file), "--root", str(far)]) == 0
+    *_, command = capsys.readouterr().out.splitlines()
+    assert main(shlex.split(command.partition("datasets ")[2])) == 0
+    with pytest.raises(UserError, match="--root belongs to a file in COCO's format"):
+        main(["split", str(voc), "--root", str(far)])
+
+
+@pytest.mark.parametrize("folder", ["v03_splitspaces", "v04_cvat", "v20_official"])
+def test_folders_that_others_tools_wrote(folder, shared_data, tmp_path, capsys):
+    root = tmp_path / folder
+    shutil.copytree(shared_data / "oddities" / folder, root)
+    if folder == "v04_cvat":
+        assert main(["split", str(root)]) == 0
+    assert main(["doctor", "--voc-dir", str(root)]) == 0
+    shown = capsys.readouterr().out
+    assert "WRONG" not in shown and "red_" not in shown
 
 
 def test_a_folder_of_label_studio(voc, tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import EpsImagePlugin, Image
+from PIL import EpsImagePlugin, Image, ImageOps
 
 from detection.data.mapper import SeededMapper
 from detection.datasets import cache_clear
@@ -45,6 +45,22 @@ def arguments(small_config, small_options, narrow_r18_file, images) -> Callable[
         return [*argv, "OUTPUT_DIR", str(folder), *map(str, opts)]
 
     return build
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("ending", ["tif", "png", "jpg"])
+def test_the_size_and_the_pixels_are_those_after_exif(ending, orientation, tmp_path):
+    """Pillow turns TIFFs itself, when they are opened or decoded."""
+    pixels = np.zeros((72, 96, 3), np.uint8)
+    pixels[:40, :48], pixels[40:, 48:] = (200, 0, 0), (0, 200, 0)
+    stored, path = Image.fromarray(pixels), tmp_path / f"a.{ending}"
+    exif = stored.getexif()
+    exif[0x0112] = orientation
+    stored.save(path, exif=exif)
+    with Image.open(path) as image:
+        upright = ImageOps.exif_transpose(image).convert("RGB")
+    assert image_size(path) == image_size(path, decode=True) == upright.size
+    assert np.array_equal(np.asarray(read_image(str(path))), np.asarray(upright))
 
 
 @pytest.mark.parametrize(

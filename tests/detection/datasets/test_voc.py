@@ -10,6 +10,7 @@ from PIL import Image
 from detection.config.task import default_task
 from detection.datasets import cache_clear, folder_sources, known, read_split
 from detection.datasets.voc import VOC_CLASSES, VOCSource
+from moco.common.errors import DataError
 from tests.oracles.real_voc import with_links
 from tests.oracles.refused_files import SIZE, box, obj, write_one
 from tests.oracles.tiny_voc import write_voc
@@ -146,6 +147,49 @@ def test_the_digest_is_of_what_is_annotated_and_not_of_where(tmp_path):
     text = annotation.read_text()
     annotation.write_text(text.replace("<difficult>0", "<difficult>1", 1))
     assert source(roots[1]).read().annotations_sha256 != first
+
+
+def test_lists_of_one_class_are_no_splits(tmp_path):
+    """In VOC's own form, of two columns; a list of another form is a split."""
+    root = write_voc(tmp_path / "own", {"train": 3, "test": 2})
+    lists = root / "ImageSets" / "Main"
+    for name, form in (("red_train", "{} {:2d}"), ("my_train", "{}")):
+        lines = (lists / "train.txt").read_text().split()
+        rows = [form.format(image_id, 1 - i) for i, image_id in enumerate(lines)]
+        (lists / f"{name}.txt").write_text("\n".join(rows) + "\n")
+    names = [source.name for source in folder_sources(task_with(root).DATASETS)]
+    assert names == ["own_my_train", "own_test", "own_train"]
+
+
+@pytest.mark.parametrize("start, end", [("\ufeff", "\n"), ("", "\r\n"), ("\ufeff", "\r\n\r\n")])
+def test_lists_as_windows_writes_them(start, end, tmp_path):
+    root = write_voc(tmp_path / "own", {"train": 3})
+    path = root / "ImageSets" / "Main" / "train.txt"
+    ids = path.read_text().split()
+    path.write_bytes((start + end.join([*ids, ""])).encode())
+    records = read_split("own_train", task_with(root)).records
+    assert [record["image_id"] for record in records] == ids
+
+
+def test_two_images_of_one_id_are_noted(tmp_path):
+    root = write_one(tmp_path, SIZE + obj())
+    image = Image.open(root / "JPEGImages/1.jpg")
+    for name in ("1.png", "1.JPG", "1.txt"):
+        image.save(root / "JPEGImages" / name, "PNG")
+    split = source(root).read()
+    assert split.records[0]["file_name"].endswith("1.jpg")
+    assert split.notes == (
+        "ids with several images, of which the first is read: 1 (1.jpg and 1.JPG and 1.png)",
+    )
+
+
+def test_a_listed_name_of_another_spelling_is_named(tmp_path):
+    """As macOS writes it."""
+    root = write_one(tmp_path, SIZE + obj())
+    (root / "ImageSets/Main/train.txt").write_text("caf\u00e9\n")
+    (root / "Annotations/1.xml").rename(root / "Annotations/cafe\u0301.xml")
+    with pytest.raises(DataError, match=r"missing, .*exists: accents are apart there"):
+        source(root).read()
 
 
 def test_real_annotations(shared_data):

@@ -1,12 +1,15 @@
 """The reader of YOLO layout: records, masks, background, and what is refused or noted."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from detection.config.checks import require_polygons
+from detection.config.resolve import resolve_names
+from detection.config.task import default_task
 from detection.datasets import cache_clear
 from detection.datasets.__main__ import main
 from detection.datasets.base import Split
@@ -128,7 +131,7 @@ def test_the_doctor_counts_broken_lines_and_images(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "WRONG  set_train  set_train: 12 broken lines: labels/train/0.txt:1: cannot" in shown
     assert "labels/train/7.txt:2: class '9'" in shown and "; and 2 more\n" in shown
-    assert "absent set_val" in shown
+    assert re.search(r"absent  set_val .*data\.yaml: val: .*set/images/val is neither", shown)
     file = write(tmp_path / "set", TRIANGLE, TRIANGLE, yaml=f"{YAML}val: images/train\n")
     for path in (tmp_path / "set/labels/train").glob("*"):
         path.write_text(TRIANGLE)
@@ -144,6 +147,7 @@ def test_the_doctor_counts_broken_lines_and_images(tmp_path, capsys):
     "yaml, classes",
     [
         ("names: {1: dog, 0: cat}", ("cat", "dog")),
+        ("names: {'1': dog, '0': cat}", ("cat", "dog")),
         ("nc: 2", ("class_0", "class_1")),
         ("nc: 2\nnames: [cat, 7]", ("cat", "7")),
     ],
@@ -169,6 +173,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("names: [no, yes]", "got False.*quotes"),
         ("names: [cat, cat]", "'cat' is there twice"),
         ("names: {0: cat, 2: dog}", "not 0, 1, 2"),
+        ("names: {'0': cat, dog: 1}", "not 0, 1, 2"),
         ("names: cat", "names: got 'cat'"),
         (f"{YAML}kpt_shape: [17, 3]", "kpt_shape"),
         (f"{YAML}path: /nowhere", "path: /nowhere is no folder"),
@@ -261,3 +266,137 @@ def test_images_that_only_ultralytics_reads_are_named(tmp_path):
     (tmp_path / "set/images/train/1.HEIC").touch()
     with pytest.raises(DataError, match=r"1\.HEIC: not read in this format"):
         split_of(file)
+
+
+def with_split(folder: Path, split: str, *labels: str | None) -> None:
+    """Write images/<split> beside images/train."""
+    write(folder / split, *labels)
+    for kind in ("images", "labels"):
+        if (source := folder / split / kind / "train").is_dir():
+            source.rename(folder / kind / split)
+
+
+def resolved(file: Path, *overrides: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    cfg = default_task()
+    cfg.DATASETS.YOLO_YAML = str(file)
+    cfg.merge_from_list(list(overrides))
+    resolve_names(cfg, overrides[::2], eval_only=False)
+    return cfg.DATASETS.TRAIN, cfg.DATASETS.TEST
+
+
+@pytest.mark.parametrize("key", ["val", "validation", "valid"])
+def test_names_of_the_validation_split(key, tmp_path):
+    file = write(tmp_path / "set", BOX, yaml=f"{YAML}{key}: images/train\n")
+    assert resolved(file) == (("set_train",), ("set_val",))
+
+
+def test_paths_of_windows(tmp_path):
+    yaml = "path: .\\\ntrain: images\\train\nval: val.txt\nnames: [cat, dog]"
+    file = write(tmp_path / "set", BOX, BOX, yaml=yaml)
+    (tmp_path / "set/val.txt").write_bytes(b"images\\train\\0.jpg\r\n.\\images\\train\\1.jpg\r\n")
+    for split in ("train", "val"):
+        records = split_of(file, split).records
+        assert [len(record["annotations"]) for record in records] == [1, 1]
+
+
+def test_missing_folders_are_named_and_not_called_no_split(tmp_path, capsys):
+    places = "train: C:\\data\\images\\train\nval: C:\\data\\images\\val\n"
+    file = write(tmp_path / "set", BOX, yaml=f"{places}names: [cat, dog]")
+    named = r"set/data\.yaml: train: .*/C:/data/images/train is neither a folder nor"
+    with pytest.raises(DataError, match=named):
+        resolved(file)
+    assert main(["doctor", "--yolo", str(file)]) == 3
+    shown = capsys.readouterr().out
+    assert re.search(named, shown) and "C:/data/images/val" in shown
+
+
+@pytest.mark.parametrize("test", ["test: images/none\n", "test: images/test\n"])
+def test_a_test_split_that_cannot_be_used_is_replaced_by_val(test, tmp_path, capsys):
+    """There is no folder, or its images have no labels."""
+    file = write(tmp_path / "set", BOX, yaml=f"{YAML}val: images/val\n{test}")
+    with_split(tmp_path / "set", "val", BOX)
+    with_split(tmp_path / "set", "test", None, None)
+    assert resolved(file) == (("set_train",), ("set_val",))
+    chosen = resolved(file, "DATASETS.TEST", "('set_train',)")
+    assert chosen == (("set_train",), ("set_train",))
+    assert main(["doctor", "--yolo", str(file)]) == 0
+    shown = capsys.readouterr().out
+    why = "none is neither" if "none" in test else "none of 2 images has a label file"
+    assert re.search(f"absent  set_test .*{why}", shown) and "next: python detection/train" in shown
+
+
+@pytest.mark.parametrize(
+    "boxes, noted", [(["1 .2 .2 .7 .9", "0 .4 .5 .9 .8"], True), ([BOX], False)]
+)
+def test_boxes_of_two_corners_are_noted(boxes, noted, tmp_path):
+    notes = split_of(write(tmp_path / "set", "\n".join(boxes), BOX if not noted else "")).notes
+    assert any("look like x1 y1 x2 y2, but YOLO's format" in note for note in notes) == noted
+
+
+@pytest.mark.parametrize("ending", ["jfif", "jpe", "gif", "ppm", "JFIF"])
+def test_images_of_other_endings_are_read(ending, tmp_path):
+    file = write(tmp_path / "set", BOX, BOX)
+    image = tmp_path / "set/images/train/0.jpg"
+    Image.open(image).save(image, {"gif": "GIF", "ppm": "PPM"}.get(ending, "JPEG"))
+    image.rename(image.with_suffix(f".{ending}"))
+    assert [len(record["annotations"]) for record in split_of(file).records] == [1, 1]
+
+
+def test_names_that_are_not_utf_8(tmp_path, capsys):
+    """The metrics' packages get a readable name."""
+    file = write(tmp_path / "set", BOX, yaml=f"{YAML}val: images/train\n")
+    for kind, ending in (("images", "jpg"), ("labels", "txt")):
+        folder = tmp_path / "set" / kind / "train"
+        os.rename(folder / f"0.{ending}", os.fsencode(folder) + b"/caf\xe9." + ending.encode())
+    assert main(["doctor", "--yolo", str(file), "--verify"]) == 0
+    assert "bbox/AP 100.0" in capsys.readouterr().out
+
+
+def test_relative_folders_are_read_as_absolute_ones(tmp_path, monkeypatch):
+    """The first folder of a relative path has no slash before it."""
+    write(tmp_path / "set/more", f"{BOX}\n{BOX}", BOX)
+    yaml = YAML.replace("images/train", "[images/train, more/images/train]")
+    file = write(tmp_path / "set", BOX, yaml=yaml)
+    absolute = split_of(file)
+    monkeypatch.chdir(tmp_path / "set")
+    cache_clear()
+    relative = read("set_train", YOLO_YAML="data.yaml")
+    objects = [len(record["annotations"]) for record in relative.records]
+    assert objects == [1, 2, 1]
+    assert relative.annotations_sha256 == absolute.annotations_sha256
+
+
+def test_the_dataset_s_own_folder_is_read_and_not_a_neighbor_s(tmp_path):
+    """Roboflow's ../train/images, in a folder that lies in another dataset."""
+    image, label = "train/images/0.jpg", "train/labels/0.txt"
+    for root, text in ((tmp_path / "all", ""), (tmp_path / "all/set", BOX)):
+        for name in (image, label):
+            (root / name).parent.mkdir(parents=True)
+        Image.new("RGB", (60, 40)).save(root / image)
+        (root / label).write_text(text)
+    file = tmp_path / "all/set/data.yaml"
+    file.write_text("train: ../train/images\nnames: [cat, dog]")
+    split = split_of(file)
+    assert [record["file_name"] for record in split.records] == [str(tmp_path / "all/set" / image)]
+    own, other = tmp_path / "all/set/train/images", tmp_path / "all/set/../train/images"
+    assert split.notes == (
+        f"../train/images is read as {own}, as Roboflow means it; {other} exists, too",
+    )
+
+
+@pytest.mark.parametrize(
+    "folder, split, images, objects",
+    [
+        ("y27_backslash", "train", 8, 16),
+        ("y27_backslash", "val", 4, 8),
+        ("y36_partial", "train", 14, 28),
+        ("y01_cwd", "train", 8, 16),
+        ("y38_sibling/second", "train", 8, 16),
+    ],
+)
+def test_folders_that_others_tools_wrote(folder, split, images, objects, shared_data, monkeypatch):
+    """Started from the dataset's folder."""
+    monkeypatch.chdir(shared_data / "oddities" / folder)
+    found = read(f"{Path(folder).name}_{split}", YOLO_YAML="data.yaml")
+    assert len(found.records) == images
+    assert sum(len(record["annotations"]) for record in found.records) == objects
