@@ -35,7 +35,7 @@ from benchmarks.report.tables import (
     whereabouts,
     write_files,
 )
-from moco.common.command import program
+from moco.common.command import program, quoted
 from moco.common.errors import UserError, run_cli
 from moco.common.shipped import RESULTS
 
@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if about:
         print(
             f"wrote {args.bundle}; next: {program('table', 'python -m benchmarks.make_table')} "
-            f"{args.bundle} --verify"
+            f"{quoted(args.bundle)} --verify"
         )
 
 

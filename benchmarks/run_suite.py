@@ -33,7 +33,7 @@ from benchmarks.report.sequential import FIRST_SEEDS, SeedPlan
 from benchmarks.suites import children
 from benchmarks.suites.arguments import add_arguments
 from benchmarks.suites.checks import Findings, option_pairs
-from benchmarks.suites.data_digest import data_digests
+from benchmarks.suites.data_digest import check_outside, data_digests
 from benchmarks.suites.executors.base import EXECUTORS, Executor, Options, PlanExecutor
 from benchmarks.suites.failures import SuiteFailed as SuiteFailed
 from benchmarks.suites.failures import raise_failures
@@ -65,6 +65,7 @@ from benchmarks.suites.suite import (
     with_metric,
 )
 from benchmarks.suites.suite_file import (
+    check_references,
     load_suite,
     parse_inits,
     parse_stated,
@@ -242,6 +243,7 @@ def prepare(
             f"suite {suite.name} names no init; give --init [NAME=]WEIGHTS for each row, e.g. "
             "--init random --init mine=weights.pth"
         )
+    check_references(replace(suite, inits=weights), f"suite {suite.name}")
     rows = dict.fromkeys(map(row_of, weights))
     if args.baseline is not None and args.baseline not in rows:
         choices = ", ".join(rows)
@@ -258,7 +260,11 @@ def prepare(
     inits = {name: later.get(name) or found[name] for name in weights}
     suite, kept = with_metric(suite, folder.recorded())
     say(*(f"note: {note}" for note in kept))
+    files = {f"init {name}": init.weights for name, init in found.items()}
+    refuse_placeholders({"--output": str(folder.path.absolute()), **files})
     engines = programs.choose_engines(args.engine)
+    if args.plan:
+        check_outside(args.plan, suite)
     version, data = project_version(), data_digests(suite, folder.recorded_data())
     keys: dict[str, Any] = {"version": version, "gpus": args.gpus_per_run, "data": data}
     baseline = args.baseline or suite.baseline
@@ -302,6 +308,16 @@ def prepare(
         problems,
         plan,
     )
+
+
+def refuse_placeholders(paths: Mapping[str, str]) -> None:
+    """Raise UserError if a path has a placeholder of a step's product; `paths` has them by name."""
+    for name, path in paths.items():
+        if steps := steps_in([path]):
+            raise UserError(
+                f"{name}: {path}: ${{{steps[0]}}} stands for the product of a step; rename the "
+                "folder or give another one"
+            )
 
 
 def time_open(

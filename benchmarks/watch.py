@@ -26,9 +26,10 @@ from benchmarks.suites.checkpoints import by_epoch, is_pattern, matching, series
 from benchmarks.suites.folder import SuiteFolder
 from benchmarks.suites.programs import Programs
 from benchmarks.suites.suite import Suite
-from benchmarks.suites.suite_file import read_suite
+from benchmarks.suites.suite_file import as_name, read_suite
 from moco.common.command import program
 from moco.common.errors import UserError, first_few, plural, run_cli, say
+from moco.common.files import expanded
 from moco.common.pretrained import ENDINGS
 from moco.common.shipped import resolve
 
@@ -69,10 +70,10 @@ def main(argv: Sequence[str] | None = None, programs: Programs | None = None) ->
     if not equals or "/" in name:  # 'runs/epoch=*.ckpt' has no name
         name, place = "", args.checkpoints
     if not is_pattern(place):
-        if not Path(place).expanduser().is_dir():
+        if not expanded(place).is_dir():
             raise UserError(f"{place}: no such folder; expected a pre-training's, or a pattern")
-        place = str(Path(place).expanduser() / CHECKPOINTS)
-    name = name or Path(place).expanduser().resolve().parent.name
+        place = str(expanded(place) / CHECKPOINTS)
+    name = name or as_name(expanded(place).resolve().parent.name)
     tasks = [{"config": str(resolve(task).absolute())} for task in args.task]
     suite = read_suite({"name": name, "tasks": tasks, "trials": args.trials}, Path(name))
     suite = with_arguments(suite, args)

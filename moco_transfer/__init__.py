@@ -189,7 +189,7 @@ def evaluate(
     files = [task] if isinstance(task, str | os.PathLike) else task
     numbers = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
     pairs = [text for key, value in (options or {}).items() for text in (key, str(value))]
-    folder = SuiteFolder(Path(out).expanduser())
+    folder = SuiteFolder(Path(out))
     with tempfile.TemporaryDirectory() as modules:
         content = {
             "tasks": [{"config": str(resolve(file).absolute())} for file in files],

@@ -44,6 +44,7 @@ from moco.common.files import (
     atomic_write,
     atomic_write_json,
     atomic_write_text,
+    expanded,
     sha256_file,
 )
 from moco.common.pretrained import ENDINGS, ORIGIN, SIDECARS, LocalWeights, like, sidecar
@@ -60,7 +61,8 @@ class SuiteFolder:
     """Paths and content of a suite's folder."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.runs, self.tables = path, path / "runs", path / "tables"
+        self.path = path = expanded(path)
+        self.runs, self.tables = path / "runs", path / "tables"
 
     def run(self, spec: RunSpec, argv: Sequence[str] = ()) -> Run:
         """Return the run of a spec; without `argv` it can be inspected, but not started."""

@@ -21,6 +21,7 @@ from typing import Any
 from benchmarks.suites import locks
 from benchmarks.suites.keep import newest_name
 from benchmarks.suites.locks import Lock
+from moco.common.command import quoted
 from moco.common.errors import UserError
 from moco.common.files import atomic_write_json
 from moco.common.run import METRICS_NAME, RECORD_NAME, RunRecord, read_record
@@ -190,7 +191,7 @@ class Run:
         """Log the process that starts, and return the offset at which its own output begins."""
         with open(self.log, "a", encoding="utf-8") as file:
             now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-            file.write(f"--- {now}{where}: {' '.join(self.argv)}\n")
+            file.write(f"--- {now}{where}: {quoted(*self.argv)}\n")
         return self.log.stat().st_size
 
     def fail(self, error: str, exit_code: int) -> None:

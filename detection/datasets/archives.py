@@ -1,14 +1,13 @@
 """Archives of the published datasets: `archives.yaml` as dataclasses."""
 
 import functools
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from moco.common.command import program
+from moco.common.command import program, quoted
 
 FILE = Path(__file__).with_name("archives.yaml")
 
@@ -71,4 +70,4 @@ def fetch_command(*splits: str, root: str = "") -> str:
     names = [next((d.name for d in every if split in d.splits), "") for split in splits]
     arguments = [*filter(None, dict.fromkeys(names)), *(["--root", root] if root else [])]
     start = program("datasets", "python -m detection.datasets")
-    return f"{start} fetch {shlex.join(arguments)}" if any(names) else ""
+    return f"{start} fetch {quoted(*arguments)}" if any(names) else ""

@@ -8,7 +8,6 @@ Images of equal bytes stay in one split. Only new files are written.
 import hashlib
 import json
 import os
-import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,8 +22,9 @@ from detection.datasets.layout import doctor_command, read_json
 from detection.datasets.voc import ENDINGS, LISTS, class_names
 from detection.datasets.yolo import read_images
 from detection.datasets.yolo_yaml import DataYaml, lines_of, read_data_yaml
+from moco.common.command import quoted
 from moco.common.errors import DataError, UserError, plural, say
-from moco.common.files import atomic_write_text, sha256_file
+from moco.common.files import atomic_write_text, expanded, sha256_file
 
 Parts = Mapping[str, Sequence[int]]  # split → positions of its images
 _ROBOFLOW = "*/_annotations.coco.json"
@@ -59,7 +59,7 @@ def write_splits(place: str, shares: Mapping[str, float], seed: int) -> None:
         UserError: If the dataset has splits, or a file to write exists.
         DataError: If there is no dataset, it is damaged, or has too few images.
     """
-    data = find_undivided(Path(place).expanduser())
+    data = find_undivided(expanded(place))
     digests = [sha256_file(path) for path, _ in data.images]
     parts = divide(digests, [classes for _, classes in data.images], shares, seed)
     if empty := [split for split, chosen in parts.items() if not chosen]:
@@ -79,7 +79,7 @@ def write_splits(place: str, shares: Mapping[str, float], seed: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write_text(path, text)
         say(f"wrote {path}")
-    say("", f"next: {doctor_command()} {shlex.join(data.arguments)}")
+    say("", f"next: {doctor_command()} {quoted(*data.arguments)}")
 
 
 def divide(

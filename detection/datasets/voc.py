@@ -41,7 +41,9 @@ from detection.datasets.base import (
 from detection.datasets.coco_json import with_coco_metric
 from detection.datasets.layout import expected, image_size, names_in, read_ids
 from detection.datasets.parts import TUNE
+from moco.common.command import quoted
 from moco.common.errors import DataError, UserError, plural
+from moco.common.files import expanded
 
 VOC_CLASSES = (
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow",
@@ -232,7 +234,7 @@ def folder_sources(datasets: CfgNode) -> list[VOCSource]:
     """
     if not datasets.get("VOC_DIR", ""):
         return []
-    root = Path(datasets.VOC_DIR).expanduser()
+    root = expanded(datasets.VOC_DIR)
     if not root.is_dir():
         raise DataError(f"DATASETS.VOC_DIR {root}: no such folder; {_tree(root, 'trainval')}")
     lists = sorted((root / "ImageSets" / "Main").glob("*.txt"))
@@ -418,7 +420,7 @@ def _check_folders(root: str, states: Mapping[str, str]) -> Iterator[Finding]:
     """Yield findings on the lists of each year."""
     devkit = Path(root) / "VOCdevkit"
     if devkit.is_dir() and not any(Path(root).glob("VOC20*")):
-        text = f"is one folder too many; use --root {devkit}, or move its folders up"
+        text = f"is one folder too many; use --root {quoted(devkit)}, or move its folders up"
         yield Finding("VOCdevkit/", WRONG, text)
     for name in ("VOC2007", "VOC2012"):
         if (Path(root) / name).is_dir():

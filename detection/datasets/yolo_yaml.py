@@ -14,7 +14,7 @@ from typing import Any
 from detection.datasets.layout import datasets_root, inside
 from moco.common.cfgnode import read_yaml
 from moco.common.errors import DataError, UserError, shown
-from moco.common.files import files_below
+from moco.common.files import expanded, files_below
 
 _SPLITS = {"train": ("train",), "val": ("val", "validation"), "test": ("test",)}
 _ENDINGS = (".bmp", ".jpeg", ".jpg", ".mpo", ".png", ".tif", ".tiff", ".webp")
@@ -45,7 +45,7 @@ def read_data_yaml(file: str | Path) -> DataYaml:
     Raises:
         DataError: If it is missing or damaged, has no classes, or is of keypoints.
     """
-    path = Path(file).expanduser()
+    path = expanded(file)
     if not path.is_file():
         raise DataError(f"{path}: no such file; expected the data.yaml of a dataset in YOLO layout")
     try:
@@ -76,7 +76,7 @@ def _root(file: Path, stated: Any) -> Path:
         return file.parent
     if not isinstance(stated, str) or "\0" in stated:
         raise DataError(f"{file}: path: got {shown(stated)}, expected a folder")
-    places = [file.parent / Path(stated).expanduser(), Path(datasets_root()) / stated]
+    places = [file.parent / expanded(stated), Path(datasets_root()) / stated]
     for place in places:
         if place.is_dir():
             return place
@@ -85,7 +85,7 @@ def _root(file: Path, stated: Any) -> Path:
 
 def _place(root: Path, stated: str) -> Path:
     """Return a folder or list; Roboflow writes ../train/images where it means train/images."""
-    path = root / Path(stated).expanduser()
+    path = root / expanded(stated)
     if stated.startswith("../") and not path.exists():
         return root / stated.removeprefix("../")
     return path

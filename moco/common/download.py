@@ -20,7 +20,7 @@ from urllib.parse import urljoin, urlsplit
 from filelock import FileLock, Timeout
 
 from moco.common.errors import DataError, UserError, printable, shown
-from moco.common.files import PathLike, cannot_write
+from moco.common.files import PathLike, cannot_write, expanded
 from moco.common.progress import Progress
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def cache_folder() -> Path:
     """Return the folder of the downloads; it need not exist."""
     from pooch import os_cache
 
-    return Path(os.environ.get(CACHE) or os_cache("moco-transfer")).expanduser()
+    return expanded(os.environ.get(CACHE) or os_cache("moco-transfer"))
 
 
 def is_offline() -> bool:

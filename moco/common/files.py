@@ -293,22 +293,41 @@ def _reason(path: PathLike, form: str, error: Exception) -> str:
     return f"not {form} or damaged ({printable(lines[0][:120])})"
 
 
+def expanded(path: PathLike) -> Path:
+    """Return the path with the home folder in place of a leading `~` or `~user`.
+
+    A name such as `~backup` that is no user's stays: it is that of a file.
+
+    Raises:
+        UserError: If the home folder is not known.
+    """
+    found = Path(os.path.expanduser(path))
+    if found.parts[:1] == ("~",):
+        raise UserError(f"{path}: the home folder is unknown; set HOME, or give the whole path")
+    return found
+
+
 def existing_folder(path: PathLike) -> Path:
     """Return the path, or the nearest folder above it that exists: the disk that will hold it."""
-    path = Path(path).expanduser().absolute()
+    path = expanded(path).absolute()
     return next(place for place in (path, *path.parents) if place.exists())
 
 
-def files_below(folder: PathLike) -> Iterator[str]:
+def files_below(folder: PathLike, without: Collection[str] = ()) -> Iterator[str]:
     """Yield the paths of all files below a folder, relative to it, except hidden ones.
 
     Symbolic links are followed; each real folder is visited once.
+
+    Args:
+        folder: The folder.
+        without: Names of files; a folder below that has one of them is left out.
     """
     seen = set()
     for parent, folders, files in os.walk(folder, followlinks=True):
         real, inside = os.path.realpath(parent), os.path.relpath(parent, folder)
-        folders[:] = [] if real in seen else sorted(name for name in folders if name[0] != ".")
-        for name in () if real in seen else files:
+        skip = real in seen or (inside != os.curdir and not set(without).isdisjoint(files))
+        folders[:] = [] if skip else sorted(name for name in folders if name[0] != ".")
+        for name in () if skip else files:
             if name[0] != ".":
                 yield name if inside == os.curdir else os.path.join(inside, name)
         seen.add(real)
