@@ -25,6 +25,7 @@ if not __package__:
 
 from moco.common.command import program
 from moco.common.errors import UserError, run_cli
+from moco.common.files import read_text
 
 if TYPE_CHECKING:
     from benchmarks.report.records import FinishedRun
@@ -59,7 +60,7 @@ def error_types(run: "FinishedRun") -> dict[str, Any]:
         truth, found = _from_voc(split, path)
         annotations = hotcoco.COCO(truth)
     else:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_text(path))
         masked = config.get("MODEL.MASK_ON", False)
         with annotation_file(annotations_of(split), split.images, masked=masked) as (file, _):
             annotations = hotcoco.COCO(file)

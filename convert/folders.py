@@ -12,7 +12,7 @@ from pathlib import Path
 
 from moco.common.command import quoted
 from moco.common.errors import DataError, first_few, shown
-from moco.common.files import PathLike, sha256_file
+from moco.common.files import PathLike, open_file, sha256_file
 from moco.common.pretrained import HUB_FILES, LocalWeights, locate
 from moco.common.sharded import METADATA, PART_NAME, files_of
 
@@ -88,7 +88,7 @@ def _deepspeed(folder: Path) -> Path | None:
     """
     inside = folder
     if (latest := folder / "latest").is_file():
-        with open(latest, encoding="utf-8", errors="replace") as file:
+        with open_file(latest, "r", encoding="utf-8", errors="replace") as file:
             name = file.read(300).strip()
         inside = folder / name if PART_NAME.fullmatch(name) else folder
     states = sorted(inside.glob(f"*{_STATES}"))

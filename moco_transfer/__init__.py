@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moco.common.errors import DataError, UserError
+from moco.common.files import read_text
 
 if TYPE_CHECKING:
     import pandas
@@ -78,7 +79,7 @@ class Result:
         return f"{to_terminal(self.report, color=False)}\n{whereabouts([self.html])}"
 
     def _repr_html_(self) -> str:
-        page = escape(self.html.read_text(encoding="utf-8"))  # in a frame, for its own style
+        page = escape(read_text(self.html))  # in a frame, for its own style
         return f'<iframe srcdoc="{page}" width="100%" height="{_PAGE_PX}"></iframe>'
 
     @property

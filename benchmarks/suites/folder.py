@@ -45,6 +45,8 @@ from moco.common.files import (
     atomic_write_json,
     atomic_write_text,
     expanded,
+    open_file,
+    read_text,
     sha256_file,
 )
 from moco.common.pretrained import ENDINGS, ORIGIN, SIDECARS, LocalWeights, like, sidecar
@@ -222,13 +224,13 @@ class SuiteFolder:
             ending = next((end for end in ENDINGS if source.name.endswith(end)), "")
             copy = self.path / "inits" / f"{name}{ending}"
             if copy.is_symlink() or not copy.is_file() or sha256_file(copy) != sha256:
-                with open(source, "rb") as file:
+                with open_file(source) as file:
                     atomic_write(copy, partial(shutil.copyfileobj, file))
             if inits[name].origin:
                 atomic_write_text(f"{copy}{ORIGIN}", inits[name].origin)
             for each in SIDECARS:
                 if (metadata := sidecar(source, each)).is_file():
-                    atomic_write_text(f"{copy}.{each}", metadata.read_text(encoding="utf-8"))
+                    atomic_write_text(f"{copy}.{each}", read_text(metadata))
             weights[name] = str(copy)
         self._copy_knn(inits)
         return weights

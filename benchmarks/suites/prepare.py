@@ -19,7 +19,7 @@ from pathlib import Path
 from PIL import Image
 
 from moco.common.errors import DataError, UserError, run_cli
-from moco.common.files import TEMPORARY_PREFIX, PathLike
+from moco.common.files import TEMPORARY_PREFIX, PathLike, read_text
 from moco.common.progress import Progress
 from moco.data.decode import decode
 from moco.data.images import find_images
@@ -119,7 +119,7 @@ def limit_voc(root: PathLike, folder: PathLike, max_train: int, max_test: int) -
 
 
 def _ids(root: Path, split: str) -> list[str]:
-    return (root / "ImageSets" / "Main" / f"{split}.txt").read_text(encoding="utf-8").split()
+    return read_text(root / "ImageSets" / "Main" / f"{split}.txt").split()
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from moco.common.command import program, quoted
+from moco.common.files import read_text
 
 FILE = Path(__file__).with_name("archives.yaml")
 
@@ -52,7 +53,7 @@ class Dataset:
 @functools.cache
 def datasets() -> dict[str, Dataset]:
     """Return all datasets that can be fetched, by name."""
-    facts = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    facts = yaml.safe_load(read_text(FILE))
     archives = {name: Archive(name, **_fields(a)) for name, a in facts["archives"].items()}
     for dataset in facts["datasets"].values():
         dataset["archives"] = [archives[name] for name in dataset["archives"]]

@@ -10,7 +10,6 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from fvcore.common.config import CfgNode
@@ -42,6 +41,7 @@ from detection.datasets.layout import (
 )
 from moco.common.command import program, quoted
 from moco.common.errors import DataError, UserError, first_few, plural, printable
+from moco.common.files import read_bytes
 from moco.common.progress import Progress
 from moco.common.shipped import shown
 from moco.data.images import bad_images, notes_on, open_images
@@ -335,7 +335,7 @@ def _repeated(splits: Sequence[Split], verify: bool) -> Iterator[Finding]:
             yield Finding(f"{one}, {other}", NOTE, text)
     groups: dict[bytes, list[str]] = {}
     for path in dict.fromkeys(itertools.chain(*files.values())) if verify else ():
-        groups.setdefault(hashlib.sha256(Path(path).read_bytes()).digest(), []).append(path)
+        groups.setdefault(hashlib.sha256(read_bytes(path)).digest(), []).append(path)
     if equal := [paths for paths in groups.values() if len(paths) > 1]:
         copies = plural(sum(len(paths) - 1 for paths in equal), "image")
         text = f"copies of others: {copies}, the first {' and '.join(equal[0][:2])}"

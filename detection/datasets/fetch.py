@@ -24,7 +24,7 @@ from detection.datasets.sbd import make_train_aug
 from detection.datasets.unpack import unpack
 from moco.common.download import download, has_digest
 from moco.common.errors import DataError, LockedError, UserError
-from moco.common.files import TEMPORARY_PREFIX, cannot_write, existing_folder
+from moco.common.files import TEMPORARY_PREFIX, cannot_write, existing_folder, open_file
 from moco.common.progress import format_seconds
 
 ARCHIVES = "archives"  # subfolder of the folder of all datasets
@@ -218,7 +218,7 @@ def contents_sha256(folder: Path) -> str:
     total = hashlib.sha256()
     files = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file()}
     for name, path in sorted(files.items()):
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             total.update(f"{name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
     return f"sha256:{total.hexdigest()}"
 

@@ -43,7 +43,7 @@ from detection.datasets.layout import expected, image_size, names_in, read_ids
 from detection.datasets.parts import TUNE
 from moco.common.command import quoted
 from moco.common.errors import DataError, UserError, plural
-from moco.common.files import expanded
+from moco.common.files import expanded, read_bytes
 
 VOC_CLASSES = (
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow",
@@ -300,7 +300,9 @@ class _WithoutDoctype(ET.TreeBuilder):
 
 def _parse(path: Path) -> ET.Element:
     try:
-        root = ET.fromstring(path.read_bytes(), ET.XMLParser(target=_WithoutDoctype()))
+        root = ET.fromstring(read_bytes(path), ET.XMLParser(target=_WithoutDoctype()))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
     except (ET.ParseError, ValueError, LookupError) as error:
         raise DataError(f"{path}: not valid XML ({error})") from error
     if root.tag != "annotation":

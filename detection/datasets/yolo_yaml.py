@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from detection.datasets.base import MAX_CLASSES
 from detection.datasets.layout import datasets_root, inside
 from moco.common.cfgnode import read_yaml
 from moco.common.errors import DataError, UserError, shown
-from moco.common.files import expanded, files_below
+from moco.common.files import expanded, files_below, read_text
 
 _SPLITS = {"train": ("train",), "val": ("val", "validation"), "test": ("test",)}
 _ENDINGS = (".bmp", ".jpeg", ".jpg", ".mpo", ".png", ".tif", ".tiff", ".webp")
 _UNREAD = (".avif", ".dng", ".heic", ".heif", ".jp2", ".pfm")  # images that only Ultralytics reads
-_MOST_CLASSES = 100_000
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ def _place(root: Path, stated: str) -> Path:
 
 def _classes(file: Path, content: Mapping[str, Any]) -> tuple[str, ...]:
     names, number = content.get("names"), content.get("nc")
-    if number is not None and (type(number) is not int or not 0 < number <= _MOST_CLASSES):
-        expected = f"a number of classes from 1 to {_MOST_CLASSES}"
+    if number is not None and (type(number) is not int or not 0 < number <= MAX_CLASSES):
+        expected = f"a number of classes from 1 to {MAX_CLASSES}"
         raise DataError(f"{file}: nc: got {shown(number)}, expected {expected}")
     if names is None:
         if number is None:
@@ -104,7 +104,7 @@ def _classes(file: Path, content: Mapping[str, Any]) -> tuple[str, ...]:
         if set(names) != set(range(len(names))):
             raise DataError(f"{file}: names: the numbers of the classes are not 0, 1, 2, …")
         names = [names[i] for i in range(len(names))]
-    if not isinstance(names, list) or not 0 < len(names) <= _MOST_CLASSES:
+    if not isinstance(names, list) or not 0 < len(names) <= MAX_CLASSES:
         raise DataError(f"{file}: names: got {shown(names)}, expected a list of class names")
     for name in names:
         # YAML reads no and yes as booleans, and an empty line as null.
@@ -155,7 +155,9 @@ def _images_below(folder: Path) -> Iterator[Path]:
 def lines_of(file: Path) -> Iterator[tuple[int, str]]:
     """Yield number and text of the lines that are not empty; raise DataError unless it is UTF-8."""
     try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
+        lines = read_text(file, encoding="utf-8-sig").splitlines()
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{file}: not a text file in UTF-8") from error
     for number, line in enumerate(lines, start=1):

@@ -36,7 +36,7 @@ from detection.evaluation.reachable import (
 from detection.modeling.backbones import backbone_type
 from moco.common.command import program, quoted
 from moco.common.errors import Preempted, plural, printable, say
-from moco.common.files import atomic_write_json, atomic_write_text, sha256_file
+from moco.common.files import atomic_write_json, atomic_write_text, open_file, sha256_file
 from moco.common.run import START_NAME, RunFolder, RunRecord, provenance, write_record
 
 MAX_SECONDS_OF_PERFECT = 60
@@ -158,7 +158,7 @@ def run_in_folder(
                 weights = {"weights_sha256": weights_sha256(task.weights)}
                 atomic_write_json(folder.path / START_NAME, weights)
             atomic_write_text(results / CONFIG_NAME, task.cfg.dump())
-        with (folder.path / "log.txt").open("a", encoding="utf-8") as log:
+        with open_file(folder.path / "log.txt", "a", encoding="utf-8") as log:
             log.write(f"{description}\n")
         from detection.engine import launch  # imports torchvision
 

@@ -21,7 +21,7 @@ from fvcore.common.config import BASE_KEY, CfgNode
 
 from moco.common import shipped
 from moco.common.errors import UserError
-from moco.common.files import PathLike, expanded
+from moco.common.files import PathLike, expanded, read_text
 
 MAX_PARTS = 100_000
 MAX_BASES = 8
@@ -89,7 +89,7 @@ def read_yaml(path: PathLike, _depth: int = 0) -> dict[str, Any]:
     if path.suffix not in (".yaml", ".yml"):
         raise UserError(f"{path}: expected a .yaml file")
     try:
-        own = copy.deepcopy(_parse(path.read_text(encoding="utf-8")))
+        own = copy.deepcopy(_parse(read_text(path)))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
     except yaml.constructor.ConstructorError as error:

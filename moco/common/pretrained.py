@@ -38,7 +38,7 @@ from moco.common.download import (
     is_offline,
 )
 from moco.common.errors import DataError, UserError, first_few, printable
-from moco.common.files import PathLike, expanded, format_of
+from moco.common.files import PathLike, expanded, format_of, open_file
 from moco.common.sharded import files_of
 from moco.common.shipped import CONFIGS
 
@@ -383,6 +383,6 @@ def sidecar(weights: Path, name: str) -> Path:
 
 def _sidecar_origin(path: Path) -> str:
     """Read the origin that a suite stores next to its copy of downloaded weights."""
-    with suppress(OSError, ValueError), open(f"{path}{ORIGIN}", encoding="utf-8") as file:
+    with suppress(OSError, ValueError), open_file(f"{path}{ORIGIN}", "r", encoding="utf-8") as file:
         return printable(file.read(1000).strip())
     return ""

@@ -32,6 +32,9 @@ from moco.common.files import (
     cannot_write,
     hold,
     let_go,
+    open_file,
+    read_bytes,
+    read_text,
 )
 from moco.common.limits import Implausible, check_parts
 from moco.common.shipped import CHECKOUT, ROOT
@@ -122,7 +125,7 @@ class RunFolder:
         line = json.dumps(jsonable(dict(values)), allow_nan=False)
         path = self.path / METRICS_NAME
         try:
-            with open(path, "a", encoding="utf-8") as file:
+            with open_file(path, "a", encoding="utf-8") as file:
                 file.write(line + "\n")
         except OSError as error:
             raise cannot_write(path, error, path.stat().st_size if path.exists() else 0) from error
@@ -161,7 +164,7 @@ def metrics_lines(folder: PathLike) -> list[dict[str, Any]] | None:
     path, lines = Path(folder) / METRICS_NAME, []
     if not path.is_file():
         return None
-    for text in path.read_text(encoding="utf-8").splitlines():
+    for text in read_text(path).splitlines():
         with suppress(ValueError):
             lines.append(json.loads(text))
     return lines
@@ -266,7 +269,7 @@ def read_record(path: PathLike) -> RunRecord:
         UserError: If the file cannot be read or is not valid; see `parse_record`.
     """
     try:
-        text = Path(path).read_bytes()
+        text = read_bytes(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
     return parse_record(text, path)
@@ -423,7 +426,7 @@ def _git_revision() -> str | None:
 
 def _cpu_name() -> str:
     try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        for line in read_text("/proc/cpuinfo").splitlines():
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     except OSError:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from moco.common.errors import DataError, UserError, first_few, plural
-from moco.common.files import PathLike, expanded, files_below
+from moco.common.files import PathLike, expanded, files_below, read_text, regular
 from moco.common.progress import Progress
 from moco.data import cifar
 from moco.data.decode import FORMATS, SUFFIXES, decode_pixels
@@ -182,7 +182,7 @@ def notes_on(images: Images) -> list[str]:
 def _has_16_bits(path: PathLike) -> bool:
     """Return whether pixels have 16 bits, by the header alone: decoding may hang or crash."""
     unreadable = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
-    with suppress(*unreadable), Image.open(path, formats=FORMATS) as image:
+    with suppress(*unreadable), Image.open(regular(path), formats=FORMATS) as image:
         return image.mode.startswith("I")
     return False
 
@@ -357,7 +357,7 @@ def _left_out(folder: Path, others: Sequence[str]) -> str:
 
 def _listed_images(path: Path) -> list[Path]:
     images = []
-    text = path.read_text(encoding="utf-8", errors="surrogateescape")
+    text = read_text(path, errors="surrogateescape")
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue
