@@ -24,9 +24,10 @@ from detection.datasets.yolo import read_images
 from detection.datasets.yolo_yaml import DataYaml, lines_of, read_data_yaml
 from moco.common.command import quoted
 from moco.common.errors import DataError, UserError, plural, say
-from moco.common.files import atomic_write_text, expanded, sha256_file
+from moco.common.errors import shown as short
+from moco.common.files import expanded, sha256_file, write_together
 
-Parts = Mapping[str, Sequence[int]]  # split → positions of its images
+Parts = dict[str, list[int]]  # split → positions of its images, those for training first
 _ROBOFLOW = "*/_annotations.coco.json"
 
 
@@ -37,7 +38,8 @@ class Undivided:
     Attributes:
         layout: Name of the layout, for people.
         images: Path of each image, and the classes that it has objects of.
-        files: (positions of the images by split) → text of each file to write.
+        files: (positions of the images by split) → text of each file to write; the last is one
+            without which the others are not used.
         arguments: Doctor's arguments for the result.
     """
 
@@ -66,8 +68,6 @@ def write_splits(place: str, shares: Mapping[str, float], seed: int) -> None:
         few = plural(len(set(digests)), "different image")
         raise DataError(f"{place}: {few} are too few: {', '.join(empty)} would have none")
     files = data.files(parts)
-    if present := [path for path in files if path.exists()]:
-        raise UserError(f"{present[0]} exists, and is not overwritten; move it away")
     copies = len(digests) - len(set(digests))
     kept = f", {copies} of them copies of others, which are kept together" if copies else ""
     say(f"{place}: {data.layout}, {plural(len(digests), 'image')}{kept}")
@@ -75,11 +75,12 @@ def write_splits(place: str, shares: Mapping[str, float], seed: int) -> None:
         having = Counter(name for i in chosen for name in data.images[i][1])
         named = ", ".join(f"{name} {having[name]}" for name in sorted(having))
         say(f"  {split}: {plural(len(chosen), 'image')}; with objects of {named or 'no class'}")
-    for path, text in files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write_text(path, text)
-        say(f"wrote {path}")
-    say("", f"next: {doctor_command()} {quoted(*data.arguments)}")
+    write_together(files)
+    say(
+        *(f"wrote {path}" for path in files),
+        "",
+        f"next: {doctor_command()} {quoted(*data.arguments)}",
+    )
 
 
 def divide(
@@ -151,7 +152,8 @@ def find_undivided(place: Path) -> Undivided:
 
 
 def _voc(root: Path) -> Undivided:
-    if lists := sorted((root / LISTS).glob("*.txt")):
+    lists = sorted((root / LISTS).glob("*.txt"))
+    if any(path.stem in ("train", "trainval") for path in lists):
         raise UserError(f"{root}: has splits: {', '.join(f'{LISTS}/{p.name}' for p in lists)}")
     images = {
         path.stem: path
@@ -168,7 +170,7 @@ def _voc(root: Path) -> Undivided:
     def files(parts: Parts) -> dict[Path, str]:
         return {
             root / LISTS / f"{split}.txt": _lines(names[i] for i in chosen)
-            for split, chosen in parts.items()
+            for split, chosen in reversed(parts.items())
         }
 
     found = [(str(images[name]), frozenset(classes)) for name, classes in annotated.items()]
@@ -233,7 +235,7 @@ def _coco(file: Path) -> Undivided:
 
     def files(parts: Parts) -> dict[Path, str]:
         written = {}
-        for name, chosen in parts.items():
+        for name, chosen in reversed(parts.items()):
             own = {ids[i] for i in chosen}
             rows = {
                 kind: [row for row in content[kind] if as_integer(row[key]) in own]
@@ -263,4 +265,16 @@ def _images(split: Split) -> list[tuple[str, frozenset[str]]]:
 
 
 def _lines(names: Iterable[str]) -> str:
-    return "".join(f"{name}\n" for name in names)
+    """Return a list of one name per line.
+
+    Raises:
+        DataError: If a name would take several lines, or is no text in UTF-8.
+    """
+    lines = list(names)
+    for name in lines:
+        if name.splitlines() != [name] or name.encode(errors="replace").decode() != name:
+            raise DataError(
+                f"{short(name)}: a list cannot have this name, with a line break or not in UTF-8; "
+                "rename the file"
+            )
+    return "".join(f"{name}\n" for name in lines)

@@ -206,6 +206,38 @@ def atomic_write_text(path: PathLike, text: str) -> None:
     atomic_write(path, lambda file: file.write(text.encode()))
 
 
+def write_together(texts: Mapping[Path, str]) -> None:
+    """Write new text files as UTF-8, all or none.
+
+    The last one is renamed last, so it should be the one without which readers use none: if the
+    process is killed between two of them, it is missing, and the same call completes them.
+
+    Raises:
+        UserError: If one exists with another content, or cannot be written.
+    """
+    for path, text in texts.items():
+        own = path.is_file() and not path.is_symlink()
+        if os.path.lexists(path) and not (own and read_text(path) == text):
+            raise UserError(f"{path} exists, and is not overwritten; move it away")
+    temporaries = {path: path.with_name(f"{TEMPORARY_PREFIX}{uuid4().hex}") for path in texts}
+    written: list[Path] = []
+    try:
+        for path, text in texts.items():
+            atomic_write_text(temporaries[path], text)
+        for path, temporary in temporaries.items():
+            os.replace(temporary, path)
+            written.append(path)
+    except BaseException as error:
+        for path in written:
+            path.unlink()
+        if isinstance(error, OSError):
+            raise cannot_write(path, error, 0) from error
+        raise
+    finally:
+        for temporary in temporaries.values():
+            temporary.unlink(missing_ok=True)
+
+
 def atomic_write_json(path: PathLike, value: Any) -> None:
     """Write `value` as indented JSON (keys sorted, NaN refused), atomically."""
     atomic_write_text(path, json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n")
