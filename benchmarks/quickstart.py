@@ -33,7 +33,7 @@ from benchmarks.suites.suite import SHRINK, Step, Suite
 from benchmarks.suites.suite_file import load_suite
 from moco.common.command import program, quoted
 from moco.common.distributed import usable_cores
-from moco.common.errors import UserError, plural, printable, run_cli
+from moco.common.errors import UserError, plural, printable, run_cli, say
 from moco.common.progress import format_seconds
 from moco.common.shipped import CONFIGS, shown
 from moco.data.images import find_images
@@ -238,7 +238,7 @@ def report(
     classes, [name] = annotated_classes(scenes), table.tested_on
     tested = VOCSource(name, scenes, "test", 2007, classes, published=False).read()
     files.append(save_samples(folder.tables / "samples.png", table, tested))
-    print("\nFiles:", *files, folder.path / "moco.pth", folder.runs, sep="\n  ")
+    say("", "Files:", *(f"  {each}" for each in (*files, folder.path / "moco.pth", folder.runs)))
     print(next_commands(folder.path, args, trials))
     print(f"\n{to_terminal(report_, color=sys.stdout.isatty())}")
     print(whereabouts(files))

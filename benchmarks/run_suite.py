@@ -95,9 +95,9 @@ def main(argv: Sequence[str] | None = None, programs: Programs | None = None) ->
     suite = without_tasks(over_datasets(suite, args.data, args.task), args.skip)
     if args.data is not None:
         rows = {row_of(name) for name in parse_inits(args.init) or suite.inits}
-        print(*announce(suite, len(rows)), sep="\n")
+        say(*announce(suite, len(rows)))
     for name in args.skip:
-        print(f"left out: {name}, by --skip")
+        say(f"left out: {name}, by --skip")
     suite = with_arguments(suite, args)
     run(suite, folder, args, programs or Programs())
 
@@ -208,8 +208,10 @@ def run(
         if args.plan:
             runs = prepared.runs(prepared.specs, programs)
             write_plan(args.plan, suite.name, runs, prepared.measured)
-            print(f"wrote {args.plan}: {plural(len(runs), 'run')}; the same command without --plan")
-            print("makes the tables when they are done, and computes those that are not")
+            say(
+                f"wrote {args.plan}: {plural(len(runs), 'run')}; the same command without --plan",
+                "makes the tables when they are done, and computes those that are not",
+            )
             return None
         specs, lines = prepared.next_specs()
         computed = len(specs) - 1
@@ -252,7 +254,7 @@ def prepare(
     if args.dry_run:
         local = {name: text for name, text in weights.items() if name not in later}
         for init, what in programs.not_downloaded(local).items():
-            print(f"would download {init}: {what}; its runs are checked as if from random weights")
+            say(f"would download {init}: {what}; its runs are checked as if from random weights")
             later[init] = Init(weights[init], None)
     found = identify(
         programs.locate({name: text for name, text in weights.items() if name not in later})
@@ -280,7 +282,7 @@ def prepare(
             f"{plural(len(everything), 'run')} in all"
         )
     opening = f"{suite.title or suite.name}: {plural(len(specs), 'run')}"
-    print(f"{opening}, {executor.where()}, in {folder.path}", flush=True)
+    say(f"{opening}, {executor.where()}, in {folder.path}")
     undone = [spec for spec in specs if folder.run(spec).state().kind != DONE]
     checked = [replace(s, weights=RANDOM) if s.init in later else s for s in undone]
     findings, problems = check_open(checked, executor, programs)
@@ -405,7 +407,7 @@ def conclude(
     choices = {spec.name for spec in prepared.specs if spec.program == CHOOSE}
     for each in runs:
         if each.name in choices and each.product is not None:
-            print(*read_description(each.product), sep="\n")
+            say(*read_description(each.product))
     if len(runs) < MANY:
         result = finish(folder, runs, prepared.baseline)
     else:  # a process of its own frees the memory of that many records

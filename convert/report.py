@@ -11,7 +11,7 @@ from convert.contract import IMAGENET_MEAN, IMAGENET_STD, InputContract
 from convert.initial_weights import encoder_spec
 from convert.write import lost_options
 from moco.common.command import program, quoted
-from moco.common.errors import UserError
+from moco.common.errors import UserError, printable
 from moco.common.shipped import ROOT, shown
 from moco.modeling.archs import EncoderSpec, Spec
 
@@ -79,8 +79,8 @@ class ConversionReport:
 
 
 def lines(rows: Iterable[tuple[str, str]]) -> str:
-    """Format rows of a report as aligned lines."""
-    return "\n".join(f"{name:14}{text}" for name, text in rows)
+    """Format rows of a report as aligned lines; names in them cannot control the terminal."""
+    return "\n".join(printable(f"{name:14}{text}") for name, text in rows)
 
 
 def agreement(features: dict[str, FeatureCheck]) -> str:

@@ -71,7 +71,7 @@ def read(path: Path) -> dict[str, Any]:
     """Read what the holder has written; empty if there is nothing, or only part of it."""
     try:
         content = json.loads(read_text(path))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 

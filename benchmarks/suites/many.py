@@ -15,7 +15,7 @@ from benchmarks.report.datasets import DOMAIN, reach
 from benchmarks.suites.suite import Suite
 from benchmarks.suites.suite_file import as_name
 from moco.common import shipped
-from moco.common.errors import DataError, UserError, plural
+from moco.common.errors import DataError, UserError, plural, say
 from moco.common.files import expanded
 
 DATASET = "$DATASET"  # placeholder of a dataset's folder
@@ -78,7 +78,7 @@ def find_datasets(folder: Path) -> dict[str, Path]:
         paths = [each] if _is_dataset(each) else list(filter(_is_dataset, _folders(each)))
         others = [path for path in _folders(each) if path not in paths] if each not in paths else []
         for path in others if paths else [each]:
-            print(f"left out: {path}, which is no dataset")
+            say(f"left out: {path}, which is no dataset")
         for path in paths:
             parts = path.relative_to(root).parts
             name = DOMAIN.join(map(as_name, parts))

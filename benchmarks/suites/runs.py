@@ -261,7 +261,7 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(read_text(path))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read ({error})") from error
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected a mapping, got {type(content).__name__}")

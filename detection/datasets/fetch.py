@@ -23,7 +23,7 @@ from detection.datasets.base import formats
 from detection.datasets.sbd import make_train_aug
 from detection.datasets.unpack import unpack
 from moco.common.download import download, has_digest
-from moco.common.errors import DataError, LockedError, UserError
+from moco.common.errors import DataError, LockedError, UserError, say
 from moco.common.files import TEMPORARY_PREFIX, cannot_write, existing_folder, open_file
 from moco.common.progress import format_seconds
 
@@ -76,7 +76,7 @@ class Fetch:
         for dataset in wanted:
             self._check_account(dataset)
         missing = list(dict.fromkeys(a for dataset in wanted for a in self._missing(dataset)))
-        print(self._plan(missing))
+        say(*self._plan(missing).splitlines())
         print("terms of use:", *dict.fromkeys(d.terms for d in wanted), flush=True)
         for dataset in filter(lambda d: d.license, wanted):
             print(f"{dataset.name}: {dataset.license}", flush=True)

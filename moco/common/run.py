@@ -151,7 +151,7 @@ def drop_metrics(
 ) -> None:
     """Remove the lines of metrics.json after an iteration, whose steps will be repeated.
 
-    A line that a crash truncated, or for which `keep` is false, is removed as well.
+    A line that `metrics_lines` leaves out, or for which `keep` is false, is removed as well.
     """
     if (lines := metrics_lines(folder)) is not None:
         kept = [line for line in lines if line["iteration"] <= last and keep(line)]
@@ -160,13 +160,19 @@ def drop_metrics(
 
 
 def metrics_lines(folder: PathLike) -> list[dict[str, Any]] | None:
-    """Read the lines of metrics.json, except a truncated one; None if there is no file."""
+    """Read the lines of metrics.json; None if there is no file.
+
+    A truncated line, or one that is no mapping with an iteration, is left out.
+    """
     path, lines = Path(folder) / METRICS_NAME, []
     if not path.is_file():
         return None
     for text in read_text(path).splitlines():
-        with suppress(ValueError):
-            lines.append(json.loads(text))
+        with suppress(ValueError, RecursionError):
+            line = json.loads(text)
+            at: Any = line.get("iteration") if isinstance(line, dict) else None
+            if _is_number(at) and math.isfinite(at):
+                lines.append(line)
     return lines
 
 
