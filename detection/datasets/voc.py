@@ -410,7 +410,7 @@ def _parse_custom(folder: str, root: str) -> tuple[list[VOCSource], dict[str, st
 
 
 def _custom_task(splits: Sequence[Split], keys: Mapping[str, str]) -> list[str]:
-    stem = Path(keys["VOC_DIR"]).expanduser().resolve().name
+    stem = expanded(keys["VOC_DIR"]).resolve().name
     lists = sorted(split.name.removeprefix(f"{stem}_") for split in splits)
     if not choose_splits(lists, ("TRAIN", "TEST")):
         # The user can name two other lists, but one list alone cannot train and test.

@@ -196,7 +196,7 @@ def report(job: Job, work: Work, outcome: Path, *, rank: int, local_rank: int) -
 
 def _is_consequence(outcome: Path) -> bool:
     """Return whether an outcome is no error, or one that another process's failure may cause."""
-    content = json.loads(outcome.read_text(encoding="utf-8"))
+    content = json.loads(read_text(outcome))
     return "error" not in content or bool(content["consequence"])
 
 

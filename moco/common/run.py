@@ -413,7 +413,7 @@ def source_sha256() -> str:
     for package in SOURCES:
         for path in sorted((ROOT / package).rglob("*.py")):
             digest.update(f"{path.relative_to(ROOT).as_posix()}\0".encode())
-            digest.update(hashlib.sha256(path.read_bytes()).digest())
+            digest.update(hashlib.sha256(read_bytes(path)).digest())
     return digest.hexdigest()
 
 
