@@ -22,6 +22,7 @@ from moco import __version__
 from moco.common import shipped
 from moco.common.command import program
 from moco.common.errors import UserError, run_cli, say
+from moco.common.files import expanded
 
 if TYPE_CHECKING:
     from detection.datasets.base import Source
@@ -193,7 +194,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.verify:
         raise UserError("--verify: name the dataset to verify, e.g. doctor voc --verify")
     root = args.root or ""
-    for line in machine(Path(root or datasets_root()).expanduser(), root):
+    for line in machine(expanded(root or datasets_root()), root):
         say(line)
     return 0
 

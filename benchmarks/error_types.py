@@ -24,7 +24,8 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from moco.common.command import program
-from moco.common.errors import UserError, run_cli
+from moco.common.errors import UserError, run_cli, say
+from moco.common.files import read_text
 
 if TYPE_CHECKING:
     from benchmarks.report.records import FinishedRun
@@ -59,7 +60,7 @@ def error_types(run: "FinishedRun") -> dict[str, Any]:
         truth, found = _from_voc(split, path)
         annotations = hotcoco.COCO(truth)
     else:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_text(path))
         masked = config.get("MODEL.MASK_ON", False)
         with annotation_file(annotations_of(split), split.images, masked=masked) as (file, _):
             annotations = hotcoco.COCO(file)
@@ -114,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         found = error_types(run)
         atomic_write_json(run.folder / ERRORS_NAME, {"run": run.digest, **found})
         shown = "  ".join(f"{name} {value:.1f}" for name, value in found["delta"].items())
-        print(f"{run.folder}: AP50 {found['ap50']:.1f}; points gained if fixed: {shown}")
+        say(f"{run.folder}: AP50 {found['ap50']:.1f}; points gained if fixed: {shown}")
 
 
 def build_parser() -> argparse.ArgumentParser:

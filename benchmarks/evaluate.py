@@ -27,10 +27,11 @@ from benchmarks.suites.arguments import add_arguments
 from benchmarks.suites.folder import SuiteFolder
 from benchmarks.suites.programs import Programs
 from benchmarks.suites.suite import EMBEDDED
-from benchmarks.suites.suite_file import parse_inits, read_suite
+from benchmarks.suites.suite_file import as_name, parse_inits, read_suite
 from moco.common.cfgnode import split_assignments
 from moco.common.command import RANDOM, program
 from moco.common.errors import UserError, plural, run_cli, say
+from moco.common.files import expanded
 from moco.common.shipped import resolve, shown
 
 # Each image is seen in this many epochs, but a detector needs some iterations on any dataset, and
@@ -133,7 +134,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None, programs: Programs | None = None) -> None:
     """Choose the task, and run its suite."""
     args = build_parser().parse_args(argv)
-    data = args.data.expanduser()
+    data = expanded(args.data)
     inits = parse_inits(args.init)
     weights = [text for text in inits.values() if text != RANDOM]
     if not weights:
@@ -142,8 +143,9 @@ def main(argv: Sequence[str] | None = None, programs: Programs | None = None) ->
         )
     file, keys = choose(data, weights[0], args.task, args.opts)
     content = {"tasks": [{"config": file, "overrides": keys}], "trials": args.trials}
-    folder = SuiteFolder(args.output or Path("output", data.resolve().name))
-    suite = run_suite.with_arguments(read_suite(content, Path(data.resolve().name)), args)
+    name = data.resolve().name
+    folder = SuiteFolder(args.output or Path("output", name))
+    suite = run_suite.with_arguments(read_suite(content, Path(as_name(name))), args)
     timing = not args.seconds_per_iteration
     run_suite.run(suite, folder, args, programs or Programs(), timing=timing)
 

@@ -18,6 +18,7 @@ if not __package__:
 from moco.common import shipped
 from moco.common.command import program
 from moco.common.errors import UserError, run_cli
+from moco.common.files import read_text
 
 HIDDEN = "Base-", "inits"  # base files, and inits.yaml, which is no configuration
 _COMMENT = re.compile(r"(?:#.*\n)+")
@@ -25,7 +26,7 @@ _COMMENT = re.compile(r"(?:#.*\n)+")
 
 def title(path: Path) -> str:
     """Return the first sentence of a file's opening comment."""
-    match = _COMMENT.match(path.read_text(encoding="utf-8"))
+    match = _COMMENT.match(read_text(path))
     text = " ".join(line.lstrip("# ") for line in match[0].splitlines()) if match else ""
     return re.split(r"\.(?: |$)", text)[0]
 
@@ -61,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Print the list, or one file."""
     args = build_parser().parse_args(argv)
     if args.show is not None:
-        print(shipped.resolve(args.show).read_text(encoding="utf-8"), end="")
+        print(read_text(shipped.resolve(args.show)), end="")
     else:
         print(f"in {shipped.CONFIGS}", listing(args.word), sep="\n")
 

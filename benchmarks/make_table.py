@@ -35,8 +35,8 @@ from benchmarks.report.tables import (
     whereabouts,
     write_files,
 )
-from moco.common.command import program
-from moco.common.errors import UserError, run_cli
+from moco.common.command import program, quoted
+from moco.common.errors import UserError, run_cli, say
 from moco.common.shipped import RESULTS
 
 if TYPE_CHECKING:
@@ -86,9 +86,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(to_terminal(report, sys.stdout.isatty()))
     print(whereabouts(written, None if about else args.bundle))
     if about:
-        print(
+        say(
             f"wrote {args.bundle}; next: {program('table', 'python -m benchmarks.make_table')} "
-            f"{args.bundle} --verify"
+            f"{quoted(args.bundle)} --verify"
         )
 
 

@@ -19,7 +19,7 @@ from benchmarks.report import escape
 from benchmarks.report.plots import Curve, Plot, new_figure, read_curve
 from benchmarks.report.style import PALETTE
 from moco.common.command import program
-from moco.common.errors import DataError, UserError, run_cli
+from moco.common.errors import DataError, UserError, run_cli, say
 from moco.common.files import PathLike
 from moco.common.run import METRICS_NAME
 
@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     curves = [read_curves(run) for run in args.runs]
     plot = plot_curves(dict(zip(label_runs(args.runs), curves, strict=True)))
     for path in plot.save(args.output):
-        print(f"wrote {path}")
+        say(f"wrote {path}")
 
 
 if __name__ == "__main__":

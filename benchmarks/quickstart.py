@@ -11,7 +11,6 @@ them are in the table. After an interruption, the same command continues.
 """
 
 import argparse
-import shlex
 import shutil
 import sys
 import time
@@ -32,9 +31,9 @@ from benchmarks.suites.programs import Programs
 from benchmarks.suites.runs import Run
 from benchmarks.suites.suite import SHRINK, Step, Suite
 from benchmarks.suites.suite_file import load_suite
-from moco.common.command import program
+from moco.common.command import program, quoted
 from moco.common.distributed import usable_cores
-from moco.common.errors import UserError, plural, printable, run_cli
+from moco.common.errors import UserError, plural, printable, run_cli, say
 from moco.common.progress import format_seconds
 from moco.common.shipped import CONFIGS, shown
 from moco.data.images import find_images
@@ -239,7 +238,7 @@ def report(
     classes, [name] = annotated_classes(scenes), table.tested_on
     tested = VOCSource(name, scenes, "test", 2007, classes, published=False).read()
     files.append(save_samples(folder.tables / "samples.png", table, tested))
-    print("\nFiles:", *files, folder.path / "moco.pth", folder.runs, sep="\n  ")
+    say("", "Files:", *(f"  {each}" for each in (*files, folder.path / "moco.pth", folder.runs)))
     print(next_commands(folder.path, args, trials))
     print(f"\n{to_terminal(report_, color=sys.stdout.isatty())}")
     print(whereabouts(files))
@@ -247,7 +246,7 @@ def report(
 
 def next_commands(output: Path, args: argparse.Namespace, trials: int) -> str:
     """Format the commands to try next, on custom data and with more seeds."""
-    again = output.with_name(f"{output.name}_mine")
+    again = quoted(output.with_name(f"{output.name}_mine"))
     more = [f"--seeds={trials + 3}", f"--output={output}"]
     more += [f"--images={args.images}"] if args.images else []
     more += [f"--voc={args.voc}"] if args.voc else []
@@ -262,7 +261,7 @@ Next, on your own data:
 or step by step, longer and larger:
   {pretrain} --config-file {shown("pretrain/small_r18")} DATA.ROOT path/to/images
 More seeds for this table (finished runs are not repeated):
-  {quickstart} {shlex.join(more)}"""
+  {quickstart} {quoted(*more)}"""
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -33,7 +33,7 @@ from benchmarks.report.sequential import FIRST_SEEDS, SeedPlan
 from benchmarks.suites import children
 from benchmarks.suites.arguments import add_arguments
 from benchmarks.suites.checks import Findings, option_pairs
-from benchmarks.suites.data_digest import data_digests
+from benchmarks.suites.data_digest import check_outside, data_digests
 from benchmarks.suites.executors.base import EXECUTORS, Executor, Options, PlanExecutor
 from benchmarks.suites.failures import SuiteFailed as SuiteFailed
 from benchmarks.suites.failures import raise_failures
@@ -65,6 +65,7 @@ from benchmarks.suites.suite import (
     with_metric,
 )
 from benchmarks.suites.suite_file import (
+    check_references,
     load_suite,
     parse_inits,
     parse_stated,
@@ -94,9 +95,9 @@ def main(argv: Sequence[str] | None = None, programs: Programs | None = None) ->
     suite = without_tasks(over_datasets(suite, args.data, args.task), args.skip)
     if args.data is not None:
         rows = {row_of(name) for name in parse_inits(args.init) or suite.inits}
-        print(*announce(suite, len(rows)), sep="\n")
+        say(*announce(suite, len(rows)))
     for name in args.skip:
-        print(f"left out: {name}, by --skip")
+        say(f"left out: {name}, by --skip")
     suite = with_arguments(suite, args)
     run(suite, folder, args, programs or Programs())
 
@@ -207,8 +208,10 @@ def run(
         if args.plan:
             runs = prepared.runs(prepared.specs, programs)
             write_plan(args.plan, suite.name, runs, prepared.measured)
-            print(f"wrote {args.plan}: {plural(len(runs), 'run')}; the same command without --plan")
-            print("makes the tables when they are done, and computes those that are not")
+            say(
+                f"wrote {args.plan}: {plural(len(runs), 'run')}; the same command without --plan",
+                "makes the tables when they are done, and computes those that are not",
+            )
             return None
         specs, lines = prepared.next_specs()
         computed = len(specs) - 1
@@ -242,6 +245,7 @@ def prepare(
             f"suite {suite.name} names no init; give --init [NAME=]WEIGHTS for each row, e.g. "
             "--init random --init mine=weights.pth"
         )
+    check_references(replace(suite, inits=weights), f"suite {suite.name}")
     rows = dict.fromkeys(map(row_of, weights))
     if args.baseline is not None and args.baseline not in rows:
         choices = ", ".join(rows)
@@ -250,7 +254,7 @@ def prepare(
     if args.dry_run:
         local = {name: text for name, text in weights.items() if name not in later}
         for init, what in programs.not_downloaded(local).items():
-            print(f"would download {init}: {what}; its runs are checked as if from random weights")
+            say(f"would download {init}: {what}; its runs are checked as if from random weights")
             later[init] = Init(weights[init], None)
     found = identify(
         programs.locate({name: text for name, text in weights.items() if name not in later})
@@ -258,7 +262,11 @@ def prepare(
     inits = {name: later.get(name) or found[name] for name in weights}
     suite, kept = with_metric(suite, folder.recorded())
     say(*(f"note: {note}" for note in kept))
+    files = {f"init {name}": init.weights for name, init in found.items()}
+    refuse_placeholders({"--output": str(folder.path.absolute()), **files})
     engines = programs.choose_engines(args.engine)
+    if args.plan:
+        check_outside(args.plan, suite)
     version, data = project_version(), data_digests(suite, folder.recorded_data())
     keys: dict[str, Any] = {"version": version, "gpus": args.gpus_per_run, "data": data}
     baseline = args.baseline or suite.baseline
@@ -274,7 +282,7 @@ def prepare(
             f"{plural(len(everything), 'run')} in all"
         )
     opening = f"{suite.title or suite.name}: {plural(len(specs), 'run')}"
-    print(f"{opening}, {executor.where()}, in {folder.path}", flush=True)
+    say(f"{opening}, {executor.where()}, in {folder.path}")
     undone = [spec for spec in specs if folder.run(spec).state().kind != DONE]
     checked = [replace(s, weights=RANDOM) if s.init in later else s for s in undone]
     findings, problems = check_open(checked, executor, programs)
@@ -302,6 +310,16 @@ def prepare(
         problems,
         plan,
     )
+
+
+def refuse_placeholders(paths: Mapping[str, str]) -> None:
+    """Raise UserError if a path has a placeholder of a step's product; `paths` has them by name."""
+    for name, path in paths.items():
+        if steps := steps_in([path]):
+            raise UserError(
+                f"{name}: {path}: ${{{steps[0]}}} stands for the product of a step; rename the "
+                "folder or give another one"
+            )
 
 
 def time_open(
@@ -389,7 +407,7 @@ def conclude(
     choices = {spec.name for spec in prepared.specs if spec.program == CHOOSE}
     for each in runs:
         if each.name in choices and each.product is not None:
-            print(*read_description(each.product), sep="\n")
+            say(*read_description(each.product))
     if len(runs) < MANY:
         result = finish(folder, runs, prepared.baseline)
     else:  # a process of its own frees the memory of that many records

@@ -26,9 +26,10 @@ from benchmarks.suites.checkpoints import by_epoch, is_pattern, matching, series
 from benchmarks.suites.folder import SuiteFolder
 from benchmarks.suites.programs import Programs
 from benchmarks.suites.suite import Suite
-from benchmarks.suites.suite_file import read_suite
+from benchmarks.suites.suite_file import as_name, read_suite
 from moco.common.command import program
-from moco.common.errors import UserError, first_few, plural, run_cli, say
+from moco.common.errors import DataError, UserError, first_few, plural, run_cli, say
+from moco.common.files import expanded
 from moco.common.pretrained import ENDINGS
 from moco.common.shipped import resolve
 
@@ -69,10 +70,10 @@ def main(argv: Sequence[str] | None = None, programs: Programs | None = None) ->
     if not equals or "/" in name:  # 'runs/epoch=*.ckpt' has no name
         name, place = "", args.checkpoints
     if not is_pattern(place):
-        if not Path(place).expanduser().is_dir():
+        if not expanded(place).is_dir():
             raise UserError(f"{place}: no such folder; expected a pre-training's, or a pattern")
-        place = str(Path(place).expanduser() / CHECKPOINTS)
-    name = name or Path(place).expanduser().resolve().parent.name
+        place = str(expanded(place) / CHECKPOINTS)
+    name = name or as_name(expanded(place).resolve().parent.name)
     tasks = [{"config": str(resolve(task).absolute())} for task in args.task]
     suite = read_suite({"name": name, "tasks": tasks, "trials": args.trials}, Path(name))
     suite = with_arguments(suite, args)
@@ -93,12 +94,24 @@ def _watch(
     evaluated: set[str] = set()
     failure: SuiteFailed | None = None
     before: dict[Path, tuple[int, int]] = {}
+    judged: dict[Path, tuple[int, int]] = {}  # versions that were read
+    bad: dict[Path, str] = {}  # why a checkpoint is left out, or an empty text
     say(f"watching {pattern}")
     while True:
         now = _versions(pattern)
         whole = [path for path, version in now.items() if once or before.get(path) == version]
-        rows = _copied(folder, suite.name)
-        rows |= series(suite.name, by_epoch(whole, pattern)) if whole or once else {}
+        if once and not whole:
+            by_epoch(whole, pattern)  # raises
+        new = [path for path in whole if judged.get(path) != now[path]]
+        judged |= {path: now[path] for path in new}
+        bad |= dict.fromkeys(new, "") | programs.unreadable(new)
+        whole.sort(key=lambda path: path in new)  # an epoch belongs to the file that was first
+        copied = _copied(folder, suite.name)
+        rows = copied | series(suite.name, _usable(whole, bad, pattern))
+        rows |= {row: path for row, path in copied.items() if Path(path).is_file()}
+        for path in new:
+            if bad[path]:
+                say(f"warning: left out: {bad[path]}")
         if rows.keys() - evaluated:
             args.init = [*given, *(f"{row}={rows[row]}" for row in sorted(rows))]
             try:
@@ -126,6 +139,20 @@ def _watch(
     say(f"watched {pattern} until epoch {last}: {plural(len(evaluated), 'checkpoint')}")
     if failure:
         raise failure
+
+
+def _usable(files: Sequence[Path], bad: dict[Path, str], pattern: str) -> dict[int, Path]:
+    """Return the usable ones of checkpoints by epoch, and add those without a place to `bad`."""
+    found: dict[int, Path] = {}
+    for path in (each for each in files if not bad[each]):
+        try:
+            [epoch] = by_epoch([path], pattern)
+        except (DataError, OSError) as error:
+            bad[path] = str(error)
+            continue
+        if (other := found.setdefault(epoch, path)) != path:
+            bad[path] = f"{path}: is of epoch {epoch}, as {other.name} is; give a narrower pattern"
+    return found
 
 
 def _versions(pattern: str) -> dict[Path, tuple[int, int]]:

@@ -6,24 +6,35 @@ Shapes: N images, C channels, H W pixels.
 from __future__ import annotations
 
 import json
+import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from convert import write
 from convert.convert_to_d2 import convert_in_memory
-from convert.families.base import LEFT_AT_INIT, first_rule
+from convert.families.base import LEFT_AT_INIT, Option, families, first_rule
 from convert.find import supported
 from convert.folders import find_file
 from convert.prove import Converted, filled_backbone
 from convert.recorded import CONFIGURATION
-from moco.common.errors import UserError
+from moco.common.errors import UserError, shown
 from moco.common.files import PathLike, atomic_torch_save, atomic_write_text
 
+# Predicate of valid values, and their description for the error.
+Check = tuple[Callable[[Any], bool], str]
+_TEXT: Check = (lambda value: isinstance(value, str), "a text")
+_TRIPLE: Check = (
+    lambda v: isinstance(v, list | tuple) and len(v) == 3 and all(isinstance(x, Real) for x in v),
+    "three numbers",
+)
+_GENERAL = {"encoder": _TEXT, "mean": _TRIPLE, "std": _TRIPLE, "channel_order": _TEXT}
 OWN_FAMILY = "a family of your own is one file, see docs/architecture.md and tests/example_family/"
 
 
@@ -103,10 +114,17 @@ def load_backbone(source: PathLike | nn.Module, **options: Any) -> Backbone:
         options: See `convert_file`.
 
     Raises:
-        UserError: If an option is needed or does not fit.
+        UserError: If an option is needed or does not fit, or a module has something else than
+            ordinary tensors with values.
         DataError: If the network is unknown, damaged or fails verification.
     """
+    check_options(options)
     if not isinstance(source, nn.Module):
+        if not isinstance(source, str | os.PathLike):
+            raise UserError(
+                f"source: got {shown(source)}, expected a file, a folder, a name, or a "
+                "torch.nn.Module"
+            )
         located = find_file(source)
         backbone = Backbone(convert_in_memory(located.path, **options))
         backbone.notes = (*located.notes, *backbone.notes)
@@ -114,7 +132,7 @@ def load_backbone(source: PathLike | nn.Module, **options: Any) -> Backbone:
     name = type(source).__name__
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, f"{name}.pth")
-        state = {key: value.detach().cpu() for key, value in source.state_dict().items()}
+        state = {key: _plain(value, key, name) for key, value in source.state_dict().items()}
         atomic_torch_save(path, {"state_dict": state})
         if configuration := _configuration(source):
             atomic_write_text(path.with_name(CONFIGURATION), configuration)
@@ -124,6 +142,56 @@ def load_backbone(source: PathLike | nn.Module, **options: Any) -> Backbone:
             text = str(error).replace(str(path), f"the {name}")
             more = f"; {OWN_FAMILY}" if supported() in text else ""
             raise type(error)(f"{text}{more}") from None
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Check the names and types of options of a conversion, whatever the network is.
+
+    Raises:
+        UserError: If there is no such option, or it cannot have such a value.
+    """
+    own = {option.name: option for family in families() for option in family.options}
+    for name, value in options.items():
+        if name not in own and name not in _GENERAL:
+            choices = ", ".join([*_GENERAL, *own])
+            raise UserError(f"{name}: no such option; choices are {choices}")
+        is_valid, expected = _GENERAL.get(name) or _check_of(own[name])
+        if value is not None and not is_valid(value):
+            raise UserError(f"{name}: got {shown(value)}, expected {expected}")
+
+
+def _check_of(option: Option) -> Check:
+    if option.choices is None:
+        return _TEXT if option.is_text else (lambda value: type(value) is int, "an integer")
+    values = list(option.choices.values())
+    return (
+        lambda value: any(type(value) is type(each) and value == each for each in values),
+        f"one of {', '.join(map(repr, values))}",
+    )
+
+
+def _plain(value: Any, key: str, name: str) -> Tensor:
+    """Return a value of a state dict on the CPU.
+
+    Raises:
+        UserError: If it is no tensor, or has no values of its own: on the meta device, quantized,
+            not initialized yet, in shards.
+    """
+    kind = "no tensor"
+    if isinstance(value, Tensor):
+        if is_lazy(value):
+            kind = "not initialized yet"
+        elif value.is_meta:
+            kind = "on the meta device, without values"
+        elif value.is_quantized:
+            kind = "quantized"
+        elif value.layout != torch.strided:
+            kind = f"of the layout {value.layout}"
+        elif type(plain := value.detach()) is not Tensor:
+            kind = f"a {type(plain).__name__}"
+        else:
+            return plain.cpu()
+    raise UserError(f"the {name}: {key} is {kind}; expected ordinary tensors with values")
 
 
 def _configuration(module: Any) -> str:

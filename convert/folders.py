@@ -10,8 +10,9 @@ import dataclasses
 import hashlib
 from pathlib import Path
 
+from moco.common.command import quoted
 from moco.common.errors import DataError, first_few, shown
-from moco.common.files import PathLike, sha256_file
+from moco.common.files import PathLike, open_file, sha256_file
 from moco.common.pretrained import HUB_FILES, LocalWeights, locate
 from moco.common.sharded import METADATA, PART_NAME, files_of
 
@@ -87,17 +88,18 @@ def _deepspeed(folder: Path) -> Path | None:
     """
     inside = folder
     if (latest := folder / "latest").is_file():
-        with open(latest, encoding="utf-8", errors="replace") as file:
+        with open_file(latest, "r", encoding="utf-8", errors="replace") as file:
             name = file.read(300).strip()
         inside = folder / name if PART_NAME.fullmatch(name) else folder
     states = sorted(inside.glob(f"*{_STATES}"))
     if [file.name for file in states] == [_STATES.replace("*", "00")]:
         return states[0]
     if states or list(inside.glob("*_optim_states.pt")):
-        above = str(folder) if latest.is_file() else f"{folder.parent} --tag {folder.name}"
+        words = [folder] if latest.is_file() else [folder.parent, "--tag", folder.name]
         raise DataError(
             f"{folder}: a checkpoint of DeepSpeed in shards; for a folder that you trust, as this "
-            f"runs code in it: python -m deepspeed.utils.zero_to_fp32 {above} out; then give out"
+            f"runs code in it: python -m deepspeed.utils.zero_to_fp32 {quoted(*words)} out; then "
+            "give out"
         )
     return None
 

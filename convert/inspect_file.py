@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from convert.read import about_objects, flatten, is_array, is_converted, names, 
 from convert.recognize import Recognized
 from convert.report import command, fine_tune_command, lines
 from convert.translate import translate
+from moco.common.command import quoted
 from moco.common.errors import DataError, UserError, shown
 from moco.common.files import PathLike, named_objects
 from moco.common.unpickler import Inert
@@ -66,7 +66,7 @@ def inspect_file(
         rows.append(("next", fine_tune_command(found[0][1].contract, path)))
     elif found:
         encoder = f" --encoder {found[0][0].contract.encoder}" if problem is not None else ""
-        source = shlex.quote(str(weights))
+        source = quoted(weights)
         rows.append(("next", f"{command()} {source} weights.pth{encoder}"))
     return lines(rows)
 

@@ -18,6 +18,7 @@ from moco.common.files import (
     load_safetensors,
     load_torch,
     named_objects,
+    open_file,
 )
 from moco.common.sharded import METADATA, parts_of, read_distributed
 from moco.common.unpickler import Inert
@@ -72,7 +73,7 @@ def read_file(path: PathLike, objects: set[str] | None = None) -> Any:
 def _read_one(path: PathLike, objects: set[str]) -> Any:
     _refuse_tensorflow(path)
     form = format_of(path)
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         _refuse_dill(path, file.read(512))
     if form == "safetensors":
         tensors, texts = load_safetensors(path)
@@ -310,7 +311,7 @@ def _refuse_tensorflow(path: PathLike) -> None:
     # The path may be one of several files, or the common start of their names.
     index = _TENSORFLOW_PART.sub("", str(path)) + ".index"
     try:
-        with open(index, "rb") as file:
+        with open_file(index) as file:
             file.seek(-len(_TENSORFLOW_END), os.SEEK_END)
             end = file.read()
     except OSError:

@@ -19,6 +19,7 @@ from convert.contract import IMAGENET_MEAN, IMAGENET_STD
 from convert.families.base import Family, families
 from convert.read import at, is_array, to_tensor
 from moco.common.errors import DataError, shown
+from moco.common.files import read_bytes
 from moco.common.pretrained import SIDECARS, sidecar
 from moco.modeling.archs import VITS, ViTSpec
 from moco.modeling.soundness import Triple, read_input, read_spec
@@ -377,7 +378,7 @@ def _read(path: Path) -> Mapping[str, Any]:
             f"{path}: configuration of more than {MAX_BYTES} bytes, which is not supported"
         )
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_bytes(path))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not JSON ({error}); delete it or download it again") from error
     except OSError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING
 from convert.contract import IMAGENET_MEAN, IMAGENET_STD, InputContract
 from convert.initial_weights import encoder_spec
 from convert.write import lost_options
-from moco.common.command import program
-from moco.common.errors import UserError
+from moco.common.command import program, quoted
+from moco.common.errors import UserError, printable
 from moco.common.shipped import ROOT, shown
 from moco.modeling.archs import EncoderSpec, Spec
 
@@ -80,8 +79,8 @@ class ConversionReport:
 
 
 def lines(rows: Iterable[tuple[str, str]]) -> str:
-    """Format rows of a report as aligned lines."""
-    return "\n".join(f"{name:14}{text}" for name, text in rows)
+    """Format rows of a report as aligned lines; names in them cannot control the terminal."""
+    return "\n".join(printable(f"{name:14}{text}") for name, text in rows)
 
 
 def agreement(features: dict[str, FeatureCheck]) -> str:
@@ -97,24 +96,24 @@ def command() -> str:
 
 def _script(path: str) -> str:
     """Return the command that runs a file of this project from the current folder."""
-    return f"python {path if Path.cwd() == ROOT else shlex.quote(str(ROOT / path))}"
+    return f"python {path if Path.cwd() == ROOT else quoted(ROOT / path)}"
 
 
 def fine_tune_command(contract: InputContract, path: Path) -> str:
     """Return the complete command that fine-tunes a detector from a converted file."""
     config, _, data = contract.architecture.example_task()
     keys = contract.architecture.keys_to_set()
-    others = "".join(f"{key} {shlex.quote(str(value))} " for key, value in keys.items())
+    others = "".join(f"{key} {quoted(value)} " for key, value in keys.items())
     train = program("train", _script("detection/train_net.py"))
     return (
         f"{train} --config-file {shown(config)} {data}"
-        f"MODEL.WEIGHTS {shlex.quote(str(path))} {others}OUTPUT_DIR {_run_folder(path)}"
+        f"MODEL.WEIGHTS {quoted(path)} {others}OUTPUT_DIR {_run_folder(path)}"
     )
 
 
 def classify_command(contract: InputContract, path: Path) -> str:
     """Return the command that trains a linear classifier, or converts if that is not supported."""
-    file = shlex.quote(str(path))
+    file = quoted(path)
     try:
         spec: Spec | None = encoder_spec(contract.architecture)
     except UserError:
@@ -138,7 +137,7 @@ def classify_command(contract: InputContract, path: Path) -> str:
 
 
 def _run_folder(path: Path) -> str:
-    return shlex.quote(f"runs/{path.stem}_0")
+    return quoted(f"runs/{path.stem}_0")
 
 
 def _counts(counts: dict[str, int]) -> str:

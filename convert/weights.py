@@ -18,7 +18,7 @@ if not __package__:
 
 from moco.common.command import RANDOM, program
 from moco.common.download import CACHE, OFFLINE, cache_folder
-from moco.common.errors import UserError, run_cli
+from moco.common.errors import UserError, run_cli, say
 from moco.common.pretrained import Web, find_remote, inits, locate
 
 EPILOG = f"""\
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 f"{name}: not a name or address of weights; choices are {', '.join(fetchable())}"
             )
     for name in args.names:
-        print(f"{name}: {locate(name).path}", flush=True)
+        say(f"{name}: {locate(name).path}")
 
 
 def fetchable() -> list[str]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from convert.contract import IMAGENET_MEAN, IMAGENET_STD, InputContract, numbers
 from convert.read import read_file, to_tensor
 from moco.common.errors import UserError
-from moco.common.files import atomic_torch_save, atomic_write, cannot_write
+from moco.common.files import atomic_torch_save, atomic_write, cannot_write, open_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -122,7 +122,7 @@ def _write_safetensors(path: Path, tensors: dict[str, Tensor], metadata: dict[st
     try:
         # Loaders of other packages require "format".
         save_file(own, path, {"format": "pt", **metadata})
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             os.fsync(file.fileno())
     except Exception as error:  # safetensors does not document its exceptions
         written = path.stat().st_size if path.exists() else 0

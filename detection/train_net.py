@@ -24,6 +24,7 @@ if not __package__:
 from moco.common import distributed
 from moco.common.command import RANDOM, parse_with_pairs, program
 from moco.common.errors import UserError, run_cli, say
+from moco.common.files import expanded
 from moco.common.pretrained import not_downloaded
 from moco.common.shipped import find, resolve
 
@@ -234,7 +235,7 @@ def import_own(names: Sequence[str], engine: str) -> list[str]:
 def model_zoo_file(name: str | Path | None) -> Path | None:
     """Return a file of Detectron2's model zoo; None if `name` exists here or is shipped."""
     spec = find_spec("detectron2")
-    here = name is None or Path(name).expanduser().exists() or find(name) is not None
+    here = name is None or expanded(name).exists() or find(name) is not None
     if name is None or here or spec is None or spec.origin is None:
         return None
     folder = (Path(spec.origin).parent / "model_zoo" / "configs").resolve()

@@ -10,7 +10,6 @@ same number of threads, the result is bitwise identical to that of an uninterrup
 """
 
 import argparse
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -107,7 +106,7 @@ def main(argv: Sequence[str], read: "Reader") -> None:
             checkpoint = train(training, folder, args.resume, args.extend, args.other_processes)
     if main_process:
         convert = command.program("convert", "python convert/convert_to_d2.py")
-        paths = shlex.join([str(checkpoint), str(folder.path / "backbone.pth")])
+        paths = command.quoted(checkpoint, folder.path / "backbone.pth")
         say(f"checkpoint: {checkpoint}", f"next: {convert} {paths}")
 
 

@@ -15,13 +15,16 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
+from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from moco.common.errors import DataError, UserError
+from moco.common.files import read_text
 
 if TYPE_CHECKING:
     import pandas
@@ -78,7 +81,7 @@ class Result:
         return f"{to_terminal(self.report, color=False)}\n{whereabouts([self.html])}"
 
     def _repr_html_(self) -> str:
-        page = escape(self.html.read_text(encoding="utf-8"))  # in a frame, for its own style
+        page = escape(read_text(self.html))  # in a frame, for its own style
         return f'<iframe srcdoc="{page}" width="100%" height="{_PAGE_PX}"></iframe>'
 
     @property
@@ -159,7 +162,8 @@ def evaluate(
         gpus_per_run: GPUs of one run (default: 1).
 
     Raises:
-        UserError: If an argument does not fit or a run would fail, and then nothing was started;
+        UserError: If an argument does not fit, a run would fail, or it is not called in the main
+            thread, and then nothing was started;
             if runs failed, when the others are done; or after Ctrl-C or SIGTERM, when the runs have
             saved their state.
         DataError: If weights or data are missing or damaged, or a module is of no known family.
@@ -175,6 +179,12 @@ def evaluate(
     from moco.common.registry import lookup
     from moco.common.shipped import resolve
 
+    if threading.current_thread() is not threading.main_thread():
+        raise UserError(
+            "evaluate: got another thread, expected the main one, which alone can handle Ctrl-C; "
+            "start a process for each evaluation"
+        )
+    _check_arguments(locals())
     if engine not in ENGINES:
         raise UserError(f"engine: got {engine!r}, expected one of {', '.join(ENGINES)}")
     lookup(EXECUTORS, executor, "executor")
@@ -187,9 +197,9 @@ def evaluate(
         gpus_per_run=gpus_per_run,
     )
     files = [task] if isinstance(task, str | os.PathLike) else task
-    numbers = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
+    numbers = range(seeds) if isinstance(seeds, SupportsIndex) else tuple(map(index, seeds))
     pairs = [text for key, value in (options or {}).items() for text in (key, str(value))]
-    folder = SuiteFolder(Path(out).expanduser())
+    folder = SuiteFolder(Path(out))
     with tempfile.TemporaryDirectory() as modules:
         content = {
             "tasks": [{"config": str(resolve(file).absolute())} for file in files],
@@ -201,10 +211,62 @@ def evaluate(
         }
         suite = read_suite(content, Path("evaluate"))
         suite = with_options(suite, option_pairs(suite.tasks, pairs, "options"), {})
-        tasks = tuple(replace(each, seeds=numbers) for each in suite.tasks)
+        tasks = tuple(replace(each, seeds=tuple(numbers)) for each in suite.tasks)
         suite = replace(suite, tasks=tasks)
         report, _ = run_suite.run(suite, folder, args, Programs(), finish=write_report)
     return Result(folder.path, report)
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, str | os.PathLike)
+
+
+def _are_paths(value: Any) -> bool:
+    several = isinstance(value, list | tuple) and len(value) > 0 and all(map(_is_path, value))
+    return several or _is_path(value)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, SupportsIndex) and not isinstance(value, bool)
+
+
+def _are_seeds(value: Any) -> bool:
+    if _is_integer(value):
+        return index(value) < 1 << 31
+    if isinstance(value, str | bytes) or not isinstance(value, Collection):
+        return False
+    numbers = [index(each) if _is_integer(each) else -1 for each in value]
+    return len(set(numbers)) == len(numbers) and all(0 <= each < 1 << 31 for each in numbers)
+
+
+def _are_named(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
+
+
+# Argument of `evaluate` → predicate of values of a fitting type, and their description.
+_ARGUMENTS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "inits": (_are_named, "a mapping of names to weights"),
+    "task": (_are_paths, "a task file or its name, or a list of them"),
+    "out": (_is_path, "a folder"),
+    "seeds": (_are_seeds, "a number of seeds, or different integers from 0 to 2147483647"),
+    "options": (lambda v: v is None or _are_named(v), "a mapping of keys to values"),
+    "baseline": (lambda v: v is None or isinstance(v, str), "the name of an init"),
+    "engine": (lambda v: isinstance(v, str), "a text"),
+    "executor": (lambda v: isinstance(v, str), "a text"),
+    "workers": (_is_integer, "a number"),
+    "gpus_per_run": (lambda v: v is None or _is_integer(v), "a number"),
+}
+
+
+def _check_arguments(values: Mapping[str, Any]) -> None:
+    """Raise UserError for an argument of `evaluate` of a wrong type."""
+    from moco.common.errors import first_few, shown
+
+    for name, (is_valid, expected) in _ARGUMENTS.items():
+        if not is_valid(value := values[name]):
+            several = isinstance(value, list | tuple)
+            got = f"[{first_few([*map(shown, value)])}]" if several else shown(value)
+            raise UserError(f"{name}: got {got}, expected {expected}")
 
 
 def _weights(init: Any, where: str, file: Path) -> str:

@@ -214,6 +214,35 @@ def test_nothing_that_could_run_a_files_content(pattern):
         assert not found or (path in own and "pickle" in pattern), path.relative_to(ROOT)
 
 
+# What one function does for all, and the files that may do it by themselves.
+ONE_FUNCTION = {
+    # open_file, read_text, read_bytes and regular: a pipe or a device would never answer.
+    r"(?<!def )(?<![\w.])open\(|\.read_(text|bytes)\(": ("moco/common/files.py",),
+    r"\bos\.open\(": ("moco/common/files.py", "moco/common/errors.py"),
+    r"\bImage\.open\((?!regular\(|file,|source,|buffer)": (
+        "benchmarks/speed/input.py",
+        "benchmarks/speed/peers.py",
+    ),
+    r"\b(ZipFile|tarfile\.open)\((?!regular\(|file)": (),
+    # expanded: Path.expanduser raises RuntimeError for a user that does not exist.
+    r"(?<!os\.path)\.expanduser\(": (),
+    # quoted: a line break in a path would break the message.
+    r"\bshlex\.(quote|join)\(": (
+        "moco/common/command.py",
+        "moco/common/run.py",
+        "benchmarks/suites/executors/slurm_script.py",
+    ),
+}
+
+
+@pytest.mark.parametrize("pattern", ONE_FUNCTION)
+def test_one_function_does_it(pattern):
+    own = {ROOT / name for name in ONE_FUNCTION[pattern]}
+    for path in SOURCES:
+        found = re.search(pattern, path.read_text())
+        assert bool(found) == (path in own), f"{path.relative_to(ROOT)}: {found}"
+
+
 def test_every_declared_deviation_is_in_the_list():
     """Deviations from the paper are declared at the line and listed in docs/deviations.md."""
     listed = (ROOT / "docs" / "deviations.md").read_text()

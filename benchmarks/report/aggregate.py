@@ -343,6 +343,8 @@ def _require_comparable(task: str, runs: list[FinishedRun]) -> None:
         )
     if lengths := _differing(runs, "iterations"):
         raise UserError(f"{task}: cannot average runs of different iterations: {lengths}")
+    for name, members in _groups(runs, lambda run: row_of(run.record.init)[0]).items():
+        _require_several(task, name, members)
     for init, members in _groups(runs, lambda run: run.record.init).items():
         if weights := _differing(members, "weights_sha256"):
             raise UserError(
@@ -356,6 +358,16 @@ def _require_comparable(task: str, runs: list[FinishedRun]) -> None:
                     f"{task}: init {init!r} has seed {seed} more than once ({folders}); "
                     "a repetition is not a trial: leave out all but one"
                 )
+
+
+def _require_several(task: str, name: str, runs: Sequence[FinishedRun]) -> None:
+    """Check that the pre-trainings of one row are not the same file."""
+    for sha256, same in _groups(runs, lambda run: run.record.weights_sha256).items():
+        if len(inits := sorted({run.record.init for run in same})) > 1:
+            raise UserError(
+                f"{task}: {first_few(inits)} are the same weights ({str(sha256)[:10]}); expected "
+                f"another pre-training each, as they are the trials of row {name}"
+            )
 
 
 def _differing(runs: list[FinishedRun], field: str) -> str:

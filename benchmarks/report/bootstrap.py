@@ -195,6 +195,24 @@ def average_precision(metric: str, matches: Matches) -> dict[str, float]:
     return {name: found[f"bbox/{name}"] for name in METRICS}
 
 
+def class_precisions(metric: str, matches: Matches) -> dict[int, dict[str, float]]:
+    """Return the id of each class with objects → its `average_precision`."""
+    found = {}
+    for class_id in np.unique(matches.object_classes).tolist():
+        mine, objects = matches.of_class(class_id), matches.object_classes == class_id
+        own = Matches(
+            classes=np.zeros_like(matches.classes[mine]),
+            images=matches.images[mine],
+            scores=matches.scores[mine],
+            true=matches.true[mine],
+            ignored=matches.ignored[mine],
+            object_classes=np.zeros_like(matches.object_classes[objects]),
+            object_images=matches.object_images[objects],
+        )
+        found[class_id] = average_precision(metric, own)
+    return found
+
+
 @lru_cache(1)
 def image_counts(images: int, number: int) -> Ints:
     """Count how often each image is in each resample, (B, I), with a fixed seed for all runs."""

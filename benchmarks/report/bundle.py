@@ -25,7 +25,7 @@ from benchmarks.report.sequential import SeedPlan
 from detection.evaluation import metrics
 from detection.evaluation.metrics import ERRORS_NAME, ROBUSTNESS_NAME
 from moco.common.errors import DataError, UserError, shown
-from moco.common.files import PathLike
+from moco.common.files import PathLike, open_file, read_bytes
 from moco.common.limits import Implausible, open_zip, read_part
 from moco.common.run import RECORD_NAME, RunRecord, parse_record
 
@@ -96,8 +96,8 @@ class Evidence:
             with _reading(path):
                 if Path(path).stat().st_size > limit:
                     raise Implausible(f"more than {limit} bytes")
-                return Path(path).read_bytes()
-        with _reading(self.bundle), open(self.bundle, "rb") as file, open_zip(file) as archive:
+                return read_bytes(path)
+        with _reading(self.bundle), open_file(self.bundle) as file, open_zip(file) as archive:
             info = archive.NameToInfo.get(str(path))
             if info is not None and info.file_size > limit:
                 raise Implausible(f"{path}: more than {limit} bytes")
@@ -138,7 +138,7 @@ def read_bundle(
         DataError: If the file is not a bundle, damaged or malicious.
         UserError: If a record is invalid.
     """
-    with _reading(path), open(path, "rb") as file, open_zip(file) as archive:
+    with _reading(path), open_file(path) as file, open_zip(file) as archive:
         parts = {PurePosixPath(info.filename): info for info in archive.infolist()}
         if len(parts) < len(archive.infolist()):
             seen = Counter(str(PurePosixPath(info.filename)) for info in archive.infolist())
@@ -171,7 +171,7 @@ def read_about(path: PathLike) -> About:
     Raises:
         DataError: If the bundle does not say so, or is damaged.
     """
-    with _reading(path), open(path, "rb") as file, open_zip(file) as archive:
+    with _reading(path), open_file(path) as file, open_zip(file) as archive:
         info = archive.NameToInfo.get(ABOUT_NAME)
         if info is not None and info.file_size > 8 * MAX_ABOUT:
             raise Implausible(f"{ABOUT_NAME}: more than {8 * MAX_ABOUT} bytes")
@@ -190,7 +190,7 @@ def check_files(path: PathLike) -> int:
     Raises:
         DataError: If one is damaged.
     """
-    with _reading(path), open(path, "rb") as file, open_zip(file) as archive:
+    with _reading(path), open_file(path) as file, open_zip(file) as archive:
         if (broken := archive.testzip()) is not None:
             raise Implausible(f"{shown(broken)}: its checksum differs")
         return len(archive.infolist())

@@ -33,7 +33,7 @@ from benchmarks.report.style import (
 from benchmarks.report.svg import compact
 from detection.evaluation.metrics import titles
 from moco.common.errors import UserError
-from moco.common.files import PathLike, atomic_write, atomic_write_text
+from moco.common.files import PathLike, atomic_write, atomic_write_text, read_text
 from moco.common.run import METRICS_NAME
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def read_curve(path: Path, names: Sequence[str], x: str = "iteration") -> Curve:
         UserError: If the file cannot be read, or a line is not JSON or lacks iteration or `x`.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read ({error})") from error
     return parse_curve(text, str(path), names, x)

@@ -16,6 +16,7 @@ from detection.evaluation import voc
 from detection.evaluation.coco import MAX_DETECTIONS
 from detection.evaluation.predictions import read_voc
 from moco.common.errors import UserError
+from moco.common.files import read_text
 
 if TYPE_CHECKING:
     from detection.datasets.base import Split
@@ -110,7 +111,7 @@ def _coco_curve(
     from detection.datasets.coco_json import annotations_of
     from detection.datasets.coco_repair import annotation_file
 
-    found = [row for row in json.loads(path.read_text(encoding="utf-8")) if "bbox" in row]
+    found = [row for row in json.loads(read_text(path)) if "bbox" in row]
     if not found:
         raise UserError(f"{path}: no boxes were predicted")
     config = run.record.config

@@ -23,7 +23,7 @@ from moco.classification import config as classification
 from moco.common.cfgnode import cfg_sha256
 from moco.common.command import RANDOM
 from moco.common.errors import UserError, shown
-from moco.common.files import PathLike
+from moco.common.files import PathLike, read_bytes
 from moco.common.run import DIGITS, METRICS_NAME, RECORD_NAME, RunRecord, read_record
 from moco.engine.config import protocol_sha256
 from moco.engine.keys import CLASSIFICATION
@@ -202,7 +202,7 @@ def _read_run(
         return FinishedRun(folder, record, None, Evidence(folder))
     suite = folder.parents[3] / SUITE_NAME
     if suite not in plans:
-        plans[suite] = seed_plan(suite.read_bytes(), str(suite))
+        plans[suite] = seed_plan(read_bytes(suite), str(suite))
     return FinishedRun(folder, record, task, Evidence(folder), plans[suite])
 
 

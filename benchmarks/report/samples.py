@@ -29,7 +29,7 @@ from detection.evaluation import voc
 from detection.evaluation.predictions import Row, read_voc
 from detection.evaluation.visualize import draw_boxes
 from moco.common.errors import UserError, printable
-from moco.common.files import atomic_write
+from moco.common.files import atomic_write, read_text
 
 IMAGES, MAX_OBJECTS = 3, 5  # the tags of more objects overlap
 IMAGE_PX, BARS_PX, HEAD_PX, FOOT_PX, GAP_PX = 320, 430, 44, 30, 10
@@ -177,7 +177,7 @@ def predictions_of(split: Split, path: Path, image_ids: Iterable[str]) -> dict[s
         return {image_id: everything[image_id] for image_id in ids}
     found: dict[str, list[Row]] = {image_id: [] for image_id in ids}
     number = split.metadata["thing_dataset_id_to_contiguous_id"]
-    for row in json.loads(path.read_text(encoding="utf-8")):
+    for row in json.loads(read_text(path)):
         if (image_id := str(row["image_id"])) in ids and "bbox" in row:
             [box] = _xyxy([row["bbox"]])
             own = {**row, "category_id": number[row["category_id"]], "bbox": box.tolist()}

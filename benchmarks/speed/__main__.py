@@ -19,6 +19,7 @@ if not __package__:
 
 from moco.common.command import program
 from moco.common.errors import UserError, run_cli
+from moco.common.files import read_text
 
 MIN_ROUNDS, SUITES = 5, ("pretrain", "input", "detection", "gpu")
 
@@ -83,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"wrote {args.json}")
     if args.output:
         output = Path(args.output)
-        page = output.read_text(encoding="utf-8") if output.exists() else ""
+        page = read_text(output) if output.exists() else ""
         marker = f"{args.suite} {args.goals}" if args.goals else args.suite
         atomic_write_text(output, insert(page, marker, table))
         print(f"wrote {output}")

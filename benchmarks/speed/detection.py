@@ -28,6 +28,7 @@ from detection.datasets.base import XYXY_ABS, Split
 from detection.datasets.voc import VOC_CLASSES
 from detection.engine.trainer import Trainer
 from detection.modeling.norms import with_process_norms
+from moco.common.files import read_text
 from moco.engine.stop import StopRequest
 
 IMAGE_PX, SMALL_PX = (500, 375), (64, 48)  # a typical image of VOC; one that takes no time to read
@@ -187,7 +188,7 @@ def worker_bytes(engine: str, folder: Path, number: int, mapped: int) -> int:
     for _ in islice(batches, mapped // BATCH):
         pass
     files = [Path(f"/proc/{worker.pid}/smaps_rollup") for worker in active_children()]
-    texts = [file.read_text("utf-8") for file in files]
+    texts = [read_text(file) for file in files]
     return sum(1024 * int(text.partition("\nPss:")[2].split()[0]) for text in texts)
 
 

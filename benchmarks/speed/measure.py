@@ -1,7 +1,6 @@
 """Interleaved timings on a shared machine, and Markdown tables of them."""
 
 import json
-import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from tabulate import tabulate
 
+from moco.common.command import quoted
 from moco.common.run import jsonable, provenance
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -151,7 +151,7 @@ def measurement(
         seconds: Duration of the command.
     """
     facts = provenance()
-    command = shlex.join(["moco-transfer", "speed", *words])
+    command = quoted("moco-transfer", "speed", *words)
     kept = {name: facts[name] for name in ("utc", "git", "hardware", "versions")}
     lines = [{**row._asdict(), "value": row.value, "met": row.met} for row in rows]
     own = {"command": command, "rounds": rounds, "seconds": round(seconds), "rows": lines}

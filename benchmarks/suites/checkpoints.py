@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks.suites import children
 from moco.common.command import EPOCH
 from moco.common.errors import DataError
+from moco.common.files import expanded
 
 _SIGNS = re.compile(r"[*?\[]")
 # `checkpoint_0099`, `ckpt-99`, `epoch=99` or `99ep`, but not `step=99`.
@@ -28,7 +29,7 @@ _known: dict[_Version, int | None] = {}  # epochs of files that this process has
 
 def is_pattern(weights: str) -> bool:
     """Return whether a weights argument is a pattern of file names, such as `runs/ckpt_*.pth`."""
-    is_file = "://" in weights or Path(weights).expanduser().exists()
+    is_file = "://" in weights or expanded(weights).exists()
     return bool(_SIGNS.search(weights)) and not is_file
 
 

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 from moco.common.children import own_modules
 from moco.common.errors import run_cli
+from moco.common.files import open_descriptor
 
 # Read by torch and its libraries; the runs fill the cores, so more threads would slow each other.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -140,7 +141,7 @@ def _run(
     argv: Sequence[str], log: Path, environment: Mapping[str, str], lock: int, save_seconds: float
 ) -> None:
     os.setsid()
-    fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    fd = open_descriptor(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.dup2(fd, 1)
     os.dup2(fd, 2)
     os.close(fd)

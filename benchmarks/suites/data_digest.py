@@ -3,9 +3,9 @@
 The digest of a folder covers the relative names of all files, the bytes of annotations and lists
 (`*.xml`, `*.txt`, `*.json`), and the sizes of the others. At most `MAX_FILES` of either kind are
 inspected, evenly spread over the sorted names, so that ImageNet's 1.3 million files take seconds.
-Hidden files are ignored. An image that is replaced by another of the same name and size is not
-noticed. The digest of a file in COCO's format covers its bytes and the folder of its images, that
-of a data.yaml its bytes and its folder.
+Hidden files are ignored, and so are the outputs of suites and trainings inside the folder. An image
+that is replaced by another of the same name and size is not noticed. The digest of a file in COCO's
+format covers its bytes and the folder of its images, that of a data.yaml its bytes and its folder.
 """
 
 import functools
@@ -14,16 +14,21 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+from benchmarks.report.bundle import SUITE_NAME
 from benchmarks.report.keys import names_where
 from benchmarks.suites.checks import with_datasets_folder
 from benchmarks.suites.suite import Suite, all_keys, step_keys
-from moco.common.errors import DataError
+from moco.common.errors import DataError, UserError
 from moco.common.files import files_below, sha256_file
+from moco.common.run import LOCK_NAME, RECORD_NAME
 
 # Key of a file in COCO's format → key of the folder of its images, which may be left out.
 ROOTS = {f"DATASETS.COCO_{role}_JSON": f"DATASETS.COCO_{role}_ROOT" for role in ("TRAIN", "TEST")}
+# Files of the outputs of suites and trainings, which may be started from the folder of the data.
+OUTPUTS = (SUITE_NAME, RECORD_NAME, LOCK_NAME)
 READ = (".xml", ".txt", ".json")
 MAX_FILES = 20_000
 
@@ -50,30 +55,50 @@ def data_digest(keys: Mapping[str, Any], digest_of: Callable[[str], str] | None 
         keys: Values of a task's or a step's keys.
         digest_of: `folder_digest`, possibly cached.
     """
+    content = [
+        f"{key} {(digest_of or folder_digest)(path) if os.path.isdir(path) else sha256_file(path)}"
+        for key, path in sorted(data_paths(keys).items())
+    ]
+    return hashlib.sha256("\n".join(content).encode()).hexdigest() if content else ""
+
+
+def data_paths(keys: Mapping[str, Any]) -> dict[str, str]:
+    """Return key → file or folder of custom data; empty if there are none or one is missing."""
     from detection.datasets.coco import images_of  # not for the suites of known datasets
 
     folders, files = names_where(data="folder"), names_where(data="file")
     values = {k: with_datasets_folder(str(keys[k])) for k in (*folders, *files) if keys.get(k)}
     paths = {key: os.path.expanduser(path) for key, path in values.items()}
     exists = {k: (os.path.isdir if k in folders else os.path.isfile)(p) for k, p in paths.items()}
-    if not all(exists.values()) or not exists:
-        return ""
+    if not all(exists.values()):
+        return {}
     if file := paths.get("DATASETS.YOLO_YAML"):
         paths["folder of DATASETS.YOLO_YAML"] = os.path.dirname(file) or "."
     for key, root in ROOTS.items():
         if key in paths and root not in paths:
             with suppress(DataError):  # the checks before the runs report it
                 paths[root] = images_of(paths[key], key.split("_")[1])
-    content = [
-        f"{key} {(digest_of or folder_digest)(path) if os.path.isdir(path) else sha256_file(path)}"
-        for key, path in sorted(paths.items())
-    ]
-    return hashlib.sha256("\n".join(content).encode()).hexdigest()
+    return paths
+
+
+def check_outside(file: Path, suite: Suite) -> None:
+    """Check that a file to write is in no folder of custom data, whose digest it would change.
+
+    Raises:
+        UserError: If it is.
+    """
+    for task in suite.tasks:
+        for path in data_paths(all_keys(task)).values():
+            if file.resolve().is_relative_to(Path(path).resolve()):
+                raise UserError(
+                    f"{file}: is inside the dataset {path}, and its runs are named after the "
+                    "files in it; choose a path outside of it"
+                )
 
 
 def folder_digest(folder: str) -> str:
     """Compute the digest of one folder, as the module's docstring defines it."""
-    names = sorted(files_below(folder))
+    names = sorted(files_below(folder, OUTPUTS))
     digest = hashlib.sha256("\n".join(names).encode(errors="surrogateescape"))
     for is_read in (True, False):
         kind = [name for name in names if name.lower().endswith(READ) == is_read]

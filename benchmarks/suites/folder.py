@@ -11,12 +11,12 @@ import importlib.metadata
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from benchmarks.report.along import KNN_METRIC, epoch_of
 from benchmarks.report.bundle import PLAN, SUITE_NAME, knn_name
@@ -38,12 +38,15 @@ from benchmarks.suites.suite import (
 )
 from moco.common.cfgnode import flatten
 from moco.common.command import RANDOM
-from moco.common.errors import DataError, LockedError, UserError
+from moco.common.errors import DataError, LockedError, UserError, shown
 from moco.common.files import (
     TEMPORARY_PREFIX,
     atomic_write,
     atomic_write_json,
     atomic_write_text,
+    expanded,
+    open_file,
+    read_text,
     sha256_file,
 )
 from moco.common.pretrained import ENDINGS, ORIGIN, SIDECARS, LocalWeights, like, sidecar
@@ -60,7 +63,8 @@ class SuiteFolder:
     """Paths and content of a suite's folder."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.runs, self.tables = path, path / "runs", path / "tables"
+        self.path = path = expanded(path)
+        self.runs, self.tables = path / "runs", path / "tables"
 
     def run(self, spec: RunSpec, argv: Sequence[str] = ()) -> Run:
         """Return the run of a spec; without `argv` it can be inspected, but not started."""
@@ -141,7 +145,8 @@ class SuiteFolder:
         """Read the content that earlier calls requested; empty for a new folder.
 
         Raises:
-            UserError: If the path is no folder, cannot be written, or holds other files.
+            UserError: If the path is no folder, cannot be written, or holds other files; or if
+                `suite.json` is damaged.
         """
         path = self.path.absolute()
         nearest = next(place for place in (path, *path.parents) if place.exists())
@@ -149,7 +154,7 @@ class SuiteFolder:
             raise UserError(f"{nearest}: is a file; expected a folder, choose another --output")
         if not os.access(nearest, os.W_OK | os.X_OK):
             raise UserError(f"{nearest}: cannot be written; choose another --output")
-        content = read_json(self.path / SUITE_NAME)
+        content = _read(self.path / SUITE_NAME)
         if nearest == path and not content:
             others = sorted(p.name for p in path.iterdir() if not p.name.startswith("."))
             if others:
@@ -186,18 +191,16 @@ class SuiteFolder:
             UserError: If there is none, or it has another version.
         """
         path = self.path / SUITE_NAME
-        content = read_json(path)
+        content = _read(path)
         if not content:
             raise UserError(f"{path}: no suite was started here; give the --output of one that was")
         if content.get("schema") != SCHEMA:
             raise UserError(f"{path}: schema: got {content.get('schema')}, expected {SCHEMA}")
-        specs = []
-        for run in content["runs"]:
-            tuples = {"overrides": tuple((key, value) for key, value in run["overrides"])}
-            tuples |= {name: tuple(run[name]) for name in ("after", "arguments")}
-            config = run["config"] and Path(run["config"])
-            specs.append(RunSpec(**run | {"config": config} | tuples))
-        return content, tuple(specs)
+        try:
+            specs = tuple(map(_spec, content["runs"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{path}: runs: not those of a suite ({error})") from error
+        return content, specs
 
     def recorded_data(self) -> dict[str, str] | None:
         """Return task or step → recorded digest of its custom data; None if the folder is new."""
@@ -220,13 +223,13 @@ class SuiteFolder:
             ending = next((end for end in ENDINGS if source.name.endswith(end)), "")
             copy = self.path / "inits" / f"{name}{ending}"
             if copy.is_symlink() or not copy.is_file() or sha256_file(copy) != sha256:
-                with open(source, "rb") as file:
+                with open_file(source) as file:
                     atomic_write(copy, partial(shutil.copyfileobj, file))
             if inits[name].origin:
                 atomic_write_text(f"{copy}{ORIGIN}", inits[name].origin)
             for each in SIDECARS:
                 if (metadata := sidecar(source, each)).is_file():
-                    atomic_write_text(f"{copy}.{each}", metadata.read_text(encoding="utf-8"))
+                    atomic_write_text(f"{copy}.{each}", read_text(metadata))
             weights[name] = str(copy)
         self._copy_knn(inits)
         return weights
@@ -240,6 +243,61 @@ class SuiteFolder:
             if lines:
                 text = "".join(f"{json.dumps(line)}\n" for line in lines)
                 atomic_write_text(self.path / knn_name(pretraining), text)
+
+
+def _is_named(kind: type) -> Callable[[Any], bool]:
+    return lambda value: (
+        isinstance(value, dict) and all(isinstance(each, kind) for each in value.values())
+    )
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+def _are_tasks(value: Any) -> bool:
+    return _is_named(dict)(value) and all(
+        isinstance(each.get("keys"), dict) for each in value.values()
+    )
+
+
+# Parts of `suite.json` that are read again → whether they are required, and a check of the value.
+_SHAPE: dict[str, tuple[bool, Callable[[Any], bool]]] = {
+    "suite": (True, lambda value: isinstance(value, str)),
+    "trials": (True, _is_named(int)),
+    "engines": (True, _is_texts),
+    "inits": (True, _is_named(str)),
+    "tasks": (True, _are_tasks),
+    "steps": (False, _is_named(dict)),
+}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Read `suite.json`, which may be somebody else's file of this name; empty if there is none.
+
+    Raises:
+        UserError: If it is damaged, or not of a suite.
+    """
+    content = read_json(path)
+    for key, (required, is_valid) in _SHAPE.items() if content else ():
+        if (required or key in content) and not is_valid(content.get(key)):
+            got = shown(content[key]) if key in content else "nothing"
+            raise UserError(f"{path}: not of a suite ({key}: got {got}); choose another --output")
+    return content
+
+
+def _spec(run: Mapping[str, Any]) -> RunSpec:
+    """Make a run of its untrusted part of `suite.json`; raise an error for another shape."""
+    tuples: dict[str, Any] = {
+        "overrides": tuple((str(key), str(value)) for key, value in run["overrides"])
+    }
+    tuples |= {name: tuple(map(str, run[name])) for name in ("after", "arguments")}
+    config = Path(run["config"]) if run["config"] else None
+    spec = RunSpec(**{**run, "config": config, **tuples})
+    for name, kind in get_type_hints(RunSpec).items():
+        if isinstance(kind, type) and not isinstance(value := getattr(spec, name), kind):
+            raise TypeError(f"{name}: got {shown(value)}")
+    return spec
 
 
 def identify(weights: Mapping[str, LocalWeights | None]) -> dict[str, Init]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moco.common.files import existing_folder
+from moco.common.files import existing_folder, read_text
 
 if TYPE_CHECKING:
     from benchmarks.suites.suite import RunSpec
@@ -36,7 +36,7 @@ class Checkpoints:
 def newest_name(folder: Path) -> str:
     """Read the name of a run's newest checkpoint; empty before the first."""
     try:
-        return (folder / POINTER_NAME).read_text(encoding="utf-8").strip()
+        return read_text(folder / POINTER_NAME).strip()
     except OSError:
         return ""
 

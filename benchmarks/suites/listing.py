@@ -13,7 +13,7 @@ from benchmarks.suites.folder import SuiteFolder
 from benchmarks.suites.forecast import Forecast, Speeds, estimate, make_forecast, speeds_of
 from benchmarks.suites.runs import DONE, FAILED, QUEUED, RUNNING, STOPPED, WAITING, Run, State
 from benchmarks.suites.suite import RunSpec, row_of
-from moco.common.errors import plural, printable
+from moco.common.errors import plural, printable, say
 from moco.common.progress import format_seconds
 
 if TYPE_CHECKING:
@@ -143,8 +143,8 @@ def status(folder: SuiteFolder) -> None:
         at = "" if state.kind in (WAITING, FAILED) else f"{state.iteration:.0f}/{length}"
         started = state.kind in (RUNNING, STOPPED, QUEUED)
         percent = f"{100 * each.fraction(state):.0f}%" if started and each.fraction(state) else ""
-        row = [spec.task, spec.init, spec.seed, spec.engine, state.kind, at, percent]
-        rows.append([*row, printable(state.text)])
+        row = [spec.task, spec.init, spec.seed, spec.engine, state.kind, at, percent, state.text]
+        rows.append([printable(str(cell)) for cell in row])
     head = ["task", "init", "seed", "engine", "state", "iteration", "share", "where, or why"]
     print(tabulate(rows, headers=head, disable_numparse=True))
     kinds = [state.kind for state in states.values()]
@@ -154,4 +154,4 @@ def status(folder: SuiteFolder) -> None:
         left = f", about {format_seconds(forecast.seconds_left)} left"
     elif QUEUED not in kinds and not all(state.settled for state in states.values()):
         left = "; nothing is running"
-    print(f"\n{content['suite']}: {', '.join(parts)} of {len(specs)}{left}")
+    say("", f"{content['suite']}: {', '.join(parts)} of {len(specs)}{left}")

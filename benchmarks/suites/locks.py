@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from moco.common.errors import UserError
+from moco.common.files import open_descriptor, read_text
 
 with suppress(ImportError):  # on Windows, where these modules are only imported
     import fcntl
@@ -57,7 +58,7 @@ class Lock:
 def held(path: Path) -> bool:
     """Return whether a process holds the lock; change nothing on disk."""
     try:
-        fd = os.open(path, os.O_RDONLY)
+        fd = open_descriptor(path, os.O_RDONLY)
     except OSError:
         return False
     # A shared lock, so that several processes can test at once; `Lock.take` is retried soon.
@@ -69,8 +70,8 @@ def held(path: Path) -> bool:
 def read(path: Path) -> dict[str, Any]:
     """Read what the holder has written; empty if there is nothing, or only part of it."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        content = json.loads(read_text(path))
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 
@@ -78,7 +79,7 @@ def read(path: Path) -> dict[str, Any]:
 def _open(path: Path) -> int:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        return open_descriptor(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise UserError(f"{path.parent}: cannot be written ({error.strerror})") from error
 

@@ -8,14 +8,15 @@ that runs, their ids, resuming, tuning and plans are those of any suite. A datas
 out without a line that says so: one that cannot be read is refused by the checks before the runs.
 """
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.report.datasets import DOMAIN, reach
 from benchmarks.suites.suite import Suite
+from benchmarks.suites.suite_file import as_name
 from moco.common import shipped
-from moco.common.errors import DataError, UserError, plural
+from moco.common.errors import DataError, UserError, plural, say
+from moco.common.files import expanded
 
 DATASET = "$DATASET"  # placeholder of a dataset's folder
 SPLITS = ("train", "valid", "val", "test")
@@ -67,7 +68,7 @@ def find_datasets(folder: Path) -> dict[str, Path]:
     Raises:
         DataError: If there are fewer than two, or two have the same name.
     """
-    root = folder.expanduser().resolve()
+    root = expanded(folder).resolve()
     if not root.is_dir():
         raise DataError(f"--data {folder}: no such folder; expected {_LAYOUT}")
     if _is_dataset(root):
@@ -77,10 +78,10 @@ def find_datasets(folder: Path) -> dict[str, Path]:
         paths = [each] if _is_dataset(each) else list(filter(_is_dataset, _folders(each)))
         others = [path for path in _folders(each) if path not in paths] if each not in paths else []
         for path in others if paths else [each]:
-            print(f"left out: {path}, which is no dataset")
+            say(f"left out: {path}, which is no dataset")
         for path in paths:
             parts = path.relative_to(root).parts
-            name = DOMAIN.join(map(_name, parts))
+            name = DOMAIN.join(map(as_name, parts))
             # Tables call a dataset by its own folder, so that two domains cannot share a name.
             for other in (o for known, o in found.items() if known == name or o.name == path.name):
                 raise DataError(f"--data: {other} and {path} have the same name; rename one")
@@ -102,9 +103,3 @@ def _is_dataset(folder: Path) -> bool:
 
 def _folders(root: Path) -> list[Path]:
     return sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
-
-
-def _name(folder: str) -> str:
-    """Replace what the name of a task cannot have, and what separates the domain."""
-    name = re.sub(r"[^A-Za-z0-9._-]+", "_", folder).lstrip("._-") or "dataset"
-    return re.sub("-{2,}", "-", name).rstrip("-")

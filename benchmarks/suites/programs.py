@@ -80,6 +80,10 @@ class Programs:
             )
         return (DETECTRON2, EMBEDDED) if wanted == "each" else (DETECTRON2,)
 
+    def unreadable(self, files: Sequence[Path]) -> dict[Path, str]:
+        """Return file → why its weights cannot be read, for those that cannot."""
+        return children.call(_unreadable, list(files)) if files else {}
+
     def check(self, specs: Sequence[RunSpec], on_gpus: bool) -> Findings:
         """Check the runs in a process of its own, see benchmarks/suites/checks.py."""
         return children.call(check, list(specs), on_gpus)
@@ -126,6 +130,20 @@ class Programs:
         if spec.weights != RANDOM:
             program += ["--init", spec.init]
         return [sys.executable, *launcher, *program, *keys]
+
+
+def _unreadable(files: Sequence[Path]) -> dict[Path, str]:
+    from detection.config.weights import read_weights
+
+    found = {}
+    for file in files:
+        try:
+            read_weights(str(file))
+        except UserError as error:
+            found[file] = str(error)
+        except Exception as error:  # a damaged file may raise anything
+            found[file] = f"{file}: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return found
 
 
 def _each(function: Callable[[str], _T], weights: Mapping[str, str]) -> dict[str, _T]:

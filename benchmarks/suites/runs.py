@@ -21,8 +21,9 @@ from typing import Any
 from benchmarks.suites import locks
 from benchmarks.suites.keep import newest_name
 from benchmarks.suites.locks import Lock
+from moco.common.command import quoted
 from moco.common.errors import UserError
-from moco.common.files import atomic_write_json
+from moco.common.files import atomic_write_json, open_file, read_text
 from moco.common.run import METRICS_NAME, RECORD_NAME, RunRecord, read_record
 
 LOG_NAME, LOCK_NAME, FAILED_NAME = "suite.log", ".claim", "failed.json"
@@ -106,7 +107,7 @@ class Run:
     def iteration(self) -> float:
         """Read the iteration of the last complete line of `metrics.json`; 0 if there is none."""
         try:
-            with open(self.folder / METRICS_NAME, "rb") as file:
+            with open_file(self.folder / METRICS_NAME) as file:
                 file.seek(0, os.SEEK_END)
                 file.seek(max(file.tell() - TAIL_BYTES, 0))
                 lines = file.read().splitlines()
@@ -188,9 +189,9 @@ class Run:
 
     def note_start(self, where: str = "") -> int:
         """Log the process that starts, and return the offset at which its own output begins."""
-        with open(self.log, "a", encoding="utf-8") as file:
+        with open_file(self.log, "a", encoding="utf-8") as file:
             now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-            file.write(f"--- {now}{where}: {' '.join(self.argv)}\n")
+            file.write(f"--- {now}{where}: {quoted(*self.argv)}\n")
         return self.log.stat().st_size
 
     def fail(self, error: str, exit_code: int) -> None:
@@ -242,7 +243,7 @@ def why_failed(run: Run, code: int, log_start: int) -> str:
         return (
             "it ended without a record" if run.product is None else "it ended without its product"
         )
-    with open(run.log, "rb") as file:
+    with open_file(run.log) as file:
         file.seek(log_start)
         text = file.read().decode(errors="replace")
     lines = [line for line in text.splitlines() if line.strip()]
@@ -257,10 +258,10 @@ def read_json(path: Path) -> dict[str, Any]:
         UserError: If the file is damaged.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_text(path))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read ({error})") from error
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected a mapping, got {type(content).__name__}")

@@ -25,7 +25,7 @@ from moco.common import shipped
 from moco.common.cfgnode import flatten, read_yaml
 from moco.common.command import RANDOM, SEVERAL
 from moco.common.errors import UserError
-from moco.common.files import PathLike
+from moco.common.files import PathLike, expanded
 from moco.common.pretrained import ENDINGS, init_name
 
 MAX_TRIALS = 100
@@ -107,13 +107,23 @@ _STEP_KEYS: dict[str, Check] = {
 }
 
 
+def as_name(folder: str) -> str:
+    """Return the name of a folder as that of a suite or a task.
+
+    It replaces what such a name cannot have, and `--`, which separates a domain from its datasets.
+    """
+    name = re.sub(r"[^A-Za-z0-9._-]+", "_", folder).lstrip("._-") or "dataset"
+    name = re.sub("-{2,}", "-", name).rstrip("-")
+    return f"{name}_" if name.endswith(ENDINGS) else name
+
+
 def load_suite(path: PathLike) -> Suite:
     """Read a suite's YAML file, in which `config` is a path relative to it, or a shipped name.
 
     Raises:
         UserError: If the file is unreadable, or its content is invalid.
     """
-    path = Path(path).expanduser()
+    path = expanded(path)
     return read_suite(read_yaml(path), path)
 
 
@@ -144,11 +154,11 @@ def read_suite(content: Any, path: Path) -> Suite:
         tune=tree.get("tune"),
         steps=tuple(_step(path, number, tree) for number in range(len(tree.get("steps") or ()))),
     )
-    _check_references(suite, where)
+    check_references(suite, where)
     return suite
 
 
-def _check_references(suite: Suite, where: str) -> None:
+def check_references(suite: Suite, where: str) -> None:
     """Check that every placeholder `${name}` in a value names an earlier step.
 
     Raises:
@@ -166,7 +176,8 @@ def _check_references(suite: Suite, where: str) -> None:
             if other not in known:
                 choices = ", ".join(known) or "none"
                 raise UserError(
-                    f"{where}: {who}: ${{{other}}} is no earlier step, choices are {choices}"
+                    f"{where}: {who}: ${{{other}}} is no earlier step, choices are {choices}; "
+                    "variables of a shell are not expanded here"
                 )
         if name in (*known, *(task.name for task in suite.tasks)):
             raise UserError(

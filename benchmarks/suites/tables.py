@@ -11,6 +11,7 @@ from benchmarks.report.records import Results, Unusable, collect
 from benchmarks.suites.folder import SuiteFolder, remove_stale
 from benchmarks.suites.runs import DONE, FAILED, RUNNING, STOPPED, WAITING, Run
 from benchmarks.suites.suite import row_of
+from moco.common.errors import say
 
 if TYPE_CHECKING:
     from benchmarks.report.content import Report
@@ -48,7 +49,7 @@ def write_report(
     finished = {row_of(each.record.init) for each in results.transfer}
     if finished and baseline in {row_of(each.expected.get("init", "")) for each in runs} - finished:
         instead = "random" if "random" in finished else "nothing"
-        print(f"note: no run of the baseline {baseline} is done; gaps refer to {instead}")
+        say(f"note: no run of the baseline {baseline} is done; gaps refer to {instead}")
     report = Report(tables_so_far(results, baseline, RESAMPLES), results)
     remove_stale(folder.tables)
     files = write_files(folder.tables, report)

@@ -24,7 +24,7 @@ from detection.config.keys import KEYS, at_edge, tuned_axes
 from detection.evaluation.metrics import headline_names
 from moco.common.cfgnode import flatten, read_yaml
 from moco.common.errors import UserError, plural, run_cli
-from moco.common.files import atomic_write_text
+from moco.common.files import atomic_write_text, read_text
 from moco.common.run import RECORD_NAME, read_record
 
 DEFAULTS = Path(__file__).with_name("tuning.yaml")
@@ -180,7 +180,7 @@ def read_description(path: Path) -> list[str]:
     """Read the lines of `describe` from the file that `main` writes; none if it does not exist."""
     if not path.is_file():
         return []
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = read_text(path).splitlines()
     comments = itertools.takewhile(lambda line: line.startswith("# "), lines)
     return [line.removeprefix("# ") for line in comments]
 

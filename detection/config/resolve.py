@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 
 from fvcore.common.config import CfgNode
 
@@ -18,6 +17,7 @@ from detection.datasets import (
 from detection.datasets.base import Source, Split, choose_splits, splits_expected
 from detection.datasets.voc import LISTS, check_trainval
 from moco.common.errors import DataError, UserError
+from moco.common.files import expanded
 from moco.common.shipped import shown
 
 
@@ -260,7 +260,7 @@ def _resolve_splits(
             error = splits_expected(where, present, datasets[own])
             raise DataError(f"DATASETS.{own} {datasets[own]}: {error}")
         if chosen[key] == "trainval":
-            check_trainval(Path(datasets[own]).expanduser() / LISTS)
+            check_trainval(expanded(datasets[own]) / LISTS)
         datasets[key] = (splits[chosen[key]].name,)
 
 

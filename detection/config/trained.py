@@ -12,7 +12,7 @@ from detection.config.weights import TORCHVISION_INPUT, apply_keys
 from moco.common.cfgnode import flatten, read_yaml
 from moco.common.command import RANDOM
 from moco.common.errors import DataError, UserError
-from moco.common.files import PathLike
+from moco.common.files import PathLike, read_text
 from moco.common.run import RECORD_NAME, START_NAME, read_record
 
 CONFIG_NAME = "config.yaml"  # Configuration of a run, next to its record and its models.
@@ -31,7 +31,7 @@ def read_start(folder: PathLike) -> dict[str, Any] | None:
     `detection.engine.start.StartFile` writes the rest.
     """
     path = Path(folder) / START_NAME
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    return json.loads(read_text(path)) if path.is_file() else None
 
 
 def check_resumed_weights(cfg: CfgNode, sha256: str | None) -> None:
@@ -96,7 +96,7 @@ def trained_file(cfg: CfgNode, *, resume: bool) -> Path:
         pointer = Path(cfg.OUTPUT_DIR) / "last_checkpoint"
         if not pointer.is_file():
             raise DataError(f"{pointer} is missing, so there is no last checkpoint to evaluate")
-        path = pointer.parent / Path(pointer.read_text(encoding="utf-8").strip()).name
+        path = pointer.parent / Path(read_text(pointer).strip()).name
     elif cfg.MODEL.WEIGHTS in ("", RANDOM):
         raise UserError(
             f"MODEL.WEIGHTS is {cfg.MODEL.WEIGHTS!r}; --eval-only needs a trained model such as "

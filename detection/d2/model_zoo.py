@@ -8,6 +8,7 @@ import yaml
 from fvcore.common.config import BASE_KEY
 
 from moco.common.errors import UserError
+from moco.common.files import read_text
 
 
 def plain_copy(path: Path, scratch: Path) -> Path:
@@ -16,7 +17,7 @@ def plain_copy(path: Path, scratch: Path) -> Path:
     Nothing in the files is evaluated. Detectron2's `model_zoo.get_config_file` is not used, because
     it needs an older setuptools.
     """
-    content = _ZooLoader(path.read_text(encoding="utf-8")).get_single_data()
+    content = _ZooLoader(read_text(path)).get_single_data()
     if BASE_KEY in content:
         base = (path.parent / content[BASE_KEY]).resolve()
         content[BASE_KEY] = str(plain_copy(base, scratch))

@@ -19,6 +19,7 @@ from detection.datasets.base import ABSENT, FORMATS, WRONG, Finding, Format, Rec
 from detection.datasets.labels import semantic_split
 from detection.datasets.layout import expected, image_size, names_in, require_files
 from moco.common.errors import DataError
+from moco.common.files import read_text
 
 NUM_CLASSES = 150
 IGNORED = 255  # after 0 has become that
@@ -89,7 +90,7 @@ def read_classes(path: Path, hint: str) -> tuple[str, ...]:
     if not path.is_file():
         raise DataError(f"{path} is missing; {hint}")
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_text(path).splitlines()
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not a text file in UTF-8") from error
     rows = [line.split("\t") for line in lines[1:] if line.strip()]

@@ -1,14 +1,14 @@
 """Archives of the published datasets: `archives.yaml` as dataclasses."""
 
 import functools
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from moco.common.command import program
+from moco.common.command import program, quoted
+from moco.common.files import read_text
 
 FILE = Path(__file__).with_name("archives.yaml")
 
@@ -53,7 +53,7 @@ class Dataset:
 @functools.cache
 def datasets() -> dict[str, Dataset]:
     """Return all datasets that can be fetched, by name."""
-    facts = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    facts = yaml.safe_load(read_text(FILE))
     archives = {name: Archive(name, **_fields(a)) for name, a in facts["archives"].items()}
     for dataset in facts["datasets"].values():
         dataset["archives"] = [archives[name] for name in dataset["archives"]]
@@ -71,4 +71,4 @@ def fetch_command(*splits: str, root: str = "") -> str:
     names = [next((d.name for d in every if split in d.splits), "") for split in splits]
     arguments = [*filter(None, dict.fromkeys(names)), *(["--root", root] if root else [])]
     start = program("datasets", "python -m detection.datasets")
-    return f"{start} fetch {shlex.join(arguments)}" if any(names) else ""
+    return f"{start} fetch {quoted(*arguments)}" if any(names) else ""

@@ -3,7 +3,6 @@
 import dataclasses
 import gc
 import importlib.util
-import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,13 +13,15 @@ from typing import Any, Protocol
 from fvcore.common.config import CfgNode
 from fvcore.common.registry import Registry
 
-from moco.common.command import program
-from moco.common.errors import UserError, plural
+from moco.common.command import program, quoted
+from moco.common.errors import DataError, UserError, plural
 
 # Detectron2's standard dict of one image ("file_name", "image_id", "height", "width",
 # "annotations" or "sem_seg_file_name"), equal to what Detectron2's own reader of the format gives.
 Record = dict[str, Any]
 
+# COCO's metric takes 400 kB of memory for each class, and a detector's head a row of weights.
+MAX_CLASSES = 10_000
 XYXY_ABS, XYWH_ABS = 0, 1  # Detectron2's BoxMode
 _VAL = ("val", "valid", "validation")  # Roboflow's name is the second
 SPLITS = ("trainval", "train", "test", *_VAL)
@@ -65,6 +66,18 @@ class Split:
     has_keypoints: bool = False
     from_catalog: bool = False
     images: frozenset[str] | None = None
+
+    def __post_init__(self) -> None:
+        """Check the number of classes.
+
+        Raises:
+            DataError: If there are more than `MAX_CLASSES`.
+        """
+        if len(self.classes) > MAX_CLASSES:
+            raise DataError(
+                f"{self.name}: got {len(self.classes)} classes, expected at most {MAX_CLASSES}; "
+                "leave out those without objects"
+            )
 
 
 def image_key(record: Mapping[str, Any]) -> int | str:
@@ -182,7 +195,7 @@ def splits_expected(where: str, names: Sequence[str], place: str | Path) -> str:
 def split_command(place: str | Path) -> str:
     """Return the command that divides a dataset without splits."""
     command = program("datasets split", "python -m detection.datasets split")
-    return f"{command} {shlex.quote(str(place))}"
+    return f"{command} {quoted(place)}"
 
 
 @contextmanager

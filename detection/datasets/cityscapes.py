@@ -37,6 +37,7 @@ from detection.datasets.base import (
 )
 from detection.datasets.labels import semantic_split
 from detection.datasets.layout import expected, read_json, require_files
+from moco.common.command import quoted
 from moco.common.distributed import usable_cores
 from moco.common.errors import DataError
 
@@ -166,8 +167,8 @@ class CityscapesSource:
 
 def how_to_make_labels(root: str) -> str:
     """Return the command that creates the label maps in train ids, which are not published."""
-    package = "pip install cityscapesscripts"
-    return f"make them with: {package} && CITYSCAPES_DATASET={root} csCreateTrainIdLabelImgs"
+    where = f"CITYSCAPES_DATASET={quoted(root)}"
+    return f"make them with: pip install cityscapesscripts && {where} csCreateTrainIdLabelImgs"
 
 
 def _parallel(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:

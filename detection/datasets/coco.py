@@ -13,7 +13,6 @@ import dataclasses
 import glob
 import os
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +45,9 @@ from detection.datasets.coco_oddities import oddities
 from detection.datasets.coco_repair import TABLES
 from detection.datasets.flips import flip_pairs
 from detection.datasets.layout import doctor_command, expected, image_size, read_json, spellings
+from moco.common.command import quoted
 from moco.common.errors import DataError, UserError
+from moco.common.files import expanded
 
 _KEYS = ("iscrowd", "bbox", "keypoints", "category_id")  # copied from annotations
 DENSEPOSE_KEYS = ("dp_masks", "dp_x", "dp_y", "dp_I", "dp_U", "dp_V")
@@ -235,7 +236,7 @@ def roboflow_sources(datasets: CfgNode) -> list[COCOSource]:
     """
     if not (folder := datasets.get("COCO_DIR", "")):
         return []
-    root = Path(folder).expanduser()
+    root = expanded(folder)
     files = {split: root / split / _ROBOFLOW for split in ("train", "valid", "val", "test")}
     pairs = _flip_pairs(datasets)
     stem = root.resolve().name
@@ -271,7 +272,7 @@ def _custom_files(datasets: CfgNode) -> list[tuple[str, str, str]]:
 
 
 def _custom_source(file: str, root: str, role: str) -> COCOSource:
-    path = Path(file).expanduser()
+    path = expanded(file)
     name = f"{path.resolve().parent.name}_{path.stem}"
     return COCOSource(name, str(path), os.path.expanduser(root), "custom", role)
 
@@ -458,7 +459,7 @@ def _custom_task(splits: Sequence[Split], keys: Mapping[str, str]) -> list[str]:
             raise DataError(splits_expected(keys["COCO_DIR"], names, keys["COCO_DIR"]))
     elif "COCO_TEST_JSON" not in keys:
         [call] = _doctor_arguments(CfgNode(keys))
-        again = shlex.join([*call, "--coco-json"])
+        again = quoted(*call, "--coco-json")
         raise UserError(
             f"also give the annotations of the test images: {doctor_command()} {again} FILE"
         )

@@ -21,6 +21,7 @@ from typing import Any
 
 from detection.datasets.layout import read_json
 from moco.common.errors import DataError
+from moco.common.files import open_file
 
 Json = dict[str, Any]
 
@@ -117,7 +118,7 @@ def read_annotations(path: str | Path) -> Annotations:
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise DataError(f"{path}: {key!r}: expected a list of objects, as COCO has it")
     found = repair(content)
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         # The metrics' packages fail on a byte order mark, and on other encodings than UTF-8.
         marked = file.read(1) not in (b"{", b" ", b"\t", b"\r", b"\n")
     return replace(found, sha256=sha256, changed=found.changed or marked)

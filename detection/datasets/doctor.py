@@ -8,12 +8,10 @@ import hashlib
 import itertools
 import math
 import os
-import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from fvcore.common.config import CfgNode
@@ -46,8 +44,9 @@ from detection.datasets.layout import (
     image_size,
     is_turned,
 )
-from moco.common.command import program
+from moco.common.command import program, quoted
 from moco.common.errors import DataError, UserError, first_few, plural, printable
+from moco.common.files import read_bytes
 from moco.common.progress import Progress
 from moco.common.shipped import shown
 from moco.data.images import bad_images, notes_on, open_images
@@ -61,7 +60,7 @@ Score = Callable[[Split], Iterable[Finding]]
 def command(cfg: CfgNode) -> str:
     """Return the command that checks the custom dataset of a task, or "" if there is none."""
     return " && ".join(
-        f"{doctor_command()} {shlex.join(arguments)} --verify"
+        f"{doctor_command()} {quoted(*arguments)} --verify"
         for format_ in formats().values()
         if format_.custom
         for arguments in format_.custom.arguments(cfg.DATASETS)
@@ -186,12 +185,12 @@ def examine_images(root: str, *, verify: bool = False) -> tuple[list[Finding], s
         return findings, "replace or remove what is WRONG, then run the same command again"
     recipe = shown("configs/pretrain/small_r18.yaml")
     pretrain = program("pretrain", "python -m benchmarks pretrain")
-    return findings, f"{pretrain} --config-file {recipe} DATA.ROOT {shlex.quote(root)}"
+    return findings, f"{pretrain} --config-file {recipe} DATA.ROOT {quoted(root)}"
 
 
 def _check_command(task: Sequence[str], keys: Mapping[str, str]) -> str:
     opts = [part for key, text in keys.items() for part in (f"DATASETS.{key}", text)]
-    arguments = shlex.join([shown(task[0]), *opts, *task[1:], "MODEL.WEIGHTS", "random"])
+    arguments = quoted(shown(task[0]), *opts, *task[1:], "MODEL.WEIGHTS", "random")
     return f"{_train_command()} --check-only --config-file {arguments}"
 
 
@@ -210,7 +209,7 @@ def report(findings: Sequence[Finding], following: str, tree: Iterable[str] = ()
 
 def next_step(kind: str, format_: Format, root: str, findings: Sequence[Finding]) -> str:
     """Return the next step after examining the published splits of a format."""
-    again = f"{doctor_command()} {shlex.join([kind, '--root', root])}"
+    again = f"{doctor_command()} {quoted(kind, '--root', root)}"
     if any(finding.state == WRONG for finding in findings):
         return f"fix what is WRONG, then run again: {again}"
     usable = {finding.name for finding in findings if finding.state in (OK, PART)}
@@ -220,8 +219,8 @@ def next_step(kind: str, format_: Format, root: str, findings: Sequence[Finding]
         fetch = fetch_command(*splits, root=root)
         get = f"for {shown(first)}: {fetch}" if fetch else format_.download.format(root=root)
         return f"{get}; then run again: {again}"
-    arguments = shlex.join(["--config-file", shown(task), "--check-only"])
-    where = f"{DATASETS_VARIABLE}={shlex.quote(root)}"
+    arguments = quoted("--config-file", shown(task), "--check-only")
+    where = f"{DATASETS_VARIABLE}={quoted(root)}"
     return f"{where} {_train_command()} {arguments} MODEL.WEIGHTS random"
 
 
@@ -406,7 +405,7 @@ def _repeated(splits: Sequence[Split], verify: bool) -> Iterator[Finding]:
             yield Finding(f"{one}, {other}", NOTE, text)
     groups: dict[bytes, list[str]] = {}
     for path in dict.fromkeys(itertools.chain(*files.values())) if verify else ():
-        groups.setdefault(hashlib.sha256(Path(path).read_bytes()).digest(), []).append(path)
+        groups.setdefault(hashlib.sha256(read_bytes(path)).digest(), []).append(path)
     if equal := [paths for paths in groups.values() if len(paths) > 1]:
         copies = plural(sum(len(paths) - 1 for paths in equal), "image")
         text = f"copies of others: {copies}, the first {' and '.join(equal[0][:2])}"

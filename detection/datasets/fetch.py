@@ -23,8 +23,8 @@ from detection.datasets.base import formats
 from detection.datasets.sbd import make_train_aug
 from detection.datasets.unpack import unpack
 from moco.common.download import download, has_digest
-from moco.common.errors import DataError, LockedError, UserError
-from moco.common.files import TEMPORARY_PREFIX, cannot_write, existing_folder
+from moco.common.errors import DataError, LockedError, UserError, say
+from moco.common.files import TEMPORARY_PREFIX, cannot_write, existing_folder, open_file
 from moco.common.progress import format_seconds
 
 ARCHIVES = "archives"  # subfolder of the folder of all datasets
@@ -76,7 +76,7 @@ class Fetch:
         for dataset in wanted:
             self._check_account(dataset)
         missing = list(dict.fromkeys(a for dataset in wanted for a in self._missing(dataset)))
-        print(self._plan(missing))
+        say(*self._plan(missing).splitlines())
         print("terms of use:", *dict.fromkeys(d.terms for d in wanted), flush=True)
         for dataset in filter(lambda d: d.license, wanted):
             print(f"{dataset.name}: {dataset.license}", flush=True)
@@ -218,7 +218,7 @@ def contents_sha256(folder: Path) -> str:
     total = hashlib.sha256()
     files = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file()}
     for name, path in sorted(files.items()):
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             total.update(f"{name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
     return f"sha256:{total.hexdigest()}"
 

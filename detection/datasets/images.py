@@ -7,7 +7,7 @@ from typing import Any, BinaryIO
 from PIL import Image
 
 from moco.common.errors import DataError
-from moco.common.files import PathLike
+from moco.common.files import PathLike, regular
 from moco.data.decode import FORMATS
 
 _EXIF_ORIENTATION = 274
@@ -48,9 +48,9 @@ def read_image(path: str, open_url: OpenURL | None = None) -> Image.Image:
 
 @contextmanager
 def opened(path: str, open_url: OpenURL | None) -> Iterator[str | BinaryIO]:
-    """Open a path that contains `://` by `open_url`; yield any other path unchanged."""
+    """Open a path that contains `://` by `open_url`; yield the path of any other file."""
     if open_url is None or "://" not in path:
-        yield path
+        yield str(regular(path))
         return
     try:
         file = open_url(path)

@@ -14,6 +14,7 @@ from detection.datasets.base import Record, Split
 from detection.datasets.images import OpenURL, opened
 from detection.datasets.layout import image_size
 from moco.common.errors import DataError
+from moco.common.files import read_bytes
 from moco.data.decode import FORMATS
 
 _SAMPLE = 32  # label maps whose values are checked before training
@@ -68,7 +69,7 @@ def semantic_split(
     for record in records:
         path, image = record["sem_seg_file_name"], os.path.basename(record["file_name"])
         try:
-            raw = Path(path).read_bytes()
+            raw = read_bytes(path)
         except OSError as error:
             raise DataError(f"{path}: cannot be read ({error.strerror})") from error
         size, wanted = image_size(path), (record["width"], record["height"])

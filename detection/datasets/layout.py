@@ -18,6 +18,7 @@ from detection.datasets.archives import fetch_command
 from detection.datasets.images import OpenURL, check_bits, opened
 from moco.common.command import program
 from moco.common.errors import DataError, first_few
+from moco.common.files import read_bytes, read_text, regular
 from moco.data.decode import FORMATS
 
 DATASETS_VARIABLE = "DETECTRON2_DATASETS"
@@ -83,7 +84,7 @@ def read_json(path: str | Path) -> tuple[Any, str]:
         DataError: If the file cannot be read or is not JSON.
     """
     try:
-        raw = Path(path).read_bytes()
+        raw = read_bytes(path)
         return json.loads(raw), hashlib.sha256(raw).hexdigest()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
@@ -102,7 +103,9 @@ def read_ids(path: Path, columns: re.Pattern[str] | None = None) -> list[str]:
         DataError: If the list is empty, has malformed lines, or an id leads out of the folder.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = read_text(path, "utf-8-sig").splitlines()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not a text file in UTF-8") from error
     ids = [line.strip() for line in lines if line.strip()]
@@ -190,7 +193,7 @@ def inner_folders(folder: Path, depth: int = 2) -> Iterator[Path]:
 
 def is_turned(path: str | Path) -> bool:
     """Return whether an image's EXIF orientation rotates or mirrors it; False if it is damaged."""
-    with contextlib.suppress(Exception), Image.open(path, formats=FORMATS) as image:
+    with contextlib.suppress(Exception), Image.open(regular(path), formats=FORMATS) as image:
         return image.getexif().get(_ORIENTATION) in range(2, 9)
     return False
 
@@ -236,7 +239,7 @@ def _stored_size(image: Image.Image) -> tuple[int, int]:
 def _damage(path: str | Path, error: Exception) -> str:
     """Describe why an image cannot be opened."""
     with contextlib.suppress(OSError, ValueError):
-        target = Path(path).read_bytes()[:_LONGEST_LINK].decode().strip()
+        target = read_bytes(path)[:_LONGEST_LINK].decode().strip()
         if target and (Path(path).parent / target).is_file():
             return (
                 f"not an image but a text with the path {target}, probably a symbolic link copied "

@@ -8,7 +8,6 @@ Images of equal bytes stay in one split. Only new files are written.
 import hashlib
 import json
 import os
-import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,17 +15,19 @@ from pathlib import Path
 
 import yaml
 
-from detection.datasets.base import Split
+from detection.datasets.base import SPLITS, Split
 from detection.datasets.coco import COCOSource, is_coco
 from detection.datasets.coco_repair import as_integer
 from detection.datasets.layout import contents, doctor_command, read_ids, read_json
 from detection.datasets.voc import ENDINGS, LISTS, class_names, folders_of, is_voc, split_lists
 from detection.datasets.yolo import read_images
 from detection.datasets.yolo_yaml import DataYaml, lines_of, read_data_yaml
+from moco.common.command import quoted
 from moco.common.errors import DataError, UserError, plural, say
-from moco.common.files import atomic_write_text, sha256_file
+from moco.common.errors import shown as short
+from moco.common.files import expanded, sha256_file, write_together
 
-Parts = Mapping[str, Sequence[int]]  # split → positions of its images
+Parts = dict[str, list[int]]  # split → positions of its images, those for training first
 _ROBOFLOW = "*/_annotations.coco.json"
 _COCO = "COCO's format"
 
@@ -38,7 +39,8 @@ class Undivided:
     Attributes:
         layout: Name of the layout, for people.
         images: Path of each image, and the classes that it has objects of.
-        files: (positions of the images by split) → text of each file to write.
+        files: (positions of the images by split) → text of each file to write; the last is one
+            without which the others are not used.
         arguments: Doctor's arguments for the result.
     """
 
@@ -62,7 +64,7 @@ def write_splits(place: str, shares: Mapping[str, float], seed: int, root: str =
             another format.
         DataError: If there is no dataset, it is damaged, or has too few images.
     """
-    data = find_undivided(Path(place).expanduser(), root)
+    data = find_undivided(expanded(place), root)
     if root and data.layout != _COCO:
         raise UserError(f"--root belongs to a file in {_COCO}; {place} is in {data.layout}")
     digests = [sha256_file(path) for path, _ in data.images]
@@ -71,8 +73,6 @@ def write_splits(place: str, shares: Mapping[str, float], seed: int, root: str =
         few = plural(len(set(digests)), "different image")
         raise DataError(f"{place}: {few} are too few: {', '.join(empty)} would have none")
     files = data.files(parts)
-    if present := [path for path in files if path.exists()]:
-        raise UserError(f"{present[0]} exists, and is not overwritten; move it away")
     copies = len(digests) - len(set(digests))
     kept = f", {copies} of them copies of others, which are kept together" if copies else ""
     say(f"{place}: {data.layout}, {plural(len(digests), 'image')}{kept}")
@@ -80,11 +80,12 @@ def write_splits(place: str, shares: Mapping[str, float], seed: int, root: str =
         having = Counter(name for i in chosen for name in data.images[i][1])
         named = ", ".join(f"{name} {having[name]}" for name in sorted(having))
         say(f"  {split}: {plural(len(chosen), 'image')}; with objects of {named or 'no class'}")
-    for path, text in files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write_text(path, text)
-        say(f"wrote {path}")
-    say("", f"next: {doctor_command()} {shlex.join(data.arguments)}")
+    write_together(files)
+    say(
+        *(f"wrote {path}" for path in files),
+        "",
+        f"next: {doctor_command()} {quoted(*data.arguments)}",
+    )
 
 
 def divide(
@@ -161,8 +162,10 @@ def find_undivided(place: Path, root: str = "") -> Undivided:
 
 def _voc(root: Path) -> Undivided:
     lists = split_lists(root)
-    # CVAT writes one list of all images, default.txt.
-    if len(lists) > 1:
+    own = [path.stem for path in lists if path.stem in SPLITS]
+    # Lists of test images alone are those of a split that was killed, and are completed.
+    divided = not {"train", "trainval"}.isdisjoint(own) or len(own) < len(lists)
+    if len(lists) > 1 and divided:
         raise UserError(f"{root}: has splits: {', '.join(f'{LISTS}/{p.name}' for p in lists)}")
     annotations, images_folder = folders_of(root)
     images = {
@@ -171,7 +174,8 @@ def _voc(root: Path) -> Undivided:
         if path.suffix.lower() in ENDINGS
     }
     files = {path.stem: path for path in sorted(annotations.glob("*.xml"))}
-    names = read_ids(lists[0]) if lists else list(files)
+    # CVAT writes one list of all images, default.txt.
+    names = read_ids(lists[0]) if lists and not own else list(files)
     for name in names:
         for folder, having in ((annotations, files), (images_folder, images)):
             if name not in having:
@@ -180,7 +184,7 @@ def _voc(root: Path) -> Undivided:
     def written(parts: Parts) -> dict[Path, str]:
         return {
             root / LISTS / f"{split}.txt": _lines(names[i] for i in chosen)
-            for split, chosen in parts.items()
+            for split, chosen in reversed(parts.items())
         }
 
     found = [(str(images[name]), frozenset(class_names(files[name]))) for name in names]
@@ -240,7 +244,7 @@ def _coco(file: Path, root: str) -> Undivided:
 
     def files(parts: Parts) -> dict[Path, str]:
         written = {}
-        for name, chosen in parts.items():
+        for name, chosen in reversed(parts.items()):
             own = {ids[i] for i in chosen}
             rows = {
                 kind: [row for row in content[kind] if as_integer(row[key]) in own]
@@ -271,9 +275,17 @@ def _images(split: Split) -> list[tuple[str, frozenset[str]]]:
 
 
 def _lines(names: Iterable[str]) -> str:
-    """Return the text of a list; raise DataError for a name that a line cannot hold."""
+    """Return a list of one name per line.
+
+    Raises:
+        DataError: If a name would take several lines, or is no text in UTF-8.
+    """
     lines = list(names)
     for name in lines:
-        if name.strip().splitlines() != [name]:
-            raise DataError(f"{name!r}: a line of a list cannot hold this name; rename the file")
+        own = name.strip().splitlines() == [name]
+        if not own or name.encode(errors="replace").decode() != name:
+            raise DataError(
+                f"{short(name)}: a list cannot have this name, with a line break, blanks at an end "
+                "or not in UTF-8; rename the file"
+            )
     return "".join(f"{name}\n" for name in lines)

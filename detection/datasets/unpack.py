@@ -20,7 +20,7 @@ from typing import IO, Any, NamedTuple
 
 from detection.datasets.layout import inside
 from moco.common.errors import DataError, UserError, shown
-from moco.common.files import cannot_write
+from moco.common.files import cannot_write, open_file, regular
 from moco.common.progress import Progress
 
 _DAMAGED = (
@@ -66,9 +66,9 @@ def unpack(
         with ExitStack() as stack:
             members: Iterator[_Member]
             if archive.suffix == ".zip":
-                members = _zip_members(stack.enter_context(zipfile.ZipFile(archive)))
+                members = _zip_members(stack.enter_context(zipfile.ZipFile(regular(archive))))
             else:
-                members = _tar_members(stack.enter_context(tarfile.open(archive)))
+                members = _tar_members(stack.enter_context(tarfile.open(regular(archive))))
             wanted = _wanted(archive, members, tuple(takes), strip)
             total = sum(member.size for member in wanted.values())
             if limit and total > limit:
@@ -145,7 +145,7 @@ def _write(archive: Path, path: Path, member: _Member) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     source = member.open()
     assert source is not None  # only links and folders have none
-    with source, open(path, "xb") as file:
+    with source, open_file(path, "xb") as file:
         shutil.copyfileobj(source, file, 1 << 20)  # both readers end at the declared size
         if file.tell() != member.size:
             raise DataError(f"{archive}: {shown(member.name)} is not as large as declared; damaged")

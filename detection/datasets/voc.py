@@ -54,7 +54,9 @@ from detection.datasets.layout import (
     read_ids,
 )
 from detection.datasets.parts import TUNE
+from moco.common.command import quoted
 from moco.common.errors import DataError, UserError, first_few, plural
+from moco.common.files import expanded, read_bytes
 
 VOC_CLASSES = (
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow",
@@ -251,7 +253,7 @@ def folder_sources(datasets: CfgNode) -> list[VOCSource]:
     """
     if not datasets.get("VOC_DIR", ""):
         return []
-    root = Path(datasets.VOC_DIR).expanduser()
+    root = expanded(datasets.VOC_DIR)
     if not root.is_dir():
         raise DataError(f"DATASETS.VOC_DIR {root}: no such folder; {_tree(root, 'trainval')}")
     lists = split_lists(root)
@@ -296,7 +298,7 @@ def split_lists(root: Path) -> list[Path]:
     VOC itself and CVAT have a list per class, too, such as car_train.txt: the ids of train.txt,
     each with 1 if the image has an object of the class, else -1 or 0.
     """
-    lists = sorted((root / LISTS).glob("*.txt"))
+    lists = sorted(path for path in (root / LISTS).glob("*.txt") if path.is_file())
     stems = {path.stem for path in lists}
     return [path for path in lists if not (_stem_of_split(path.stem, stems) and _is_of_class(path))]
 
@@ -380,7 +382,9 @@ class _WithoutDoctype(ET.TreeBuilder):
 
 def _parse(path: Path) -> ET.Element:
     try:
-        root = ET.fromstring(path.read_bytes(), ET.XMLParser(target=_WithoutDoctype()))
+        root = ET.fromstring(read_bytes(path), ET.XMLParser(target=_WithoutDoctype()))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
     except (ET.ParseError, ValueError, LookupError) as error:
         raise DataError(f"{path}: not valid XML ({error})") from error
     if root.tag != "annotation":
@@ -491,14 +495,14 @@ def _parse_custom(folder: str, root: str) -> tuple[list[VOCSource], dict[str, st
 
 
 def _custom_task(splits: Sequence[Split], keys: Mapping[str, str]) -> list[str]:
-    stem = Path(keys["VOC_DIR"]).expanduser().resolve().name
+    stem = expanded(keys["VOC_DIR"]).resolve().name
     lists = sorted(split.name.removeprefix(f"{stem}_") for split in splits)
     if not (chosen := choose_splits(lists, ("TRAIN", "TEST"))):
         # The user can name two other lists, but one list alone cannot train and test.
         error = UserError if len(lists) > 1 else DataError
         raise error(splits_expected(LISTS, lists, keys["VOC_DIR"]))
     if "trainval" in chosen.values():
-        check_trainval(Path(keys["VOC_DIR"]).expanduser() / LISTS)
+        check_trainval(expanded(keys["VOC_DIR"]) / LISTS)
     return ["configs/voc/faster_rcnn_R_18_C4_small.yaml"]
 
 
@@ -506,7 +510,7 @@ def _check_folders(root: str, states: Mapping[str, str]) -> Iterator[Finding]:
     """Yield findings on the lists of each year."""
     devkit = Path(root) / "VOCdevkit"
     if devkit.is_dir() and not any(Path(root).glob("VOC20*")):
-        text = f"is one folder too many; use --root {devkit}, or move its folders up"
+        text = f"is one folder too many; use --root {quoted(devkit)}, or move its folders up"
         yield Finding("VOCdevkit/", WRONG, text)
     for name in ("VOC2007", "VOC2012"):
         if (Path(root) / name).is_dir():

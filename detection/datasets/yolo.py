@@ -39,9 +39,11 @@ from detection.datasets.layout import absent, image_size
 from detection.datasets.yolo_yaml import DataYaml, images_of, label_path, read_data_yaml
 from moco.common.errors import DataError, UserError, plural
 from moco.common.errors import shown as short
+from moco.common.files import read_bytes
 
 _NAMED = 10  # broken lines in one message
 _ROUNDING_PX = 1.0  # a box may exceed the border so far without being noted
+MAX_LABEL_BYTES = 4 << 20  # of one image; 100,000 boxes take half of it
 _ACCEPTED = (-0.01, 1.01)  # Ultralytics drops an image with a number outside
 
 
@@ -157,7 +159,9 @@ class _Reader:
         try:
             if not path.is_file():
                 raise ValueError("not a file")
-            lines = path.read_bytes().decode("utf-8-sig").splitlines()
+            if (size := path.stat().st_size) > MAX_LABEL_BYTES:
+                raise ValueError(f"{size:,} bytes, expected at most {MAX_LABEL_BYTES:,}")
+            lines = read_bytes(path).decode("utf-8-sig").splitlines()
         except (OSError, ValueError) as error:
             self._fault(path, 1, f"cannot be read as text ({error})")
             return []

@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from detection.datasets.base import MAX_CLASSES
 from detection.datasets.coco_repair import as_integer
 from detection.datasets.layout import datasets_root, inside, slashed
 from moco.common.cfgnode import read_yaml
 from moco.common.errors import DataError, UserError, shown
-from moco.common.files import files_below
+from moco.common.files import expanded, files_below, read_text
 from moco.data.decode import SUFFIXES
 
 _SPLITS = {"train": ("train",), "val": ("val", "validation", "valid"), "test": ("test",)}
 _ENDINGS = (*SUFFIXES, ".jfif", ".jpe", ".mpo")  # the last three are JPEG
 _UNREAD = (".avif", ".dng", ".heic", ".heif", ".jp2", ".pfm")  # images that only Ultralytics reads
-_MOST_CLASSES = 100_000
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def read_data_yaml(file: str | Path) -> DataYaml:
     Raises:
         DataError: If it is missing or damaged, has no classes, or is of keypoints.
     """
-    path = Path(file).expanduser()
+    path = expanded(file)
     if not path.is_file():
         raise DataError(f"{path}: no such file; expected the data.yaml of a dataset in YOLO layout")
     try:
@@ -83,7 +83,7 @@ def _root(file: Path, stated: Any) -> Path:
     if not isinstance(stated, str) or "\0" in stated:
         raise DataError(f"{file}: path: got {shown(stated)}, expected a folder")
     stated = slashed(stated, file.parent)
-    places = [file.parent / Path(stated).expanduser(), Path(datasets_root()) / stated]
+    places = [file.parent / expanded(stated), Path(datasets_root()) / stated]
     for place in places:
         if place.is_dir():
             return place
@@ -97,8 +97,8 @@ def _place(root: Path, stated: str) -> tuple[Path, str]:
     folder, the first may exist, too, and has the images of another dataset.
     """
     stated = slashed(stated, root)
-    path = root / Path(stated).expanduser()
-    own = root / Path(stated.removeprefix("../")).expanduser()
+    path = root / expanded(stated)
+    own = root / expanded(stated.removeprefix("../"))
     if path.exists() and not own.exists():
         return path, ""
     two = own != path and path.exists()
@@ -110,8 +110,8 @@ def _place(root: Path, stated: str) -> tuple[Path, str]:
 
 def _classes(file: Path, content: Mapping[str, Any]) -> tuple[str, ...]:
     names, number = content.get("names"), content.get("nc")
-    if number is not None and (type(number) is not int or not 0 < number <= _MOST_CLASSES):
-        expected = f"a number of classes from 1 to {_MOST_CLASSES}"
+    if number is not None and (type(number) is not int or not 0 < number <= MAX_CLASSES):
+        expected = f"a number of classes from 1 to {MAX_CLASSES}"
         raise DataError(f"{file}: nc: got {shown(number)}, expected {expected}")
     if names is None:
         if number is None:
@@ -122,7 +122,7 @@ def _classes(file: Path, content: Mapping[str, Any]) -> tuple[str, ...]:
         if set(names) != set(range(len(names))):
             raise DataError(f"{file}: names: the numbers of the classes are not 0, 1, 2, …")
         names = [names[i] for i in range(len(names))]
-    if not isinstance(names, list) or not 0 < len(names) <= _MOST_CLASSES:
+    if not isinstance(names, list) or not 0 < len(names) <= MAX_CLASSES:
         raise DataError(f"{file}: names: got {shown(names)}, expected a list of class names")
     for name in names:
         # YAML reads no and yes as booleans, and an empty line as null.
@@ -173,7 +173,9 @@ def _images_below(folder: Path) -> Iterator[Path]:
 def lines_of(file: Path) -> Iterator[tuple[int, str]]:
     """Yield number and text of the lines that are not empty; raise DataError unless it is UTF-8."""
     try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
+        lines = read_text(file, encoding="utf-8-sig").splitlines()
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{file}: not a text file in UTF-8") from error
     for number, line in enumerate(lines, start=1):

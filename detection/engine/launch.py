@@ -34,7 +34,7 @@ from detection.engine.trainer import work
 from detection.engine.weights import Coverage, EngineResult
 from moco.common import distributed
 from moco.common.errors import DataError, NumericError, Preempted, UserError, kill_children
-from moco.common.files import atomic_write_json, atomic_write_text, hold
+from moco.common.files import atomic_write_json, atomic_write_text, hold, read_text
 from moco.engine.stop import StopRequest, end, stop_signals
 
 logger = logging.getLogger(__name__)
@@ -196,7 +196,7 @@ def report(job: Job, work: Work, outcome: Path, *, rank: int, local_rank: int) -
 
 def _is_consequence(outcome: Path) -> bool:
     """Return whether an outcome is no error, or one that another process's failure may cause."""
-    content = json.loads(outcome.read_text(encoding="utf-8"))
+    content = json.loads(read_text(outcome))
     return "error" not in content or bool(content["consequence"])
 
 
@@ -208,7 +208,7 @@ def read_outcome(path: Path) -> EngineResult:
         RuntimeError: If the process raised an unexpected error, whose traceback is a note of this
             one.
     """
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = json.loads(read_text(path))
     if "preempted" in content:
         raise Preempted(content["preempted"])
     if "error" in content:
@@ -271,5 +271,5 @@ class _WorkerStop(StopRequest):
     @property
     def received(self) -> int | None:
         if self._number is None and self._mark.is_file():
-            self._number = int(self._mark.read_text(encoding="utf-8"))
+            self._number = int(read_text(self._mark))
         return super().received

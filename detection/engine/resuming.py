@@ -12,6 +12,7 @@ from torch import nn
 
 from detection.evaluation.metrics import HEADLINE
 from moco.common.errors import NumericError, UserError
+from moco.common.files import read_text
 from moco.common.run import RECORD_NAME, drop_metrics, metrics_lines
 from moco.engine.checkpoint import POINTER_NAME, set_aside
 
@@ -69,7 +70,7 @@ def last_checkpoint(folder: Path) -> Path | None:
     record = folder / POINTER_NAME
     if not record.is_file():
         return None
-    name = record.read_text(encoding="utf-8").strip()
+    name = read_text(record).strip()
     if Path(name).name != name:
         raise UserError(f"{record}: {name!r} is not the name of a file in this folder")
     return folder / name

@@ -1,6 +1,5 @@
 """Run of a task in its folder: its description, its record, and the summary at the end."""
 
-import shlex
 import shutil
 import time
 from collections.abc import Sequence
@@ -35,9 +34,9 @@ from detection.evaluation.reachable import (
     reachable,
 )
 from detection.modeling.backbones import backbone_type
-from moco.common.command import program
+from moco.common.command import program, quoted
 from moco.common.errors import Preempted, plural, printable, say
-from moco.common.files import atomic_write_json, atomic_write_text, sha256_file
+from moco.common.files import atomic_write_json, atomic_write_text, open_file, sha256_file
 from moco.common.run import START_NAME, RunFolder, RunRecord, provenance, write_record
 
 MAX_SECONDS_OF_PERFECT = 60
@@ -159,7 +158,7 @@ def run_in_folder(
                 weights = {"weights_sha256": weights_sha256(task.weights)}
                 atomic_write_json(folder.path / START_NAME, weights)
             atomic_write_text(results / CONFIG_NAME, task.cfg.dump())
-        with (folder.path / "log.txt").open("a", encoding="utf-8") as log:
+        with open_file(folder.path / "log.txt", "a", encoding="utf-8") as log:
             log.write(f"{description}\n")
         from detection.engine import launch  # imports torchvision
 
@@ -201,7 +200,7 @@ def run_in_folder(
         return
     files = ("run.json", "model_final.pth", "metrics.json", "log.txt", "config.yaml")
     present = [name for name in files if (path.parent / name).is_file()]
-    table = f"{program('table', 'python -m benchmarks.make_table')} {shlex.quote(str(path.parent))}"
+    table = f"{program('table', 'python -m benchmarks.make_table')} {quoted(path.parent)}"
     say(f"wrote {path.parent}: {', '.join(present)}", f"next: {table}")
 
 

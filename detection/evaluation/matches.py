@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from detection.evaluation.metrics import MATCHES_NAME, MAX_MATCHES_BYTES
 from moco.common.errors import DataError
-from moco.common.files import PathLike, atomic_write
+from moco.common.files import PathLike, atomic_write, open_file
 from moco.common.limits import Implausible, open_zip, read_part
 
 THRESHOLDS = 10  # .50:.05:.95, also of keypoints' OKS
@@ -125,7 +125,7 @@ def read_matches(path: Path) -> MatchFile:
         DataError: If the file cannot be read, is damaged, or is implausibly large.
     """
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             return parse_matches(file, path)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detection.evaluation.base import Prediction
-from moco.common.files import atomic_write_json, atomic_write_text
+from moco.common.files import atomic_write_json, atomic_write_text, read_text
 
 Row = dict[str, Any]
 
@@ -62,7 +62,7 @@ def read_voc(path: Path) -> defaultdict[str, list[Row]]:
         ValueError: If a number is not finite.
     """
     found = defaultdict(list)
-    for row in json.loads(path.read_text(encoding="utf-8"))["predictions"]:
+    for row in json.loads(read_text(path))["predictions"]:
         if not np.isfinite([row["score"], *row["bbox"]]).all():
             raise ValueError(f"{path}: image {row['image_id']}: a score or box is not finite")
         found[str(row["image_id"])].append(row)

@@ -6,9 +6,7 @@ the step and moco/engine/loop.py the loop around it. As in pre-training, OUTPUT_
 """
 
 import argparse
-import shlex
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moco.classification.config import CROP_PX, Protocol, load_classify_cfg, with_weights
@@ -19,10 +17,11 @@ from moco.common.command import (
     converter,
     parse_training_args,
     program,
+    quoted,
     training_parser,
 )
 from moco.common.errors import say
-from moco.common.files import format_of
+from moco.common.files import expanded, format_of
 from moco.common.pretrained import check_weights
 from moco.common.run import RunFolder
 from moco.data.images import check_present
@@ -66,7 +65,7 @@ def main(protocol: Protocol, argv: Sequence[str], read: "Reader") -> None:
     if args.checkpoint != RANDOM:
         check_weights(args.checkpoint)
     if args.resume not in (None, AUTO):
-        format_of(Path(args.resume).expanduser())
+        format_of(expanded(args.resume))
     main_process = distributed.launched_rank() == 0
     if main_process:
         say(f"{protocol.kind}: {args.checkpoint} on {cfg.DATA.ROOT}, to {cfg.OUTPUT_DIR}")
@@ -95,4 +94,4 @@ def main(protocol: Protocol, argv: Sequence[str], read: "Reader") -> None:
             checkpoint = train(training, folder, args.resume, args.extend)
     if main_process:
         table = program("table", "python -m benchmarks.make_table")
-        say(f"checkpoint: {checkpoint}", f"next: {table} {shlex.quote(str(folder.path))}")
+        say(f"checkpoint: {checkpoint}", f"next: {table} {quoted(folder.path)}")

@@ -14,7 +14,6 @@ import json
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -22,7 +21,7 @@ from fvcore.common.config import BASE_KEY, CfgNode
 
 from moco.common import shipped
 from moco.common.errors import UserError
-from moco.common.files import PathLike
+from moco.common.files import PathLike, expanded, read_text
 
 MAX_PARTS = 100_000
 MAX_BASES = 8
@@ -84,13 +83,13 @@ def read_yaml(path: PathLike, _depth: int = 0) -> dict[str, Any]:
         UserError: If the file is missing, is not valid YAML, has tags that build objects or more
             than MAX_PARTS values, or if its `_BASE_` is remote or refers to itself.
     """
-    path = Path(path).expanduser()
+    path = expanded(path)
     if _depth > MAX_BASES:
         raise UserError(f"{path}: more than {MAX_BASES} levels of {BASE_KEY}; does it name itself?")
     if path.suffix not in (".yaml", ".yml"):
         raise UserError(f"{path}: expected a .yaml file")
     try:
-        own = copy.deepcopy(_parse(path.read_text(encoding="utf-8")))
+        own = copy.deepcopy(_parse(read_text(path)))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
     except yaml.constructor.ConstructorError as error:
@@ -115,7 +114,7 @@ def read_yaml(path: PathLike, _depth: int = 0) -> dict[str, Any]:
             )
         if "://" in base:
             raise UserError(f"{path}: {BASE_KEY} {base} is remote; copy it next to this file")
-        local = path.parent / Path(base).expanduser()
+        local = path.parent / expanded(base)
         try:
             exists = local.exists()
         except (OSError, ValueError) as error:  # too long, a NUL

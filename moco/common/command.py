@@ -4,13 +4,16 @@ Flags of the official code are aliases of keys; explicit `KEY VALUE` pairs are a
 """
 
 import argparse
+import os
 import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 
 from moco.common import shipped
 from moco.common.cfgnode import split_assignments
+from moco.common.errors import printable
 
 NAME = "moco-transfer"  # the console command
 RANDOM = "random"  # weights argument: random initialization
@@ -42,6 +45,26 @@ def program(command: str, otherwise: str) -> str:
     """
     console = sys.argv[0] == NAME or not shipped.CHECKOUT
     return f"{NAME} {command}" if console else otherwise
+
+
+def quoted(*words: object) -> str:
+    r"""Return words as a shell reads them back, for a command in a message.
+
+    A message has one line, so that a line break becomes `\x0a` in `$'…'`, as bash and zsh read it.
+    """
+    return " ".join(_quoted(str(word)) for word in words)
+
+
+def _quoted(word: str) -> str:
+    if printable(word) == word:
+        return shlex.quote(word)
+    return f"$'{''.join(map(_escaped, word))}'"
+
+
+def _escaped(char: str) -> str:
+    if char.isprintable() and char not in "\\'":
+        return char
+    return "".join(f"\\x{byte:02x}" for byte in os.fsencode(char))
 
 
 def converter() -> str:

@@ -18,10 +18,10 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moco.common.errors import UserError
+from moco.common.files import read_text
 
 if TYPE_CHECKING:
     import torch
@@ -433,9 +433,7 @@ def _named(processes: list[int]) -> str:
 def _kill_sibling(pid: int) -> None:
     """Kill a process if it is still a child of the same torchrun; its pid may have been reused."""
     try:
-        parent = int(
-            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1]
-        )
+        parent = int(read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()[1])
         if parent == os.getppid():
             os.kill(pid, signal.SIGKILL)
     except OSError:

@@ -20,7 +20,7 @@ from urllib.parse import urljoin, urlsplit
 from filelock import FileLock, Timeout
 
 from moco.common.errors import DataError, UserError, printable, shown
-from moco.common.files import PathLike, cannot_write
+from moco.common.files import PathLike, cannot_write, expanded, open_file, read_text
 from moco.common.progress import Progress
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def cache_folder() -> Path:
     """Return the folder of the downloads; it need not exist."""
     from pooch import os_cache
 
-    return Path(os.environ.get(CACHE) or os_cache("moco-transfer")).expanduser()
+    return expanded(os.environ.get(CACHE) or os_cache("moco-transfer"))
 
 
 def is_offline() -> bool:
@@ -194,7 +194,7 @@ class _Part:
         headers = {
             "Accept-Encoding": "identity"
         }  # offsets of a compressed part do not fit the file
-        state = self._state_path.read_text(encoding="utf-8") if self._state_path.exists() else ""
+        state = read_text(self._state_path) if self._state_path.exists() else ""
         if have and (state or self._digest):
             headers["Range"] = f"bytes={have}-"
             if state:
@@ -248,7 +248,7 @@ class _Part:
             self._state_path.write_text(state, encoding="utf-8")
         desc = f"download {self._final.name}"
         bar = Progress(total // MB, desc, "MB", have // MB, silent=total < MB)
-        with open(self._path, "ab" if rest else "wb") as file, bar:
+        with open_file(self._path, "ab" if rest else "wb") as file, bar:
             for chunk in response.iter_content(CHUNK_BYTES):
                 before, have = have, have + len(chunk)
                 if total and have > total:

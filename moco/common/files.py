@@ -3,22 +3,25 @@
 Writing: a temporary file in the same folder, fsync, `os.replace`, fsync of the folder. A crash or a
 full disk at any point leaves the old file or the new one, never a partial one.
 
-Reading: no file is trusted. One reader, moco/common/unpickler.py with moco/common/torch_files.py
-for the format of torch.save, reads both weights and the project's own checkpoints. In weights,
-objects of any class become inert data, and their names are listed; the project's own files contain
-none, and a file that does is refused.
+Reading: no file is trusted. `open_file` opens regular files only, as a pipe or a device may never
+answer. One reader, moco/common/unpickler.py with moco/common/torch_files.py for the format of
+torch.save, reads both weights and the project's own checkpoints. In weights, objects of any class
+become inert data, and their names are listed; the project's own files contain none, and a file that
+does is refused.
 """
 
+import errno
 import hashlib
 import io
 import json
 import os
 import re
+import stat
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TextIO, TypeVar, overload
 from uuid import uuid4
 
 from moco.common.errors import DataError, UserError, first_few, printable
@@ -93,6 +96,73 @@ def _check_held(path: Path) -> None:
             )
 
 
+@overload
+def open_file(path: PathLike, mode: Literal["rb"] = "rb") -> io.BufferedReader: ...
+
+
+@overload
+def open_file(path: PathLike, mode: Literal["ab", "wb", "xb"]) -> io.BufferedWriter: ...
+
+
+@overload
+def open_file(path: PathLike, mode: Literal["r", "a"], **text: str) -> TextIO: ...
+
+
+def open_file(path: PathLike, mode: str = "rb", **text: Any) -> Any:
+    """Open a regular file, as `open` does.
+
+    Raises:
+        OSError: If `open` raises it, or the file is a pipe or a device.
+    """
+    return open(path, mode, opener=open_descriptor, **text)
+
+
+def open_descriptor(path: PathLike, flags: int) -> int:
+    """Open a regular file, as `os.open` does; raise OSError if it is none."""
+    try:
+        # Opening a pipe would otherwise wait for its other end.
+        fd = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket, or a pipe that nobody reads
+            raise _special(path) from error
+        raise
+    try:
+        _check_regular(path, os.fstat(fd))
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def regular(path: PathLike) -> PathLike:
+    """Return the path of a file that a library opens; raise OSError if it is no regular file."""
+    _check_regular(path, os.stat(path))
+    return path
+
+
+def _check_regular(path: PathLike, found: os.stat_result) -> None:
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    if not stat.S_ISREG(found.st_mode):
+        raise _special(path)
+
+
+def _special(path: PathLike) -> OSError:
+    return OSError(errno.EINVAL, "a pipe or device, not a file", os.fspath(path))
+
+
+def read_bytes(path: PathLike) -> bytes:
+    """Read a regular file, as `Path.read_bytes` does; see `open_file`."""
+    with open_file(path) as file:
+        return file.read()
+
+
+def read_text(path: PathLike, encoding: str = "utf-8", errors: str = "strict") -> str:
+    """Read a regular file as text, as `Path.read_text` does; see `open_file`."""
+    with open_file(path, "r", encoding=encoding, errors=errors) as file:
+        return file.read()
+
+
 def atomic_write(path: PathLike, writer: Callable[[BinaryIO], object]) -> None:
     """Call `writer` on a temporary file, then move that to `path` in one step.
 
@@ -105,7 +175,7 @@ def atomic_write(path: PathLike, writer: Callable[[BinaryIO], object]) -> None:
     temporary = path.with_name(f"{TEMPORARY_PREFIX}{uuid4().hex}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "xb") as file:
+        with open_file(temporary, "xb") as file:
             writer(file)
             file.flush()
             os.fsync(file.fileno())
@@ -134,6 +204,38 @@ def cannot_write(path: PathLike, error: OSError, written: int) -> UserError:
 def atomic_write_text(path: PathLike, text: str) -> None:
     """Write `text` as UTF-8, atomically."""
     atomic_write(path, lambda file: file.write(text.encode()))
+
+
+def write_together(texts: Mapping[Path, str]) -> None:
+    """Write new text files as UTF-8, all or none.
+
+    The last one is renamed last, so it should be the one without which readers use none: if the
+    process is killed between two of them, it is missing, and the same call completes them.
+
+    Raises:
+        UserError: If one exists with another content, or cannot be written.
+    """
+    for path, text in texts.items():
+        own = path.is_file() and not path.is_symlink()
+        if os.path.lexists(path) and not (own and read_text(path) == text):
+            raise UserError(f"{path} exists, and is not overwritten; move it away")
+    temporaries = {path: path.with_name(f"{TEMPORARY_PREFIX}{uuid4().hex}") for path in texts}
+    written: list[Path] = []
+    try:
+        for path, text in texts.items():
+            atomic_write_text(temporaries[path], text)
+        for path, temporary in temporaries.items():
+            os.replace(temporary, path)
+            written.append(path)
+    except BaseException as error:
+        for path in written:
+            path.unlink()
+        if isinstance(error, OSError):
+            raise cannot_write(path, error, 0) from error
+        raise
+    finally:
+        for temporary in temporaries.values():
+            temporary.unlink(missing_ok=True)
 
 
 def atomic_write_json(path: PathLike, value: Any) -> None:
@@ -224,7 +326,7 @@ def format_of(path: PathLike) -> str:
         DataError: If the file is missing or empty.
     """
     _require_file(path)
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         start = file.read(512)
     if start.startswith(b"PK") or any(m in start[:64] for m in _LEGACY_MAGIC):
         return "torch"
@@ -245,7 +347,7 @@ def _load(
     _require_file(path)
     found: set[str] = set()
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             value = read(file, os.fstat(file.fileno()).st_size, found)
         if found and objects is None:
             raise Refused(f"it names {named_objects(found)}, where only tensors and text can be")
@@ -281,10 +383,10 @@ def harmful_objects(objects: Collection[str]) -> list[str]:
 
 def _reason(path: PathLike, form: str, error: Exception) -> str:
     """Return why a file could not be read, without control characters."""
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         start = file.read(512)
     # Only the end of a zip file shows that it is complete.
-    if start.startswith(b"PK") and not zipfile.is_zipfile(path):
+    if start.startswith(b"PK") and not zipfile.is_zipfile(regular(path)):
         return f"not {form} or damaged (cut off: copied or downloaded in part?)"
     for magic, what in _FOREIGN:
         if re.match(magic, start, re.DOTALL):
@@ -293,22 +395,41 @@ def _reason(path: PathLike, form: str, error: Exception) -> str:
     return f"not {form} or damaged ({printable(lines[0][:120])})"
 
 
+def expanded(path: PathLike) -> Path:
+    """Return the path with the home folder in place of a leading `~` or `~user`.
+
+    A name such as `~backup` that is no user's stays: it is that of a file.
+
+    Raises:
+        UserError: If the home folder is not known.
+    """
+    found = Path(os.path.expanduser(path))
+    if found.parts[:1] == ("~",):
+        raise UserError(f"{path}: the home folder is unknown; set HOME, or give the whole path")
+    return found
+
+
 def existing_folder(path: PathLike) -> Path:
     """Return the path, or the nearest folder above it that exists: the disk that will hold it."""
-    path = Path(path).expanduser().absolute()
+    path = expanded(path).absolute()
     return next(place for place in (path, *path.parents) if place.exists())
 
 
-def files_below(folder: PathLike) -> Iterator[str]:
+def files_below(folder: PathLike, without: Collection[str] = ()) -> Iterator[str]:
     """Yield the paths of all files below a folder, relative to it, except hidden ones.
 
     Symbolic links are followed; each real folder is visited once.
+
+    Args:
+        folder: The folder.
+        without: Names of files; a folder below that has one of them is left out.
     """
     seen = set()
     for parent, folders, files in os.walk(folder, followlinks=True):
         real, inside = os.path.realpath(parent), os.path.relpath(parent, folder)
-        folders[:] = [] if real in seen else sorted(name for name in folders if name[0] != ".")
-        for name in () if real in seen else files:
+        skip = real in seen or (inside != os.curdir and not set(without).isdisjoint(files))
+        folders[:] = [] if skip else sorted(name for name in folders if name[0] != ".")
+        for name in () if skip else files:
             if name[0] != ".":
                 yield name if inside == os.curdir else os.path.join(inside, name)
         seen.add(real)
@@ -316,7 +437,7 @@ def files_below(folder: PathLike) -> Iterator[str]:
 
 def sha256_file(path: PathLike) -> str:
     """Return the hex SHA-256 of a file's bytes."""
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -38,7 +38,7 @@ from moco.common.download import (
     is_offline,
 )
 from moco.common.errors import DataError, UserError, first_few, printable
-from moco.common.files import PathLike, format_of
+from moco.common.files import PathLike, expanded, format_of, open_file
 from moco.common.sharded import files_of
 from moco.common.shipped import CONFIGS
 
@@ -119,7 +119,7 @@ class Web:
         """Return the file if it has been downloaded, also by Detectron2."""
         files = [self.file]
         if self.address.startswith(tuple(MODEL_ZOO.values())):
-            cache = Path(os.environ.get("FVCORE_CACHE", "~/.torch/iopath_cache")).expanduser()
+            cache = expanded(os.environ.get("FVCORE_CACHE", "~/.torch/iopath_cache"))
             files.append(cache / urlsplit(self.address).path.lstrip("/"))
         return next((file for file in files if is_downloaded(file, self.digest)), None)
 
@@ -216,14 +216,14 @@ def locate(weights: PathLike) -> LocalWeights:
     if (remote := find_remote(weights)) is not None:
         path, origin = remote.fetch()
         return LocalWeights(path, remote.init, f"weights {remote.init}: from {origin}")
-    path = Path(weights).expanduser()
+    path = expanded(weights)
     return LocalWeights(path, "", _sidecar_origin(path))
 
 
 def check_weights(weights: str) -> None:
     """Check a weights argument without a network; raise the errors of `locate`."""
     if find_remote(weights) is None:
-        path = Path(weights).expanduser()
+        path = expanded(weights)
         if not path.exists() and (names := like(weights)):
             raise DataError(f"{weights}: no such file{names}")
         if not path.is_dir():
@@ -383,6 +383,6 @@ def sidecar(weights: Path, name: str) -> Path:
 
 def _sidecar_origin(path: Path) -> str:
     """Read the origin that a suite stores next to its copy of downloaded weights."""
-    with suppress(OSError, ValueError), open(f"{path}{ORIGIN}", encoding="utf-8") as file:
+    with suppress(OSError, ValueError), open_file(f"{path}{ORIGIN}", "r", encoding="utf-8") as file:
         return printable(file.read(1000).strip())
     return ""

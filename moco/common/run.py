@@ -32,6 +32,9 @@ from moco.common.files import (
     cannot_write,
     hold,
     let_go,
+    open_file,
+    read_bytes,
+    read_text,
 )
 from moco.common.limits import Implausible, check_parts
 from moco.common.shipped import CHECKOUT, ROOT
@@ -122,7 +125,7 @@ class RunFolder:
         line = json.dumps(jsonable(dict(values)), allow_nan=False)
         path = self.path / METRICS_NAME
         try:
-            with open(path, "a", encoding="utf-8") as file:
+            with open_file(path, "a", encoding="utf-8") as file:
                 file.write(line + "\n")
         except OSError as error:
             raise cannot_write(path, error, path.stat().st_size if path.exists() else 0) from error
@@ -148,7 +151,7 @@ def drop_metrics(
 ) -> None:
     """Remove the lines of metrics.json after an iteration, whose steps will be repeated.
 
-    A line that a crash truncated, or for which `keep` is false, is removed as well.
+    A line that `metrics_lines` leaves out, or for which `keep` is false, is removed as well.
     """
     if (lines := metrics_lines(folder)) is not None:
         kept = [line for line in lines if line["iteration"] <= last and keep(line)]
@@ -157,13 +160,19 @@ def drop_metrics(
 
 
 def metrics_lines(folder: PathLike) -> list[dict[str, Any]] | None:
-    """Read the lines of metrics.json, except a truncated one; None if there is no file."""
+    """Read the lines of metrics.json; None if there is no file.
+
+    A truncated line, or one that is no mapping with an iteration, is left out.
+    """
     path, lines = Path(folder) / METRICS_NAME, []
     if not path.is_file():
         return None
-    for text in path.read_text(encoding="utf-8").splitlines():
-        with suppress(ValueError):
-            lines.append(json.loads(text))
+    for text in read_text(path).splitlines():
+        with suppress(ValueError, RecursionError):
+            line = json.loads(text)
+            at: Any = line.get("iteration") if isinstance(line, dict) else None
+            if _is_number(at) and math.isfinite(at):
+                lines.append(line)
     return lines
 
 
@@ -266,7 +275,7 @@ def read_record(path: PathLike) -> RunRecord:
         UserError: If the file cannot be read or is not valid; see `parse_record`.
     """
     try:
-        text = Path(path).read_bytes()
+        text = read_bytes(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
     return parse_record(text, path)
@@ -404,7 +413,7 @@ def source_sha256() -> str:
     for package in SOURCES:
         for path in sorted((ROOT / package).rglob("*.py")):
             digest.update(f"{path.relative_to(ROOT).as_posix()}\0".encode())
-            digest.update(hashlib.sha256(path.read_bytes()).digest())
+            digest.update(hashlib.sha256(read_bytes(path)).digest())
     return digest.hexdigest()
 
 
@@ -423,7 +432,7 @@ def _git_revision() -> str | None:
 
 def _cpu_name() -> str:
     try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        for line in read_text("/proc/cpuinfo").splitlines():
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     except OSError:

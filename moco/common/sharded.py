@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from moco.common.errors import DataError, printable, shown
-from moco.common.files import harmful_objects, load_pickle, load_torch
+from moco.common.files import harmful_objects, load_pickle, load_torch, open_file, read_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,14 +35,14 @@ def parts_of(path: Path) -> dict[str, str] | None:
     if not path.is_file():
         return None  # whoever reads it reports why; opening a pipe would block
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             if not _INDEX.match(file.read(1 << 16)):
                 return None
         if path.stat().st_size > MAX_INDEX_BYTES:
             raise DataError(
                 f"{path}: index of more than {MAX_INDEX_BYTES} bytes, which is not supported"
             )
-        parts = json.loads(path.read_bytes())["weight_map"]
+        parts = json.loads(read_bytes(path))["weight_map"]
     except OSError:
         return None
     except (ValueError, RecursionError, KeyError, TypeError) as error:

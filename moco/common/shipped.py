@@ -8,7 +8,7 @@ import difflib
 from pathlib import Path
 
 from moco.common.errors import UserError, first_few
-from moco.common.files import PathLike
+from moco.common.files import PathLike, expanded
 
 # Folder that contains the packages: the checkout, or site-packages.
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,7 +49,7 @@ def resolve(name: PathLike, *, suite: bool = False) -> Path:
         UserError: If there is neither (the message lists similar names), or several shipped files
             have the name.
     """
-    path = Path(name).expanduser()
+    path = expanded(name)
     found = path if path.is_file() else find(name, suite=suite)
     if found is None:
         known = {each.rpartition("/")[2]: each for each in names()}

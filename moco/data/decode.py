@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from moco.common.errors import DataError
-from moco.common.files import PathLike
+from moco.common.files import PathLike, regular
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,8 +64,8 @@ def decode_pixels(file: PathLike | bytes, name: str = "") -> "Tensor":
 def _opened(file: PathLike | bytes, name: str) -> Iterator[Image.Image]:
     """Open an image, reading its header alone; errors while it is open become DataErrors."""
     label = name if isinstance(file, bytes) else os.fspath(file)
-    source: Any = io.BytesIO(file) if isinstance(file, bytes) else file
     try:
+        source: Any = io.BytesIO(file) if isinstance(file, bytes) else regular(file)
         with warnings.catch_warnings():
             # The size is checked below against the same limit, and exceeding it is an error.
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from moco.common.errors import DataError, UserError, first_few, plural
-from moco.common.files import PathLike, files_below
+from moco.common.files import PathLike, expanded, files_below, read_text, regular
 from moco.common.progress import Progress
 from moco.data import cifar
 from moco.data.decode import FORMATS, SUFFIXES, decode_pixels
@@ -182,7 +182,7 @@ def notes_on(images: Images) -> list[str]:
 def _has_16_bits(path: PathLike) -> bool:
     """Return whether pixels have 16 bits, by the header alone: decoding may hang or crash."""
     unreadable = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
-    with suppress(*unreadable), Image.open(path, formats=FORMATS) as image:
+    with suppress(*unreadable), Image.open(regular(path), formats=FORMATS) as image:
         return image.mode.startswith("I")
     return False
 
@@ -228,7 +228,7 @@ def check_present(root: PathLike, labeled: bool = False) -> None:
     tree = LABELED_TREE if labeled else EXAMPLE_TREE
     if not root:
         raise UserError(f"DATA.ROOT is not set; add DATA.ROOT and a folder with {tree}")
-    if not Path(root).expanduser().exists() and (labeled or not find_shards(root)):
+    if not expanded(root).exists() and (labeled or not find_shards(root)):
         raise DataError(f"{root}: no such folder; expected images as {tree}")
 
 
@@ -288,7 +288,7 @@ def find_images(root: PathLike) -> list[Path]:
 
 def _found(root: PathLike) -> tuple[list[Path], str]:
     """Return `find_images(root)` and a note on the files that it skips."""
-    root = Path(root).expanduser()
+    root = expanded(root)
     if root.suffix == ".txt" and root.is_file():
         return _listed_images(root), ""
     if not root.is_dir():
@@ -317,7 +317,7 @@ def find_labeled_images(folder: PathLike) -> tuple[list[Path], list[int], list[s
     Raises:
         DataError: If there is no such folder, or no class folder with images.
     """
-    folder = Path(folder).expanduser()
+    folder = expanded(folder)
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder; expected {LABELED_TREE}")
     images: list[Path] = []
@@ -357,7 +357,7 @@ def _left_out(folder: Path, others: Sequence[str]) -> str:
 
 def _listed_images(path: Path) -> list[Path]:
     images = []
-    text = path.read_text(encoding="utf-8", errors="surrogateescape")
+    text = read_text(path, errors="surrogateescape")
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue

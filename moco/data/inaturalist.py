@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from moco.common.errors import DataError
-from moco.common.files import PathLike
+from moco.common.files import PathLike, expanded, read_text
 from moco.data.images import FileImages, LabeledSets
 
 LISTS = ("train2018.json", "val2018.json")
@@ -17,7 +17,7 @@ LISTS = ("train2018.json", "val2018.json")
 
 def find_inaturalist(root: PathLike) -> Path | None:
     """Return `root` if it contains the lists of both splits, else None."""
-    root = Path(root).expanduser()
+    root = expanded(root)
     return root if all((root / name).is_file() for name in LISTS) else None
 
 
@@ -52,7 +52,7 @@ def _split(root: Path, name: str) -> tuple[dict[int, str], list[str], list[int]]
     """
     path = root / name
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads(read_text(path))
         names = {int(entry["id"]): str(entry["name"]) for entry in content["categories"]}
         labels = {entry["image_id"]: entry["category_id"] for entry in content["annotations"]}
         images = sorted((int(entry["id"]), str(entry["file_name"])) for entry in content["images"])

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moco.common.errors import DataError, UserError, plural, printable
-from moco.common.files import PathLike, atomic_write_json
+from moco.common.files import PathLike, atomic_write_json, expanded, open_file, read_text
 from moco.common.progress import Progress
 from moco.data.decode import SUFFIXES, decode_pixels
 
@@ -189,17 +189,17 @@ def find_shards(root: PathLike) -> list[Path] | None:
             f"{text}: pipes and URLs are not supported (a pipe runs commands); "
             f"copy the shards and pass {EXAMPLE}"
         )
-    is_folder = Path(text).expanduser().is_dir()
+    is_folder = expanded(text).is_dir()
     if not is_folder and re.search(r"\.(tgz|tar\.\w+)$", text):
         raise UserError(f"{text}: {_repack('a compressed tar')}")
     if not is_folder and text.endswith(".tar"):
         shards = []
         for path in expand_braces(text):
-            shards.append(Path(path).expanduser())
+            shards.append(expanded(path))
             if not shards[-1].is_file():
                 raise DataError(f"{shards[-1]}: no such file; expected {EXAMPLE}")
         return shards
-    folder = Path(root).expanduser()
+    folder = expanded(root)
     folder = folder / "train" if (folder / "train").is_dir() else folder
     shards = sorted(path for path in folder.glob("*.tar") if not path.name.startswith("."))
     if not shards:
@@ -276,7 +276,7 @@ class _Shard:
 
 def _open(path: Path) -> BinaryIO:
     try:
-        return open(path, "rb")
+        return open_file(path)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
 
@@ -367,7 +367,7 @@ def _write_index(path: Path, counts: dict[tuple[str, int], int]) -> None:
 def _read_index(path: Path) -> dict[tuple[str, int], int]:
     """Read the number of images by (resolved path, file size); empty if there is no index."""
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))["shardlist"]
+        entries = json.loads(read_text(path))["shardlist"]
         return {
             (str((path.parent / entry["url"]).resolve()), int(entry["filesize"])): entry["nsamples"]
             for entry in entries

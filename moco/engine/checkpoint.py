@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from moco.common.errors import DataError, say
-from moco.common.files import PathLike, atomic_torch_save, atomic_write_text, load_torch
+from moco.common.files import PathLike, atomic_torch_save, atomic_write_text, load_torch, read_text
 from moco.common.run import RECORD_NAME
 
 FORMAT = "moco-transfer/1"
@@ -158,7 +158,7 @@ def last_checkpoint(folder: PathLike) -> Path:
         )
     pointer = Path(folder) / POINTER_NAME
     try:
-        name = pointer.read_text(encoding="utf-8", errors="replace").strip()
+        name = read_text(pointer, errors="replace").strip()
     except OSError:
         name = ""
     return next((path for path in paths if path.name == name), paths[-1])

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from fvcore.common.config import CfgNode
 
 from moco.common.distributed import highest, is_main, local_processes, local_rank
 from moco.common.errors import UserError
+from moco.common.files import read_text
 from moco.common.keys import Key, one_of
 from moco.engine.keys import PRECISIONS
 
@@ -62,7 +62,7 @@ def has_fast_bf16(device: torch.device) -> bool:
     else:
         found = set()
         with suppress(OSError):  # Linux
-            found = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
+            found = set(read_text("/proc/cpuinfo").split())
     return not found.isdisjoint({"avx512_bf16", "amx_bf16"})
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from fvcore.common.registry import Registry
 
 from moco.common.errors import UserError
-from moco.common.files import atomic_write_json
+from moco.common.files import atomic_write_json, read_text
 from moco.common.registry import lookup
 from moco.common.run import LOGGERS_NAME
 
@@ -158,7 +158,7 @@ def _why(name: str, error: Exception) -> str:
 def _read_ids(path: Path) -> dict[str, str]:
     """Read the run's ids by logger; {} for a new run or an invalid file."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_text(path))
         return {k: v for k, v in found.items() if re.fullmatch(r"[\w-]{1,128}", v)}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}

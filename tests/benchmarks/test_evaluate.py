@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import evaluate
+from benchmarks import evaluate, run_suite
 from benchmarks.suites.synthetic import write_scenes
 from detection.config.resolve import resolve_names
 from detection.config.task import default_task, load_task
 from detection.datasets import custom_keys, find_custom, read_split
 from moco.common.cfgnode import split_assignments
 from moco.common.errors import DataError, UserError
+from tests.benchmarks.suites.fake_trainer import FakePrograms
+from tests.benchmarks.suites.lab import Lab
 from tests.oracles.resnets import make_resnet
 
 
@@ -242,6 +244,36 @@ def test_what_other_machines_compute_is_not_timed(tmp_path, weights, capsys, mon
         assert len(json.loads((tmp_path / "plan.json").read_text())["runs"]) == 1
     else:
         assert "1 to do; how long that takes is not known" in shown
+
+
+@pytest.mark.parametrize("place", ["inside", "beside"])
+def test_a_folder_with_a_blank_and_its_own_output(tmp_path, weights, capsys, monkeypatch, place):
+    """The output is in the folder of the data, which the same command continues."""
+    data = tmp_path / "my données (1)"
+    write_scenes(data, 4, 2, seed=0)
+    monkeypatch.chdir(data if place == "inside" else tmp_path)
+    lab = Lab(tmp_path)
+    monkeypatch.setattr(run_suite, "write_tables", lambda *arguments: [])
+    argv = ["--data", "." if place == "inside" else data.name, "--trials", "1"]
+    argv += ["--init", f"mine={weights}", "--executor", "cpu", "--seconds-per-iteration", "1"]
+    for _ in range(2):
+        evaluate.main(argv, FakePrograms(lab.journal))
+    lab.assert_once(1)
+    assert [path.name for path in Path("output").iterdir()] == [data.name]
+    out = tmp_path / "out of it"
+    evaluate.main([*argv, "--output", str(out)], FakePrograms(lab.journal))
+    assert (out / "suite.json").is_file()
+
+
+def test_a_plan_is_not_written_into_the_data(tmp_path, weights, monkeypatch):
+    """The plan would change the digest of the data, and the call without --plan be refused."""
+    write_scenes(tmp_path / "scenes", 4, 2, seed=0)
+    monkeypatch.chdir(tmp_path / "scenes")
+    argv = ["--data", ".", "--init", f"mine={weights}", "--plan", "plan.json"]
+    argv += ["--seconds-per-iteration", "1"]
+    with pytest.raises(UserError, match=r"plan\.json: is inside the dataset"):
+        evaluate.main(argv, FakePrograms(tmp_path / "journal"))
+    assert not Path("output").exists()
 
 
 @pytest.mark.slow

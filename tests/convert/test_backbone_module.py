@@ -37,7 +37,7 @@ def test_a_file_and_its_options(tmp_path) -> None:
     assert backbone.mean.flatten().tolist() == [102, 127.5, 153]
     other = load_backbone(tmp_path / "checkpoint.pth.tar", encoder="key", mean=(1.5, 2, 3))
     assert other.contract.encoder == "key" and other.contract.pixels.mean == (1.5, 2, 3)
-    with pytest.raises(UserError, match="--heads"):
+    with pytest.raises(UserError, match=r"^heads: no such option"):
         load_backbone(tmp_path / "checkpoint.pth.tar", heads=3)
 
 

@@ -4,10 +4,12 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from torchvision.models import resnet18
 
 import moco_transfer as mt
@@ -132,6 +134,25 @@ def test_a_module_in_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
         ({"workers": -1}, "workers: got -1"),
         ({"baseline": "mine"}, "baseline mine: no such init; choices are random"),
         ({"out": "tiny.yaml"}, "tiny.yaml: is a file"),
+        ({"seeds": "3"}, "seeds: got '3', expected a number of seeds"),
+        ({"seeds": [-1]}, "seeds: got [-1], expected a number of seeds, or different integers"),
+        ({"seeds": [1, 1]}, "seeds: got [1, 1], expected"),
+        ({"seeds": [0.5]}, "seeds: got [0.5], expected"),
+        ({"seeds": True}, "seeds: got True, expected"),
+        ({"seeds": None}, "seeds: got None, expected"),
+        ({"seeds": 10**9}, "seeds: got 1000000000, expected 1 to 100"),
+        ({"inits": ["a.pth"]}, "inits: got ['a.pth'], expected a mapping"),
+        ({"inits": {3: None}}, "inits: got a dict, expected a mapping of names"),
+        ({"task": 3}, "task: got 3, expected a task file"),
+        ({"task": []}, "task: got [], expected a task file"),
+        ({"out": 3}, "out: got 3, expected a folder"),
+        ({"options": ["SOLVER.MAX_ITER", 2]}, "options: got"),
+        ({"options": {3: 2}}, "options: got a dict, expected a mapping of keys"),
+        ({"baseline": 3}, "baseline: got 3, expected the name of an init"),
+        ({"engine": ["embedded"]}, "engine: got"),
+        ({"executor": {}}, "executor: got a dict, expected a text"),
+        ({"workers": "2"}, "workers: got '2', expected a number"),
+        ({"gpus_per_run": 0.5}, "gpus_per_run: got 0.5, expected a number"),
     ],
 )
 def test_refusals(change, message, folder, monkeypatch) -> None:
@@ -140,6 +161,73 @@ def test_refusals(change, message, folder, monkeypatch) -> None:
     with pytest.raises(mt.UserError, match=re.escape(message)) as error:
         mt.evaluate(**{**fitting, **change})
     assert "\n" not in str(error.value) and not (folder / "out").exists()
+
+
+def test_another_thread(folder, monkeypatch) -> None:
+    """Two evaluations at once, in threads: nothing is started, as no signal would stop them."""
+    monkeypatch.chdir(folder)
+    with ThreadPoolExecutor(2) as pool:
+        calls = [
+            pool.submit(mt.evaluate, {"random": None}, task="tiny.yaml", out=f"out{i}")
+            for i in range(2)
+        ]
+    for call in calls:
+        with pytest.raises(mt.UserError, match="evaluate: got another thread, expected the main"):
+            call.result()
+    assert not list(folder.glob("out*"))
+
+
+def quantized() -> nn.Module:
+    module = resnet18()
+    module.register_buffer("q", torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8))
+    return module
+
+
+def with_state() -> nn.Module:
+    class Stateful(nn.Module):
+        def get_extra_state(self) -> object:
+            return {"a": 3}
+
+    return Stateful()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: resnet18().to("meta"), "the ResNet: conv1.weight is on the meta device"),
+        (quantized, "the ResNet: q is quantized"),
+        (with_state, "the Stateful: _extra_state is no tensor"),
+        (lambda: nn.LazyLinear(3), "the LazyLinear: weight is not initialized yet"),
+        (lambda: resnet18, "source: got a function, expected a file"),
+        (lambda: resnet18().state_dict(), "source: got a OrderedDict, expected a file"),
+        (lambda: None, "source: got None, expected a file"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*(quantized|Lazy modules)")
+def test_modules_that_are_refused(make, message, folder, monkeypatch) -> None:
+    with pytest.raises(mt.UserError, match=re.escape(message)):
+        mt.load_backbone(make())
+    if isinstance(made := make(), nn.Module):
+        monkeypatch.chdir(folder)
+        with pytest.raises(mt.UserError, match=re.escape(message)):
+            mt.evaluate({"mine": made}, task="tiny.yaml", out="out")
+        assert not (folder / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mean": torch.ones(3)}, "mean: got a Tensor, expected three numbers"),
+        ({"std": [1, 2]}, "std: got a list, expected three numbers"),
+        ({"timm_model": 3}, "timm_model: got 3, expected a text"),
+        ({"stem": 4}, "stem: got 4, expected one of 'imagenet'"),
+        ({"num_heads": "3"}, "num_heads: got '3', expected an integer"),
+        ({"heads": 3}, "heads: no such option; choices are encoder, mean"),
+    ],
+)
+def test_options_that_are_refused(options, message, folder) -> None:
+    with pytest.raises(mt.UserError, match=re.escape(message)):
+        mt.load_backbone(folder / "my_r50.pth.tar", **options)
 
 
 def test_it_is_imported_at_once() -> None:

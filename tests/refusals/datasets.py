@@ -91,6 +91,19 @@ VOC = [
     *rows(f"{R18} DATASETS.VOC_DIR {{tmp}}/images", ("", "VOC_DIR .*Annotations/"), code=3),
     *rows(f"{R18} DATASETS.COCO_DIR {{tmp}}/images", ("", "COCO_DIR .*train, valid"), code=3),
     *rows(
+        R18,
+        *(
+            (f"DATASETS.{key} ~nobody_here/x", "~nobody_here/x")
+            for key in ("VOC_DIR", "COCO_DIR", "YOLO_YAML")
+        ),
+        code=3,
+    ),
+    *rows(
+        "doctor",
+        *((f"{flag} ~nobody_here", "~nobody_here") for flag in ("--voc-dir", "--yolo")),
+        code=3,
+    ),
+    *rows(
         f"{R18} DATASETS.YOLO_YAML {{tmp}}/images/data.yaml",
         ("", r"data\.yaml: no such file"),
         (text("images/data.yaml", "names: [a]"), "YOLO_YAML .* has no split; expected trainval or"),

@@ -123,6 +123,27 @@ OPTIONS = [
         ("--output mine.pth/out --dry-run", "mine.pth: is a file"),
         ("--engine tensorflow", "invalid choice: 'tensorflow'"),
     ),
+    *with_suite(
+        SUITE,
+        (
+            "--init 'a=${HOME}/mine.pth'",
+            r"a: \$\{HOME\} is no earlier step.*variables of a shell",
+        ),
+        ("--init 'a=${random}'", r"init a: \$\{random\} is no earlier step"),
+        ("--opts DATASETS.VOC_DIR '${HOME}/x'", r"task task: \$\{HOME\} is no earlier step"),
+        ("--output '${HOME}/x'", r"--output: .*\$\{HOME\}/x: .*for the product of a step"),
+    ),
+    *with_suite(
+        SUITE, ("--init a=~nobody_here/mine.pth", "~nobody_here/mine.pth: no such f"), code=3
+    ),
+    *with_suite(
+        SUITE.replace("suite.yaml", "~nobody_here/x.yaml"), ("", "~nobody_here/x.yaml: no such")
+    ),
+    *with_suite(
+        SUITE.replace("suite.yaml", "~/x.yaml"),
+        ("", "home folder is unknown; set HOME"),
+        env={"HOME": "~"},
+    ),
     *with_suite(SUITE.replace("cpu", "local"), ("", "--executor local")),
     *with_suite(
         SUITE.replace("cpu", "slurm"),

@@ -35,6 +35,7 @@ from benchmarks.suites.runs import (
     why_failed,
 )
 from moco.common.errors import LockedError, Preempted, run_cli
+from moco.common.files import open_file, read_text
 from moco.engine.stop import signals_by_name
 
 POLL_SECONDS = 0.2
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if mode == "--task":
         return task(command, float(seconds))
     array, index = os.environ["SLURM_ARRAY_JOB_ID"], os.environ["SLURM_ARRAY_TASK_ID"]
-    entry, id_ = json.loads(Path(mode).read_text(encoding="utf-8"))[int(index)], f"{array}_{index}"
+    entry, id_ = json.loads(read_text(mode))[int(index)], f"{array}_{index}"
     keep, product = entry.pop("keep"), entry["product"]
     entry |= {"argv": [fill(argument, id_) for argument in entry["argv"]]}
     run = Run(**entry | {"folder": Path(entry["folder"]), "product": product and Path(product)})
@@ -115,7 +116,7 @@ def lead(run: Run, keep: str, id_: str, launcher: Sequence[str]) -> int:
 
 def _compute(run: Run, keep: str, lock: Lock, command: Sequence[str]) -> int:
     cpu = {VISIBLE: "", **ONE_THREAD} if run.gpus == 0 else {}
-    with open(run.log, "ab") as log:
+    with open_file(run.log, "ab") as log:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

@@ -142,3 +142,11 @@ def test_the_order_of_the_folders_changes_nothing():
     """Runs do not take precedence by age or by place."""
     members = [*runs("random", A), *runs("moco", B, MOCO)]
     assert aggregate(members) == aggregate(members[::-1]) == aggregate(members[3:] + members[:3])
+
+
+def test_pretrainings_of_one_row_are_different_files():
+    """Three names of one file would be three files of weights, with a std of their own."""
+    weights = {"moco@1": "1" * 64, "moco@2": "2" * 64, "moco@3": "1" * 64}
+    made = [run for init, sha256 in weights.items() for run in runs(init, (10.0, 11.0), sha256)]
+    with pytest.raises(UserError, match=r"moco@1, moco@3 are the same weights \(1{10}\); expected"):
+        aggregate(made)

@@ -31,13 +31,21 @@ def quickstart() -> Path:
     return RESULTS / "quickstart.zip"
 
 
-def changed(source: Path, target: Path, ending: str, change: Callable[[bytes], bytes]) -> Path:
-    """Copy a bundle with the last file of this ending changed."""
+def changed(
+    source: Path,
+    target: Path,
+    ending: str,
+    change: Callable[[bytes], bytes],
+    *,
+    every: bool = False,
+) -> Path:
+    """Copy a bundle with the last file of this ending changed, or with all of them."""
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
-        last = [name for name in old.namelist() if name.endswith(ending)][-1]
+        found = [name for name in old.namelist() if name.endswith(ending)]
         for name in old.namelist():
             content = old.read(name)
-            new.writestr(name, change(content) if name == last else content)
+            mine = name in (found if every else found[-1:])
+            new.writestr(name, change(content) if mine else content)
     return target
 
 
@@ -57,12 +65,70 @@ def in_json(change: Callable[[dict], None]) -> Callable[[bytes], bytes]:
         (lambda r: r["config"].update({"SOLVER.BASE_LR": 9.0}), "different protocols"),
         (lambda r: r.update({"config_sha256": "0" * 64}), "protocol hash: got 0000000000000000"),
         (lambda r: r["provenance"]["data"][0].__setitem__(1, "0" * 64), "not the data"),
+        (lambda r: r["metrics"].update({"bbox/AP-dots-star": 9.0}), "'bbox/AP-dots-star': not the"),
+        (lambda r: r["metrics"].update({"bbox/AP50-dots-star": 9.0}), "'bbox/AP50-dots-star': not"),
+        (lambda r: r["metrics"].update({"bbox/AP-dots-star": None}), "'bbox/AP-dots-star': not"),
+        (lambda r: exchange(r["metrics"], "bbox/AP-dots-star", "bbox/AP-grid-square"), "bbox/AP-"),
+        (
+            lambda r: r.update({"seed": 9}),
+            "the record is of 'random', seed 9; expected the",
+        ),
     ],
 )
 def test_a_record_that_was_changed_is_refused(quickstart, tmp_path, change, error):
     path = changed(quickstart, tmp_path / "a.zip", RECORD_NAME, in_json(change))
     with pytest.raises(UserError, match=error):
         verify(path)
+
+
+def exchange(values: dict, a: str, b: str) -> None:
+    assert values[a] != values[b]
+    values[a], values[b] = values[b], values[a]
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda r: r.update({"weights_sha256": "0" * 64}), "weights_sha256: got 0{16}, but"),
+        (lambda r: r["start"].update({"weights_sha256": None}), "weights_sha256: got 5c27bdd8"),
+    ],
+)
+def test_a_hash_that_contradicts_another_is_refused(quickstart, tmp_path, change, error):
+    def of_row(content: bytes) -> bytes:
+        tree = json.loads(content)
+        if tree["init"] == "moco":
+            change(tree)
+        return json.dumps(tree).encode()
+
+    path = changed(quickstart, tmp_path / "a.zip", RECORD_NAME, of_row, every=True)
+    with pytest.raises(UserError, match=error):
+        verify(path)
+
+
+def test_two_rows_that_were_exchanged_are_refused(quickstart, tmp_path):
+    """The names of the rows and the hashes of their weights, in all records."""
+    with zipfile.ZipFile(quickstart) as archive:
+        names = [name for name in archive.namelist() if name.endswith(RECORD_NAME)]
+        trees = [json.loads(archive.read(name)) for name in names]
+    sha256 = next(tree["weights_sha256"] for tree in trees if tree["init"] == "moco")
+    other = {"moco": ("random", None), "random": ("moco", sha256)}
+
+    def exchanged(content: bytes) -> bytes:
+        tree = json.loads(content)
+        if tree["kind"] == "detection":
+            tree["init"], tree["weights_sha256"] = other[tree["init"]]
+            tree["start"]["weights_sha256"] = tree["weights_sha256"]
+        return json.dumps(tree).encode()
+
+    path = changed(quickstart, tmp_path / "a.zip", RECORD_NAME, exchanged, every=True)
+    with pytest.raises(UserError, match=r"moco/seed0-\w+: the record is of 'random', seed 0"):
+        verify(path)
+
+
+def test_what_is_only_recorded_is_named():
+    assert verify(RESULTS / "coco3.zip").endswith(
+        "AP of 6, also of each class; only recorded: bbox/APl, bbox/APm, bbox/APs"
+    )
 
 
 def test_other_match_records_are_refused(quickstart, tmp_path):

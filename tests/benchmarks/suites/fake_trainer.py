@@ -48,6 +48,10 @@ class FakePrograms(Programs):
     def __init__(self, journal: Path, delay: float = 0.02, problems: Sequence[str] = ()) -> None:
         self.journal, self.delay, self.problems = journal, delay, problems
 
+    def unreadable(self, files: Sequence[Path]) -> dict[Path, str]:
+        bad = [path for path in files if path.read_text().startswith("broken")]
+        return {path: f"{path}: not a torch checkpoint or damaged" for path in bad}
+
     def check(self, specs: Sequence[RunSpec], on_gpus: bool) -> Findings:
         lengths = {(spec.task, spec.engine, spec.init): ITERATIONS for spec in specs}
         sizes = {key: Checkpoints(10**9, ITERATIONS) for key in lengths}

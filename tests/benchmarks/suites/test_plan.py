@@ -1,11 +1,11 @@
 """Plan as a file: its content, and GNU make as another program that computes it."""
 
 import json
-import shlex
+import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,29 +18,14 @@ from tests.benchmarks.suites.lab import ROOT, Lab, write_suite
 LR = "SOLVER.BASE_LR"
 
 
-def makefile(plan: dict[str, Any]) -> str:
-    """Format the rules of GNU make, as docs/guides/plan.md has them."""
-    again = plan["run_again_on_exit_code"]
-    done = {run["name"]: run["done"] for run in plan["runs"]}
-    lines = [*(f"export {key}={value}" for key, value in plan["environment"].items())]
-    lines += [f"all: {' '.join(done.values())}"]
-    for run in plan["runs"]:
-        command = shlex.join(run["command"]).replace("$", "$$")
-        lines += [
-            f"{run['done']}: {' '.join(done[name] for name in run['after'])}",
-            f"\tuntil {command}; do [ $$? = {again} ] || exit 1; done",
-        ]
-    return "\n".join(lines) + "\n"
-
-
-def make(folder: Path, plan: dict[str, Any], jobs: int = 2) -> None:
+def make(folder: Path, jobs: int = 2) -> None:
+    """Compute the plan in a folder with GNU make, as docs/guides/plan.md describes."""
     if shutil.which("make") is None:
         pytest.skip("GNU make is not installed")
-    path = folder / "Makefile"
-    path.write_text(makefile(plan))
-    done = subprocess.run(
-        ["make", "-f", str(path), f"-j{jobs}"], cwd=ROOT, capture_output=True, text=True
-    )
+    page = (ROOT / "docs" / "guides" / "plan.md").read_text(encoding="utf-8")
+    [code] = re.findall(r"## GNU make\n\n```python\n(.*?)```", page, re.DOTALL)
+    subprocess.run([sys.executable, "-c", code], cwd=folder, check=True)
+    done = subprocess.run(["make", f"-j{jobs}"], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -79,13 +64,23 @@ def test_gnu_make_computes_a_plan(tmp_path, quick):
     write_suite(lab.path, {"name": "a"}, name="small", trials=1, tune=own)
     path = lab.path / "plan.json"
     lab.run("--tune", "--init", f"mine={lab.path / 'random.pth'}", "--plan", str(path))
-    plan = json.loads(path.read_text())
-    make(lab.path, plan)
+    make(lab.path)
     assert len(lab.count("done")) == 3 * 4 and set(lab.count("done").values()) == {1}
     assert set(lab.count("saved").values()) == {7}, "those from often"
     before = lab.events()
     lab.run("--tune", "--init", f"mine={lab.path / 'random.pth'}")
     assert lab.events() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["a b; #c", "$(touch x) $HOME `id`", 'it\'s "a"\nb % : \\'])
+def test_gnu_make_computes_a_plan_in_any_folder(tmp_path, quick, name):
+    (tmp_path / name).mkdir()
+    lab = Lab(tmp_path / name, inits=("random",), trials=1)
+    lab.run("--plan", str(lab.path / "plan.json"))
+    make(lab.path)
+    lab.assert_once(2)
+    assert [path.name for path in tmp_path.iterdir()] == [name], "a part of the name was run"
 
 
 @pytest.mark.slow
@@ -98,7 +93,7 @@ def test_gnu_make_computes_the_chain_of_a_vision_transformer(tmp_path):
     run_suite.run(quickstart.make_suite(args), folder, options, Programs())
     plan = json.loads(path.read_text())
     assert [len(run["after"]) for run in plan["runs"]] == [0, 0, 0, 2, 1, 1, 2]
-    make(tmp_path, plan)
+    make(tmp_path)
     runs = collect([folder.runs]).transfer
     records = {run.record.init: run.record for run in runs}
     assert len(runs) == 2 and {record.status for record in records.values()} == {"done"}

@@ -5,13 +5,16 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks import run_suite, watch
 from benchmarks.suites import checkpoints
 from benchmarks.suites.live import Live
+from benchmarks.suites.programs import Programs
 from moco.common.errors import UserError
 from tests.benchmarks.suites.fake_trainer import FakePrograms
 from tests.benchmarks.suites.lab import Lab
+from tests.oracles.resnets import make_resnet
 
 
 class Watched(Lab):
@@ -121,6 +124,56 @@ def test_a_failed_run_does_not_end_it(lab, monkeypatch, capsys):
         more = ("--until-epoch", "2", "--retry-failed")
         lab.watch(monkeypatch, nothing, lambda: lab.save(2), nothing, more=more)
     assert "warning: 1 of 2 runs failed" in capsys.readouterr().out
+
+
+def test_a_file_that_is_no_checkpoint_does_not_end_it(lab, monkeypatch, capsys):
+    """Truncated, of no epoch, of an epoch that another file has: it says so once and goes on."""
+    monkeypatch.setattr(checkpoints.children, "call", lambda function, *rest: function(*rest))
+    asked: list[list[str]] = []
+    monkeypatch.setattr(watch, "run", lambda suite, folder, args, programs: asked.append(args.init))
+    lab.runs = lab.path / "mine/*.pth*"
+    folder = lab.path / "mine"
+    broken = folder / "epoch1.pth"
+    broken.write_text("broken")
+
+    def more() -> None:
+        (folder / "best.pth").write_text("weights of no epoch")
+        (folder / "epoch2.pth").write_text("weights")
+
+    def twice() -> None:
+        (folder / "a_copy_of_epoch2.pth").write_text("weights, again")
+
+    def whole() -> None:
+        assert [len(each) for each in asked] == [2]
+        broken.write_text("weights, whole")
+
+    looks = [nothing, more, nothing, twice, nothing, nothing, whole, nothing, nothing]
+    assert lab.watch(monkeypatch, *looks) == 130
+    assert [[each.partition("=")[0] for each in inits] for inits in asked] == [
+        ["random", "mine-epoch0002"],
+        ["random", "mine-epoch0001", "mine-epoch0002"],
+    ]
+    assert asked[1][2].endswith("/epoch2.pth")
+    warnings = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
+    assert len(warnings) == 3
+    for line, words in zip(
+        warnings,
+        ("epoch1.pth: not a torch", "best.pth records no epoch", "a_copy_of_epoch2.pth: is of ep"),
+        strict=True,
+    ):
+        assert line.startswith("warning: left out: ") and words in line
+
+
+@pytest.mark.slow
+def test_a_truncated_checkpoint_is_unreadable(tmp_path):
+    """The real programs read the weights in a process of their own."""
+    whole, part, text = (tmp_path / f"epoch{i}.pth" for i in range(3))
+    torch.save(make_resnet(18, base=64).state_dict(), whole)
+    part.write_bytes(whole.read_bytes()[:-1000])
+    text.write_text("no weights")
+    found = Programs().unreadable([whole, part, text])
+    assert found.keys() == {part, text}
+    assert "cut off" in found[part] and "a text file" in found[text]
 
 
 def test_a_checkpoint_that_vanishes_before_its_copy_is_left_out(lab, monkeypatch, capsys):

@@ -1,6 +1,7 @@
 """`datasets split`: shares of each class, copies together, three layouts, nothing overwritten."""
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -100,7 +101,7 @@ def test_names_with_blanks(name, voc):
     for number, path in enumerate(sorted(voc.rglob("*.*"))):
         path.rename(path.with_stem(name.format(number % 20)))
     if name.endswith(" "):
-        with pytest.raises(DataError, match="'0 ': a line of a list cannot hold this name"):
+        with pytest.raises(DataError, match=r"'[0-9]+ ': a list cannot have this name"):
             main(["split", str(voc)])
         assert not (voc / "ImageSets").exists()
         return
@@ -200,3 +201,84 @@ def test_shares_that_are_refused(words, error, named, voc):
 def test_no_dataset(tmp_path):
     with pytest.raises(DataError, match="expected a dataset"):
         main(["split", str(tmp_path)])
+
+
+LAYOUTS = {
+    "voc": ("ImageSets/Main/train.txt", "ImageSets/Main/val.txt", "ImageSets/Main/test.txt"),
+    "yolo": ("data_split.yaml", "train.txt", "val.txt", "test.txt"),
+    "coco": tuple(f"train/_annotations.coco_{name}.json" for name in SHARES),
+}
+
+
+@pytest.fixture
+def undivided(voc, tmp_path) -> dict[str, Path]:
+    """Return the folder of one dataset in each layout, without splits."""
+    whole = {"train": read_split("voc_train", task_with(voc))}
+    shutil.rmtree(voc / "ImageSets")
+    yolo, coco = as_yolo(tmp_path / "yolo", whole), as_roboflow(tmp_path / "coco", whole)
+    return {"voc": voc, "yolo": yolo.parent, "coco": coco}
+
+
+@pytest.mark.parametrize(("layout", "killed"), [("voc", 1), ("voc", 2), ("yolo", 3), ("coco", 2)])
+def test_a_kill_between_two_lists(layout, killed, undivided, tmp_path):
+    """What has the name of the training split is written last, and the same command completes."""
+    folder, names = undivided[layout], LAYOUTS[layout]
+    if (child := os.fork()) == 0:
+        replace = os.replace
+
+        def until_killed(source: Path, target: Path) -> None:
+            if sum((folder / name).exists() for name in names) == killed:
+                os._exit(9)
+            replace(source, target)
+
+        os.replace = until_killed
+        main(["split", str(folder)])
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert sum((folder / name).exists() for name in names) == killed
+    assert not (folder / names[0]).exists(), "the others would be used without it"
+    assert main(["split", str(folder)]) == 0
+    assert all((folder / name).is_file() for name in names)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_nothing_remains_of_a_write_that_fails(layout, undivided, monkeypatch):
+    folder, before, replace = undivided[layout], files_in(undivided[layout]), os.replace
+    monkeypatch.setattr(
+        os, "replace", lambda a, b: fail() if b == folder / LAYOUTS[layout][0] else replace(a, b)
+    )
+
+    def fail() -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(UserError, match="No space left"):
+        main(["split", str(folder)])
+    assert files_in(folder) == before
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_dangling_link_is_not_replaced(layout, undivided):
+    folder, name = undivided[layout], LAYOUTS[layout][-1]
+    link = folder / name
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to("on another disk.txt")
+    before = files_in(folder)
+    with pytest.raises(UserError, match=f"{link.name} exists, and is not overwritten"):
+        main(["split", str(folder)])
+    assert files_in(folder) == before and link.is_symlink()
+
+
+@pytest.mark.parametrize("layout", ["voc", "yolo"])
+@pytest.mark.parametrize("name", ["two\nlines", "line\u2028separator", "latin-1 \udce9"])
+def test_a_name_that_a_list_cannot_have(layout, name, undivided):
+    folder = undivided[layout]
+    for path in list(folder.rglob("000003.*")):
+        path.rename(path.with_stem(name))
+    before = files_in(folder)
+    with pytest.raises(DataError, match="a list cannot have this name") as error:
+        main(["split", str(folder)])
+    assert str(error.value).isprintable() and files_in(folder) == before
+
+
+def files_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if not path.is_dir())

@@ -91,6 +91,13 @@ def test_what_is_noted(tmp_path):
     assert sum(rounded["bbox"][::2]) == pytest.approx(60, abs=1e-12)
 
 
+def test_a_label_file_is_too_large(tmp_path):
+    """Reading it took two minutes, which no label file of an image needs."""
+    file = write(tmp_path / "set", BOX, f"{BOX}\n" * 300_000)
+    with pytest.raises(DataError, match=r"1\.txt:1: .*5,700,000 bytes, expected at most 4,194,304"):
+        split_of(file)
+
+
 def test_fractions_are_of_the_image_as_it_is_shown(tmp_path):
     record = split_of(write(tmp_path / "set", BOX, exif=6)).records[0]
     assert (record["width"], record["height"]) == (40, 60)
@@ -170,6 +177,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("names: [cat, dog]\nnc: 3", "nc is 3, but names has 2"),
         ("nc: 99999999999999999999", "nc: got"),
         ("nc: .nan", "nc: got nan"),
+        ("nc: 20000", "nc: got 20000, expected a number of classes from 1 to 10000"),
         ("names: [no, yes]", "got False.*quotes"),
         ("names: [cat, cat]", "'cat' is there twice"),
         ("names: {0: cat, 2: dog}", "not 0, 1, 2"),
