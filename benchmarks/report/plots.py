@@ -185,7 +185,8 @@ def loss_figure(panels: Mapping[str, Curves], title: str = "") -> "Figure":
 
 def ap_figure(table: Table, title: str = "") -> "Figure":
     """Plot a panel per metric: a bar for the mean, a point per seed, the gap to the baseline."""
-    top = max((max(c.values) for row in table.rows for c in row.cells.values() if c), default=1.0)
+    values = [max(cell.values) for row in table.rows for cell in row.cells.values() if cell]
+    top = max(values, default=0) or 1.0
 
     def bar(axis: "Axes", y: int, row: Row, metric: str, color: str) -> bool:
         cell, gap = row.cells[metric], row.gaps[metric]

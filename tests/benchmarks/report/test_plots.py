@@ -50,6 +50,12 @@ def test_the_axis_of_ap_ends_at_100(top, last, tmp_path):
         assert max(labels) < axis.get_xlim()[1]
 
 
+def test_an_ap_of_0_is_plotted_without_a_word(tmp_path, recwarn):
+    write_run(tmp_path / "run", metrics={"bbox/AP": 0.0, "bbox/AP50": 0.0, "bbox/AP75": 0.0})
+    Plot(ap_figure(aggregate(collect([tmp_path]).transfer)[0])).save(tmp_path / "x.png")
+    assert not recwarn.list
+
+
 @pytest.mark.parametrize("name", ["\u725b", "\u0642\u0637\u0629"])
 def test_names_in_any_script_are_plotted_without_a_word(name, tmp_path, recwarn):
     write_pair(tmp_path / "runs", {"random": [10.0], name: [20.0]})
