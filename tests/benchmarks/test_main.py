@@ -93,7 +93,9 @@ def test_what_reads_imports_no_torch(tmp_path, monkeypatch):
     for line in ("configs", "weights list", "datasets list"):
         run_without(HEAVY, line.split(), tmp_path)
     run_without(HEAVY, ["suite", file, "--status", *output], tmp_path)
-    run_without(HEAVY, ["doctor", "--voc-dir", str(scenes)], tmp_path)
+    # It computes the score of perfect predictions by COCO's metric.
+    rest = [name for name in HEAVY if name != "hotcoco"]
+    run_without(rest, ["doctor", "--voc-dir", str(scenes)], tmp_path)
     run_without(("torch", "torchvision", "detectron2"), ["table", str(lab.out / "runs")], tmp_path)
     run = next((lab.out / "runs").rglob("metrics.json")).parent
     (run / "metrics.json").write_text('{"iteration": 1, "epoch": 1, "loss": 2.0}\n')

@@ -104,7 +104,7 @@ def small_config() -> str:
 @pytest.fixture(scope="session")
 def small_options(voc_folder) -> list[str]:
     """Options that shorten the small task: 3 iterations of 2 images at about 100 px."""
-    values = {"DATASETS.VOC_DIR": voc_folder, **SMALL_VOC}
+    values = {"DATASETS.VOC_DIR": voc_folder, "DATASETS.VOC_METRIC": "voc", **SMALL_VOC}
     return [str(item) for pair in values.items() for item in pair]
 
 

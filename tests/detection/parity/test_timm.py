@@ -58,7 +58,8 @@ def test_from_timms_file_to_a_trained_detector(config: str, name: str, tmp_path:
     voc = write_voc(tmp_path / "voc", {"train": 4, "val": 2})
     results, models = [], []
     for engine, weights in (("detectron2", "out.pth"), ("embedded", "a.file")):
-        keys = {**TINY, "DATASETS.VOC_DIR": voc, "MODEL.WEIGHTS": tmp_path / weights}
+        keys = {**TINY, "DATASETS.VOC_DIR": voc, "DATASETS.VOC_METRIC": "voc"}
+        keys |= {"MODEL.WEIGHTS": tmp_path / weights}
         out = tmp_path / engine
         opts = [str(item) for pair in {**keys, "OUTPUT_DIR": out}.items() for item in pair]
         task = load_task(CONFIGS / f"{config}.yaml", opts, engine)

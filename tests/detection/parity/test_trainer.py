@@ -77,7 +77,8 @@ def voc(tmp_path_factory):
 
 
 def run_engine(engine, voc, out, keys, eval_only=False):
-    every = {**KEYS, "DATASETS.VOC_DIR": voc, "OUTPUT_DIR": out, **keys}
+    own = {"DATASETS.VOC_DIR": voc, "DATASETS.VOC_METRIC": "voc", "OUTPUT_DIR": out}
+    every = {**KEYS, **own, **keys}
     opts = [str(item) for pair in every.items() for item in pair]
     task = load_task(None, opts, engine, eval_only=eval_only)
     with RunFolder(out):
