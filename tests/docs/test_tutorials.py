@@ -150,7 +150,8 @@ def test_a_vit_on_one_gpu(tmp_path, shell):
         },
     )
     shown = shell(text)
-    assert "budget: 300 iterations of 4 images" in shown
+    length, batch = (SMALL_VOC[f"SOLVER.{key}"] for key in ("MAX_ITER", "IMS_PER_BATCH"))
+    assert f"budget: {length} iterations of {batch} images" in shown  # by --opts
     assert rows(tmp_path / "output" / "VOC2007" / "tables" / "table.md") == ["random", "mae"]
     assert (tmp_path / "mae.zip").is_file()
 
