@@ -95,8 +95,8 @@ def choose(
     def load(without: Container[str] = ()) -> CfgNode:
         pairs = [*keys.items(), ("MODEL.WEIGHTS", RANDOM)]
         pairs += [pair for pair in given if pair[0] not in without]
-        words = [str(word) for pair in pairs for word in pair if word is not None]
-        return load_task(file, words, EMBEDDED).cfg
+        chosen = [str(word) for pair in pairs for word in pair if word is not None]
+        return load_task(file, chosen, EMBEDDED).cfg
 
     cfg = load(without=budget(1, 1, 0))  # the steps of the task file may not fit the given length
     train = read_split(cfg.DATASETS.TRAIN[0], cfg)

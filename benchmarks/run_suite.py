@@ -293,9 +293,10 @@ def prepare(
     measured = measured_speeds(seen, hardware)
     if args.time or (timing and not executor.remote):
         timed = TimedSpeeds(folder.path, content, findings.hardware)
-        measured = timed.read() | measured
+        known = timed.read()
+        measured = known | measured
         if new := time_open(specs, seen, folder, executor, programs, measured):
-            timed.write(timed.read() | new)
+            timed.write(known | new)
             measured |= new
     return Prepared(
         folder,

@@ -166,14 +166,14 @@ def all_networks(
     """
     known = {entry.name: entry.keys for entry in entries if entry.name}
     _refuse_known(raw, known, where)
-    found = find_networks(known, requested or {})
+    found, every = find_networks(known, requested or {}), [*known]
     if len(found) > MAX_NETWORKS:
         raise DataError(f"{where}: {len(found)} networks, expected at most {MAX_NETWORKS}")
     for project in PROJECTS:
-        if (roles := _roles(project, raw, [*known], found)) is not None:
+        if (roles := _roles(project, raw, every, found)) is not None:
             break
     else:
-        project, roles = _unknown_project(found, [*known], raw, where, requested or {}), {}
+        project, roles = _unknown_project(found, every, raw, where, requested or {}), {}
     networks = {role: found[start] for role, start in roles.items() if start in found}
     values = {entry.name: entry.value for entry in entries}
     starts = {network.start for network in networks.values()}

@@ -146,10 +146,9 @@ def _made(record: RunRecord) -> dict[str, Any]:
     made = record.provenance
     hardware, project = made.get("hardware") or {}, made.get("project") or {}
     gpus = hardware.get("gpus")
-    code = project.get("source_sha256")
     return {
         "versions": made.get("versions") or None,
-        "code": code and f"{str(code)[:SHORT]}…",
+        "code": project.get("source_sha256"),
         "processor": hardware.get("cpu"),
         "threads": hardware.get("cpu_threads"),
         "GPUs": None if gpus is None else ", ".join(map(str, gpus)) or "none",
@@ -161,6 +160,8 @@ def _places(a: RunRecord, b: RunRecord) -> Iterator[str]:
     mine, theirs = _made(a), _made(b)
     for name in (*_COMPARED["code"], *_COMPARED["hardware"]):
         if None not in (x := mine[name], y := theirs[name]) and x != y:
+            if name == "code":
+                x, y = (f"{str(sha256)[:SHORT]}…" for sha256 in (x, y))
             yield f"{name} {x} / {y}"
 
 

@@ -63,7 +63,7 @@ def verify(path: PathLike) -> str:
                 f"{record.config_sha256[:DIGITS]}, expected {found[:DIGITS]} from its configuration"
             )
         _check_twice(f"{path}: {folder}", folder, record, in_suite=suite_task is not None)
-    recomputed, left = 0, set[str]()
+    recomputed, left, of_classes = 0, set[str](), set[str]()
     for table in claimed.tables:
         classes = _Classes()
         for run in table.runs:
@@ -75,13 +75,15 @@ def verify(path: PathLike) -> str:
                     stored = checked_matches(run, table.metrics)
                 except UserError as error:
                     raise UserError(f"{path}: {run.folder}: {error}") from error
-                left -= classes.add(run, stored)
-                left -= {f"{kind}/{name}" for kind in stored.kinds for name in METRICS}
+                own = classes.add(run, stored)
+                of_classes |= own
+                left -= own | {f"{kind}/{name}" for kind in stored.kinds for name in METRICS}
                 recomputed += 1
         if name := classes.wrong():
             of = f"{path}: {table.title}: {shown(name)}"
             raise UserError(f"{of}: not the AP of a class in the match records")
-    numbers = f"AP of {recomputed}, also of each class" if recomputed else "no AP"
+    numbers = f"AP of {recomputed}" if recomputed else "no AP"
+    numbers += ", also of each class" if of_classes else ""
     return (
         f"{path}: {plural(files, 'file')} read; computed again and equal: the protocol hashes of "
         f"{plural(len(runs), 'run')}, {numbers}"

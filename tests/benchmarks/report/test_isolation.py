@@ -65,6 +65,7 @@ MADE = {
     ("changes", "named"),
     [
         ({"project": {"source_sha256": "cd" * 32}}, "code cdcd… / abab…"),
+        ({"project": {"source_sha256": "ab" * 31 + "cd"}}, "code abab… / abab…"),
         ({"hardware": MACHINE | {"cpu": "EPYC"}}, "processor EPYC / Xeon"),
         ({"hardware": MACHINE | {"cpu_threads": 2}}, "threads 2 / 1"),
     ],

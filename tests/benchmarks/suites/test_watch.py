@@ -127,7 +127,7 @@ def test_a_failed_run_does_not_end_it(lab, monkeypatch, capsys):
 
 
 def test_a_file_that_is_no_checkpoint_does_not_end_it(lab, monkeypatch, capsys):
-    """Truncated, of no epoch, of an epoch that another file has: it says so once and goes on."""
+    """Truncated, of no epoch, of an epoch that another file has: it says so once and continues."""
     monkeypatch.setattr(checkpoints.children, "call", lambda function, *rest: function(*rest))
     asked: list[list[str]] = []
     monkeypatch.setattr(watch, "run", lambda suite, folder, args, programs: asked.append(args.init))
