@@ -137,7 +137,7 @@ def load_backbone(source: PathLike | nn.Module, **options: Any) -> Backbone:
         if configuration := _configuration(source):
             atomic_write_text(path.with_name(CONFIGURATION), configuration)
         try:
-            return Backbone(convert_in_memory(path, **options))
+            return Backbone(convert_in_memory(path, module=source, **options))
         except UserError as error:
             text = str(error).replace(str(path), f"the {name}")
             more = f"; {OWN_FAMILY}" if supported() in text else ""
@@ -199,6 +199,18 @@ def _configuration(module: Any) -> str:
     timm = getattr(module, "pretrained_cfg", None)
     if isinstance(timm, Mapping):
         pixels = {name: timm.get(name) for name in ("mean", "std")}
-        return json.dumps({"architecture": timm.get("architecture"), "pretrained_cfg": pixels})
+        # Arguments that are classes are left out: the module itself is run.
+        arguments = getattr(module, "_model_args", {})
+        plain = {name: value for name, value in arguments.items() if _is_json(value)}
+        own = {"architecture": timm.get("architecture"), "model_args": plain}
+        return json.dumps({**own, "pretrained_cfg": pixels})
     config: Any = getattr(module, "config", None)
     return config.to_json_string(use_diff=False) if hasattr(config, "model_type") else ""
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -124,6 +124,7 @@ def convert_in_memory(
     src: PathLike,
     raw: Any = None,
     objects: set[str] | None = None,
+    module: Any = None,
     **overrides: Any,
 ) -> Converted:
     """Return the result of `convert_file` with the same verification, without writing a file.
@@ -132,6 +133,7 @@ def convert_in_memory(
         src: File or folder to convert.
         raw: Contents of `src` as `read_file` returned them, if it is already open.
         objects: Names of objects that `read_file` collected for `raw`.
+        module: Module whose tensors the file has, to be compared with as well.
         overrides: See `convert_file`.
 
     Returns:
@@ -155,14 +157,24 @@ def convert_in_memory(
         advice = f"convert the file first with this option of `{converter}`, and use its output"
         raise type(error)(f"{error}; {advice}") from error
     prove.check_round_trip(found.state, converted, str(src))
-    contract = found.contract
+    contract, assumed, compared = found.contract, found.assumed, ""
     features = prove.check_features(*found.source_network(), converted, str(src))
+    if module is not None:
+        from convert.source_module import check_module, with_pixels
+
+        check = check_module(module, found, Overrides.of(**overrides), str(src))
+        contract = with_pixels(contract, check.pixels)
+        converted = dataclasses.replace(converted, contract=contract)
+        compared = f"; {check.text}"
+        if check.verified:  # the module itself determines everything but its pixels
+            assumed = "" if check.pixels else found.assumed_pixels
     encoder = "" if contract.encoder == "single" else f", {contract.encoder} encoder"
     note = (
         f"MODEL.WEIGHTS converted in memory: {contract.source} checkpoint{encoder}, "
         f"{contract.architecture}, {len(converted.model) - found.filled} tensors; "
         f"features of one image {agreement(features)} to those of {found.reference}"
-        + (f"; assumed: {found.assumed}" if found.assumed else "")
+        + compared
+        + (f"; assumed: {assumed}" if assumed else "")
     )
     return dataclasses.replace(converted, notes=(note, *converted.notes, *found.effect_of_tokens()))
 

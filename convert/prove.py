@@ -397,7 +397,9 @@ def _difference(
 ) -> str:
     """Return how timm's network of a name differs from the recognized one, or ""."""
     size = family.image_size(architecture)
-    options = {"num_classes": 0, **({"img_size": size[0]} if family.tokens else {}), **changed}
+    options = {"num_classes": 0, **changed}
+    if family.source_features is not None:  # of a fixed size
+        options["img_size"] = size
     rules = {**family.dropped, **LEFT_AT_INIT}
     try:
         with torch.device("meta"):  # the name may be that of a network of gigabytes

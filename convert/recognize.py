@@ -49,12 +49,14 @@ class Recognized:
         tokens: Dropped tensors that contribute to the source's features, see `Family.tokens`.
         proof: Architecture and tensors of the network that the features are compared with, or None
             for the contract's and `state`.
+        original: Tensors and architecture before requested changes, or None for converted files.
         epoch: Number of epochs finished, or None.
         keys: Keys of the nested dicts that contain the network, outermost first.
         unclear_names: Names to compare with timm's networks, by where they are recorded.
         arguments: Arguments with which timm built them, by the same places.
         reference: Description of the network that the features are compared with.
         assumed: Properties that neither tensors nor a name determine, as text, or "".
+        assumed_pixels: The part of it about the pixels.
         head: Description of the head.
         notes, warnings: Messages for the report.
     """
@@ -67,12 +69,14 @@ class Recognized:
     filled: int = 0
     tokens: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     proof: tuple[Any, Mapping[str, Tensor]] | None = None
+    original: tuple[Mapping[str, Tensor], Any] | None = None
     epoch: int | None = None
     keys: tuple[str, ...] = ()
     unclear_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     arguments: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     reference: str = ""
     assumed: str = ""
+    assumed_pixels: str = ""
     head: str = "already converted"
     notes: list[str] = dataclasses.field(default_factory=list)
     warnings: list[str] = dataclasses.field(default_factory=list)
@@ -166,6 +170,11 @@ def recognize(
         recorded.std or std or project.std,
         recorded.channel_order or project.channel_order,
     )
+    unknown_pixels = ""
+    if not (recorded.mean or overrides.mean or mean) and (
+        project.is_unknown or project.any_network
+    ):
+        unknown_pixels = f"mean {numbers(pixels.mean)}, std {numbers(pixels.std)}"
     source = _changed(project.name.replace("MSRA", recorded.owner or "MSRA"), adapted)
     every = {entry.name for entry in entries}
     heads = (text for key, text in network.family.heads.items() if network.start + key in every)
@@ -187,19 +196,14 @@ def recognize(
         filled=filled,
         tokens=tokens,
         proof=adapted.proof,
+        original=(backbone, architecture),
         epoch=epoch + project.epoch_offset if type(epoch) is int else None,
         keys=network.keys,
         unclear_names=unclear,
         arguments=arguments,
         reference=_reference(network.family, is_owners=network.scheme.is_owners),
-        assumed=_assumed(
-            choice,
-            names,
-            hints,
-            adapted.architecture,
-            pixels,
-            has_pixels=bool(recorded.mean or overrides.mean or mean),
-        ),
+        assumed=_assumed(choice, names, hints, adapted.architecture, unknown_pixels),
+        assumed_pixels=unknown_pixels,
         head=next(heads, network.family.heads[""]),
         notes=notes,
         warnings=warnings,
@@ -354,9 +358,7 @@ def _assumed(
     names: Mapping[str, str],
     hints: Hints,
     architecture: Any,
-    pixels: Pixels,
-    *,
-    has_pixels: bool,
+    unknown_pixels: str,
 ) -> str:
     """Describe what a file of unknown origin does not determine and the verification assumes."""
     project, family = choice.project, choice.network.family
@@ -373,6 +375,4 @@ def _assumed(
     eps = getattr(architecture, "layer_norm_eps", None)
     if eps is not None and not named_so and "layer_norm_eps" not in hints.metadata:
         parts.append(f"eps {eps:g}")
-    if not has_pixels:
-        parts.append(f"mean {numbers(pixels.mean)}, std {numbers(pixels.std)}")
-    return ", ".join(parts)
+    return ", ".join([*parts, *([unknown_pixels] if unknown_pixels else [])])

@@ -343,6 +343,7 @@ def swin() -> Family:
             num_parts=1 + len(FEATURES),
         ),
         features={name: name for name in FEATURES},
+        source_features=later("convert.modeling.swin:source_features"),
         lookalikes=LOOKALIKES,
         obstacles=OBSTACLES,
         check_trained=functools.partial(check_layer_norms, pattern=r"norm\d?\.weight$"),

@@ -240,10 +240,17 @@ class Swin(nn.Module):
         return features
 
 
-def reference(architecture: SwinArchitecture) -> nn.Module:
+def reference(
+    architecture: SwinArchitecture, classifier_px: tuple[int, int] | None = None
+) -> nn.Module:
     """Build timm's own class without its head, for images of `proof_size`.
 
     Its maps pass the identities `res2` .. `res5`, channels first.
+
+    Args:
+        architecture: Architecture.
+        classifier_px: Height and width of the images of a classifier, which does not shift in maps
+            of a single window.
     """
     from timm.models import swin_transformer
 
@@ -256,7 +263,7 @@ def reference(architecture: SwinArchitecture) -> nn.Module:
     # On the CPU, because it computes the indices of the bias tables.
     with torch.device("cpu"):
         net: Any = Reference(
-            img_size=proof_size(a),
+            img_size=classifier_px or proof_size(a),
             num_classes=0,
             global_pool="",
             embed_dim=a.embed_dim,
@@ -264,7 +271,7 @@ def reference(architecture: SwinArchitecture) -> nn.Module:
             num_heads=a.num_heads,
             window_size=a.window_size,
             qkv_bias=a.qkv_bias,
-            always_partition=True,
+            always_partition=classifier_px is None,
             weight_init="skip",
         )
     net.norm = net.head = nn.Identity()
@@ -272,3 +279,22 @@ def reference(architecture: SwinArchitecture) -> nn.Module:
         net.add_module(feature, nn.Identity())
     module: nn.Module = net
     return module
+
+
+def source_features(
+    architecture: SwinArchitecture,
+    state: Mapping[str, Tensor],
+    tokens: Mapping[str, Tensor],
+    image: Tensor,
+) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Return the stages of timm's networks, and their outputs (N, h, w, C) in a classifier."""
+    net = reference(architecture, (image.shape[2], image.shape[3]))
+    net.load_state_dict(dict(state), strict=True)
+    modules = {f"layers.{i}": feature for i, feature in enumerate(FEATURES)}
+    outputs: dict[str, Tensor] = {}
+    for module, feature in modules.items():
+        net.get_submodule(module).register_forward_hook(
+            lambda module, inputs, output, feature=feature: outputs.update({feature: output})
+        )
+    net.eval()(image)
+    return modules, outputs

@@ -1,0 +1,417 @@
+"""Comparison of a conversion with the module that was handed over, by running that module.
+
+A file determines tensors; a module determines the whole network: heads, activations, strides, the
+order of the channels. Code after the last compared map is not seen.
+
+Shapes: C channels, H W pixels, n tokens.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from convert.contract import InputContract, Overrides, Pixels
+from convert.prove import TOLERANCE, reference_features
+from convert.recognize import Recognized
+from moco.common.errors import DataError, UserError, shown
+from moco.modeling.soundness import fixed_image
+
+# Of the input of the first convolution, relative to its largest value.
+_AFFINE_TOLERANCE = 1e-4
+
+
+@dataclasses.dataclass(frozen=True)
+class ModuleCheck:
+    """Result of running a module.
+
+    Attributes:
+        text: Description for the report.
+        pixels: Normalization and channel order inside the module, or None.
+        verified: True if the module gave all maps.
+    """
+
+    text: str
+    pixels: Pixels | None = None
+    verified: bool = True
+
+
+@dataclasses.dataclass
+class _Run:
+    """Input of the first convolution in one run of a module, and a sum of each output."""
+
+    first_input: Tensor | None = None
+    sums: list[tuple[str, float]] = dataclasses.field(default_factory=list)
+
+
+def check_module(
+    module: nn.Module, found: Recognized, overrides: Overrides, where: str
+) -> ModuleCheck:
+    """Run a module on one image and compare its maps with those of the recognized network.
+
+    The smallest submodule with all tensors of the network is run in eval mode, in float32 on the
+    CPU, twice; one of its parents if it takes no image. Flags, buffers and random states of the
+    module are as before afterwards.
+
+    Args:
+        module: Module whose state dict was recognized.
+        found: Recognized network.
+        overrides: Options of the conversion.
+        where: Name of the module, for messages.
+
+    Returns:
+        The modules that gave the maps, or the reason why the module could not be run.
+
+    Raises:
+        DataError: If a map is not among the outputs of its modules, or its first convolution gets
+            another image.
+        UserError: If the module normalizes its images, and an option says otherwise.
+    """
+    if any(isinstance(each, torch.jit.ScriptModule) for each in module.modules()):
+        return _not_verified("it has ScriptModules")
+    state, architecture = found.original or found.source_network()
+    family = found.contract.family
+    reasons = []
+    for name, part in _candidates(module, found, state):
+        label = name or type(module).__name__
+        for size in _sizes(family, architecture, module):
+            image = fixed_image(size)
+            with _runnable(part) as ready:
+                if isinstance(ready, str):
+                    return _not_verified(ready)
+                first, problem = _run(ready, image)
+                if first is None or first.first_input is None:
+                    reasons.append(
+                        f"{label}: {problem or 'none of its convolutions takes an image'}"
+                    )
+                    continue
+                pixels = _inside(image, first.first_input, where)
+                outer = None if part is module else _inside_root(module, image, where)
+                if list(size) != list(_usual_size(family, architecture)) and family.tokens:
+                    raise DataError(
+                        f"{where}: takes images of {size[0]} x {size[1]} px, but a square of "
+                        "positions was recognized; only square grids are supported"
+                    )
+                maps = _expected(found, architecture, state, first.first_input)
+                compared = _Comparison(maps)
+                second, problem = _run(ready, image, compared.look)
+                if second is None or second.sums != first.sums:
+                    return _not_verified("two runs of it differ, as with random masks")
+            compared.check(where, str(architecture))
+            pixels = pixels or outer
+            _check_options(pixels, overrides, where)
+            return ModuleCheck(compared.text(label, pixels), pixels)
+    return _not_verified(reasons[0] if reasons else "no part of it has all tensors")
+
+
+def _not_verified(reason: str) -> ModuleCheck:
+    text = f"not verified by the module: {reason[:160]}"
+    return ModuleCheck(text, verified=False)
+
+
+def _candidates(
+    module: nn.Module, found: Recognized, state: Mapping[str, Tensor]
+) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the smallest submodule that has the tensors of a network, then its parents."""
+    every = module.state_dict().keys()
+    names = {name for key in state for name in found.named(key).split(" + ") if name in every}
+    paths = [name.split(".")[:-1] for name in names]
+    common = [
+        parts[0]
+        for parts in itertools.takewhile(
+            lambda parts: len(set(parts)) == 1, zip(*paths, strict=False)
+        )
+    ]
+    for length in range(len(common), -1, -1):
+        name = ".".join(common[:length])
+        yield name, module.get_submodule(name)
+
+
+def _usual_size(family: Any, architecture: Any) -> tuple[int, int]:
+    """Return the size of the image for a comparison.
+
+    For networks of windows it is square, because a map of a single window is not shifted, and
+    libraries differ in maps that are a single window in one direction.
+    """
+    size: tuple[int, int] = family.image_size(architecture)
+    return (min(size), min(size)) if family.source_features and not family.tokens else size
+
+
+def _sizes(family: Any, architecture: Any, module: Any) -> list[tuple[int, int]]:
+    """Return sizes of images to try: the usual one, then what the module says of itself."""
+    declared = [
+        getattr(getattr(module, "patch_embed", None), "img_size", None),
+        getattr(getattr(module, "config", None), "image_size", None),
+        getattr(module, "image_size", None),
+    ]
+    if isinstance(timm := getattr(module, "pretrained_cfg", None), Mapping):
+        declared.append((timm.get("input_size") or [None])[1:])
+    sizes = [_usual_size(family, architecture)]
+    for value in declared:
+        pair = [value, value] if isinstance(value, int) else value
+        if isinstance(pair, list | tuple) and len(pair) == 2 and all(type(x) is int for x in pair):
+            sizes.append((pair[0], pair[1]))
+    return list(dict.fromkeys(size for size in sizes if 0 < min(size) and max(size) <= 1024))
+
+
+@contextmanager
+def _runnable(part: nn.Module) -> Iterator[nn.Module | str]:
+    """Give a module in eval mode, in float32 on the CPU, or the reason why there is none.
+
+    It is a copy unless the module is such a one. What a run changes is restored.
+    """
+    modules = list(part.modules())
+    tensors = [*part.parameters(), *part.buffers()]
+    usual = all(t.device.type == "cpu" and t.dtype == torch.float32
+                for t in tensors if t.is_floating_point())  # fmt: skip
+    if not usual:
+        try:
+            part = copy.deepcopy(part).float().cpu()
+        except (RuntimeError, TypeError) as error:
+            yield f"no copy of it can be made ({_short(error)})"
+            return
+        modules = list(part.modules())
+    flags = [each.training for each in modules]
+    buffers = [(each, name, value, value.clone()) for each in modules
+               for name, value in each._buffers.items() if value is not None]  # fmt: skip
+    states = random.getstate(), np.random.get_state()
+    try:
+        part.eval()
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            yield part
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        for each, flag in zip(modules, flags, strict=True):
+            each.training = flag
+        for each, name, value, before in buffers:
+            each._buffers[name] = value
+            if not torch.equal(value, before):
+                value.copy_(before)
+
+
+def _run(
+    part: nn.Module, image: Tensor, look: Callable[[str, Tensor], None] = lambda name, value: None
+) -> tuple[_Run | None, str]:
+    """Run a module on an image, and show `look` each output as it is made, by module.
+
+    Later operations may change an output in place.
+    """
+    run, handles = _Run(), []
+
+    def keep_input(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if run.first_input is None and inputs and isinstance(inputs[0], Tensor):
+            run.first_input = inputs[0].clone()
+
+    def keep(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            for value in _tensors(output):
+                run.sums.append((name, float(value.double().sum())))
+                look(name, value)
+
+        return hook
+
+    for name, each in part.named_modules():
+        handles.append(each.register_forward_hook(keep(name)))
+        if isinstance(each, nn.Conv2d) and each.in_channels == 3:
+            handles.append(each.register_forward_pre_hook(keep_input))
+    try:
+        part(image.clone())
+    except Exception as error:
+        return None, f"its forward needs more than an image ({_short(error)})"
+    finally:
+        for handle in handles:
+            handle.remove()
+    return run, ""
+
+
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {shown(' '.join(str(error).split()), 80)}"
+
+
+def _tensors(output: Any, depth: int = 3) -> Iterator[Tensor]:
+    """Yield the floating-point tensors in the output of a module, in lists and dicts as well."""
+    if isinstance(output, Tensor):
+        if output.is_floating_point():
+            yield output
+    elif depth and isinstance(output, Mapping):
+        for value in output.values():
+            yield from _tensors(value, depth - 1)
+    elif depth and isinstance(output, list | tuple):
+        for value in output:
+            yield from _tensors(value, depth - 1)
+
+
+def _expected(
+    found: Recognized, architecture: Any, state: Mapping[str, Tensor], image: Tensor
+) -> dict[str, Tensor]:
+    """Return the maps of the recognized network as the source has it, (H W, C) by feature."""
+    family = found.contract.family
+    if family.source_features is None:
+        maps = reference_features(family, architecture, state, image)
+        return {name: value[0].flatten(1).T for name, value in maps.items()}
+    _, maps = family.source_features(architecture, state, found.tokens, image)
+    count = {name: value[0].numel() // value.shape[-1] for name, value in maps.items()}
+    if family.tokens:  # without the tokens in front
+        front = sum(value.shape[1] for value in found.tokens.values())
+        count = {name: number - front for name, number in count.items()}
+    return {name: value.reshape(-1, value.shape[-1])[-count[name] :]
+            for name, value in maps.items()}  # fmt: skip
+
+
+class _Comparison:
+    """Search for maps among the outputs of modules.
+
+    Args:
+        maps: Maps by feature, (H W, C).
+    """
+
+    def __init__(self, maps: Mapping[str, Tensor]) -> None:
+        self.maps = maps
+        self.nearest: dict[str, tuple[float, str]] = {}
+
+    def look(self, name: str, output: Tensor) -> None:
+        """Compare an output, in NCHW, NHWC or as tokens after any number of others."""
+        for feature, expected in self.maps.items():
+            for value in _as_tokens(output, *expected.shape):
+                scale = max(1.0, float(expected.abs().max()))
+                difference = float((value - expected).abs().max()) / scale
+                if difference < self.nearest.get(feature, (float("inf"), ""))[0]:
+                    self.nearest[feature] = (difference, name)
+
+    def check(self, where: str, architecture: str) -> None:
+        """Raise DataError if a map is not among the outputs."""
+        for feature in self.maps:
+            difference, name = self.nearest.get(feature, (float("inf"), ""))
+            if not difference <= TOLERANCE:
+                nearest = (
+                    f"the nearest output, of {name}, differs by {difference:.2g}"
+                    if name
+                    else "no module gives a map of its size"
+                )
+                raise DataError(
+                    f"{where}: is not a {architecture}, whose tensors it has: {nearest} at "
+                    f"{feature}"
+                )
+
+    def text(self, label: str, pixels: Pixels | None) -> str:
+        """Return the modules that gave the maps, and what they do to their image, as text."""
+        largest = max(difference for difference, _ in self.nearest.values())
+        pairs = ", ".join(f"{feature} by {self.nearest[feature][1]}" for feature in self.maps)
+        inside = (
+            "" if pixels is None else "; it changes its image itself, see the contract's pixels"
+        )
+        return (
+            f"compared with {label} itself, run on one image: {pairs} (difference up to "
+            f"{largest:.2g}, relative to the largest value of a map){inside}"
+        )
+
+
+def _as_tokens(output: Tensor, count: int, channels: int) -> Iterator[Tensor]:
+    """Yield the readings of an output as `count` tokens of `channels` channels."""
+    if output.dim() == 4 and len(output) == 1:
+        if output.shape[1] == channels and output[0, 0].numel() == count:
+            yield output[0].flatten(1).T
+        if output.shape[3] == channels and output[0, :, :, 0].numel() == count:
+            yield output[0].flatten(0, 1)
+    elif output.dim() == 3 and output.shape[2] == channels and 1 in output.shape[:2]:
+        tokens = output.flatten(0, 1)
+        if len(tokens) >= count:
+            yield tokens[-count:]
+
+
+def _inside(image: Tensor, got: Any, where: str) -> Pixels | None:
+    """Return what a module does to its image before the first convolution, None for nothing.
+
+    Raises:
+        DataError: If it is more than a permutation of the channels and a normalization.
+    """
+    if got.shape != image.shape:
+        raise DataError(
+            f"{where}: resizes or pads its images from {list(image.shape[2:])} to "
+            f"{list(got.shape[2:])} before the first convolution; give the network inside it"
+        )
+    if torch.equal(got, image):
+        return None
+    order, means, stds = [], [], []
+    for channel in got[0].double():
+        fits = [
+            (*_line(source, channel), number) for number, source in enumerate(image[0].double())
+        ]
+        error, slope, offset, number = min(fits)
+        if not (error <= _AFFINE_TOLERANCE * float(channel.abs().max()) and slope > 0):
+            raise DataError(
+                f"{where}: the first convolution does not get the image but something else, which "
+                "no mean, std and order of channels describe; give the network inside it"
+            )
+        order.append(number)
+        means.append(round(-offset / slope, 6))
+        stds.append(round(1 / slope, 6))
+    name = {(0, 1, 2): "RGB", (2, 1, 0): "BGR"}.get((order[0], order[1], order[2]))
+    if name is None:
+        raise DataError(f"{where}: permutes the channels of its images to {order}")
+    scale = 255 if max(*map(abs, means), *stds) <= 1 + 1e-6 else 1
+    if max(map(abs, means)) < 1e-5 and max(abs(std - 1) for std in stds) < 1e-5:
+        return Pixels((0, 0, 0), (1, 1, 1), name)  # a permutation alone
+    a, b = ([max(0.0, round(scale * x, 3)) for x in values] for values in (means, stds))
+    return Pixels((a[0], a[1], a[2]), (b[0], b[1], b[2]), name)
+
+
+def _inside_root(module: nn.Module, image: Tensor, where: str) -> Pixels | None:
+    """Return what the whole module does to an image before the first convolution, if it takes one.
+
+    Raises:
+        DataError: As `_inside`.
+    """
+    with _runnable(module) as ready:
+        run = None if isinstance(ready, str) else _run(ready, image)[0]
+    if run is None or run.first_input is None:
+        return None
+    return _inside(image, run.first_input, where)
+
+
+def _line(x: Tensor, y: Tensor) -> tuple[float, float, float]:
+    """Return the largest residual, the slope and the offset of the line y = slope x + offset."""
+    dx, dy = x - x.mean(), y - y.mean()
+    slope = float((dx * dy).sum() / (dx * dx).sum())
+    offset = float(y.mean()) - slope * float(x.mean())
+    return float((slope * x + offset - y).abs().max()), slope, offset
+
+
+def with_pixels(contract: InputContract, inside: Pixels | None) -> InputContract:
+    """Return a contract with the normalization and order of channels inside the module, if any."""
+    if inside is None:
+        return contract
+    pixels = inside
+    if _only_permutes(inside):
+        pixels = contract.pixels.in_order(inside.channel_order)
+    return dataclasses.replace(contract, pixels=pixels)
+
+
+def _only_permutes(pixels: Pixels) -> bool:
+    """Return whether a module permutes the channels of its images without a normalization."""
+    return pixels.std == (1.0, 1.0, 1.0) and pixels.mean == (0.0, 0.0, 0.0)
+
+
+def _check_options(pixels: Pixels | None, overrides: Overrides, where: str) -> None:
+    if pixels is None:
+        return
+    names = ["channel_order"] if _only_permutes(pixels) else ["channel_order", "mean", "std"]
+    for name in names:
+        given, own = getattr(overrides, name), getattr(pixels, name)
+        if given is not None and (
+            given != own if isinstance(own, str) else not np.allclose(given, own, atol=0.01)
+        ):
+            raise UserError(
+                f"{name}: got {given}, but {where} itself has {own}, before its first convolution; "
+                "leave it out"
+            )
