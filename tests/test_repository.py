@@ -133,6 +133,7 @@ STAGES = [
     "prove",
     "recognize",
     "translate",
+    "source_module",
     "write",
     "initial_weights",
     "report",
