@@ -33,6 +33,7 @@ _FACTS = {
     "timm": "blocks.0.attn.num_heads",
     "activation": "blocks.0.mlp.act",
     "layer_norm_eps": "blocks.0.norm1.eps",
+    "dynamic_img_size": "dynamic_img_size",
 }
 _ACTIVATIONS = {"GELU": "gelu", "GELUTanh": "gelu_tanh", "QuickGELU": "quick_gelu"}
 # Relative to the largest feature. Both networks do the same operations in the same order, so their

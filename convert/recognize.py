@@ -141,6 +141,7 @@ def recognize(
     tokens = {
         new: own(new, to_tensor(e.keys[-1], e.value, where)).float()
         for new, e in taken.tokens.items()
+        if 0 not in e.value.shape  # registers of a network that has none
     }
     tag = recorded.metadata.get("tag", "")
     facts = prove.facts_in_timm(names, arguments, tag) if network.family.tokens else {}

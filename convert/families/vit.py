@@ -26,6 +26,15 @@ from convert.families.base import (
     later,
 )
 from convert.families.vit_names import PERIODS, SCHEMES, known
+from convert.families.vit_resize import (
+    ANTIALIASED,
+    BICUBIC,
+    BILINEAR,
+    PATCH_RULES,
+    POSITION_RULES,
+    RULES,
+    resize_positions,
+)
 from moco.common.errors import DataError, UserError, shown
 from moco.common.keys import Key, one_of
 
@@ -40,8 +49,6 @@ PATCHES, POSITIONS = "patch_embed.proj.weight", "pos_embed"
 TOKENS = ("cls_token", "reg_token")
 THETA = 100  # base of the periods of DINOv3's rotary positions
 GRID = 14  # of the images that a network with rotary positions is verified with
-# Rules for resizing patches, the default first; see `resize_patches`.
-PATCH_RULES = ("pseudo-inverse", "bicubic")
 # Fields of the architecture -> keys under MODEL.VIT. The other fields describe the source.
 KEYS = {
     "embed_dim": "EMBED_DIM",
@@ -60,6 +67,7 @@ KEYS = {
     "activation": "ACTIVATION",
     "pre_norm": "PRE_NORM",
     "patch_bias": "PATCH_BIAS",
+    "position_rule": "POSITION_RULE",
 }
 
 
@@ -85,6 +93,8 @@ class ViTArchitecture(Architecture):
         activation: Activation of the MLPs, a value of `ACTIVATIONS`.
         pre_norm: True if there is a norm before the first block, as in CLIP.
         patch_bias: True if the patch embedding has a bias.
+        position_rule: Rule by which the source resizes positions for images of other sizes, one
+            of `POSITION_RULES`.
         class_token, registers, final_norm: Parts of the source that the backbone here lacks;
             `registers` is their number.
 
@@ -111,13 +121,14 @@ class ViTArchitecture(Architecture):
     activation: str = GELU
     pre_norm: bool = False
     patch_bias: bool = True
+    position_rule: str = BICUBIC
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.activation not in (choices := list(ACTIVATIONS.values())):
-            raise UserError(
-                f"activation: got {shown(self.activation)}, expected one of {', '.join(choices)}"
-            )
+        texts = {"activation": ACTIVATIONS.values(), "position_rule": POSITION_RULES}
+        for name, choices in texts.items():
+            if (value := getattr(self, name)) not in choices:
+                raise UserError(f"{name}: got {shown(value)}, expected one of {', '.join(choices)}")
         for name, whole in (("num_heads", "embed_dim"), ("patch_size", "image_size")):
             if getattr(self, whole) % getattr(self, name):
                 raise UserError(
@@ -150,10 +161,12 @@ class ViTArchitecture(Architecture):
             *([f"{self.registers} registers"] if self.registers else []),
             *(["final norm"] if self.final_norm else []),
         ]
+        how = self.position_rule.replace("_", " and ")
         special = [
             *([f"activation {self.activation}"] if self.activation != GELU else []),
             *(["a norm before the blocks"] if self.pre_norm else []),
             *(["no bias of patches"] if not self.patch_bias else []),
+            *([f"positions resized {how}"] if self.position_rule != BICUBIC else []),
         ]
         return (
             f"patches of {self.patch_size} px, {'' if self.rotary else f'{positions}, '}"
@@ -340,6 +353,8 @@ def recognize(state: Mapping[str, Tensor], hints: Hints) -> ViTArchitecture:
     if "pixels" in metadata and hints.assumed_pixels:
         hints.notes.append(f"assuming {metadata['pixels']}")
     registers = None if "reg_token" in state else hints.tokens.get("reg_token")
+    # timm's registers have slots in the positions, or the class token has none either.
+    registers_of_dinov2 = class_position and "reg_token" in {*state, *hints.tokens}
     return ViTArchitecture(
         embed_dim=width,
         depth=len(blocks),
@@ -360,7 +375,19 @@ def recognize(state: Mapping[str, Tensor], hints: Hints) -> ViTArchitecture:
         swiglu=swiglu,
         rotary=rotary,
         tokens=sum(state[name].numel() for name in TOKENS if name in state) // width,
+        position_rule=BICUBIC if rotary else _position_rule(metadata, registers_of_dinov2),
     )
+
+
+def _position_rule(metadata: Mapping[str, Any], is_dinov2_with_registers: bool) -> str:
+    """Return the rule by which the source resizes positions.
+
+    timm's networks of a fixed size refuse other images, so those have Detectron2's rule.
+    """
+    if str(metadata.get("model_type")).startswith("siglip2"):  # NaFlex; the others are "siglip"
+        return BILINEAR
+    is_antialiased = is_dinov2_with_registers or metadata.get("dynamic_img_size")
+    return ANTIALIASED if is_antialiased else BICUBIC
 
 
 def _check_recorded(option: str, given: Any, recorded: Any, where: str) -> None:
@@ -438,10 +465,12 @@ def complete(state: dict[str, Tensor], hints: Hints) -> dict[str, Tensor]:
         DataError: If masks or biases do not fit, or a mask has NaN.
     """
     tokens = {name: hints.tokens[name] for name in TOKENS if name in hints.tokens}
-    state = {**state, **(tokens if len(tokens) == len(TOKENS) else {})}
-    if "rotary" not in hints.metadata:
+    is_rotary = "rotary" in hints.metadata
+    if len(tokens) == len(TOKENS) or is_rotary:
+        state = {**state, **tokens}
+    if not is_rotary:
         return state
-    if not len(tokens) == len(TOKENS):
+    if TOKENS[0] not in tokens:
         raise DataError(
             f"{hints.where}: rotary positions without a class token; of such networks only "
             "DINOv3's are supported"
@@ -561,9 +590,11 @@ def adapt(
     if new != old and a.rotary:
         raise UserError(f"--image-size: {where} has rotary positions, which are for any size")
     if new != old:
-        positions = resize_positions(_float32(state, POSITIONS, where), new, a.class_position)
+        positions = _float32(state, POSITIONS, where)
+        positions = resize_positions(positions, new, a.class_position, a.position_rule)
         state = {**state, POSITIONS: positions}
-        changes.append(f"positions {old}x{old} to {new}x{new} by bicubic interpolation")
+        how = a.position_rule.replace("_", " and ")
+        changes.append(f"positions {old}x{old} to {new}x{new} by {how} interpolation")
     a = dataclasses.replace(a, patch_size=patch, image_size=image)
     proof = (a, state)
     if requested.get("fold_layer_scale"):
@@ -585,47 +616,6 @@ def _float32(state: Mapping[str, Tensor], key: str, where: str) -> Tensor:
     if str(state[key].dtype) != "torch.float32":
         raise DataError(f"{where}: {key} is {state[key].dtype}, expected floating point")
     return state[key]
-
-
-def resize_patches(kernel: Tensor, size: int) -> Tensor:
-    """Resize the patch kernel by PI-resize: (C, 3, p, p) -> (C, 3, size, size).
-
-    FlexiViT, arXiv 2212.08013, Eq. 4: with the bilinear resize x -> B x the kernel is (B^T)^+ w,
-    whose response to a resized patch is closest to the old response; if patches grow, both are
-    equal. B is the Kronecker product of a matrix with itself, so its pseudo-inverse is the
-    product of that matrix's pseudo-inverse with itself.
-    """
-    import torch
-    import torch.nn.functional as F
-
-    basis = torch.eye(kernel.shape[-1], dtype=torch.float64)[None]
-    # (p, size): row i is the resized i-th unit vector.
-    resized = F.interpolate(basis, size=size, mode="linear", align_corners=False)[0]
-    inverse = torch.linalg.pinv(resized)  # (size, p)
-    return (inverse @ kernel.double() @ inverse.T).to(kernel.dtype)
-
-
-def interpolate_patches(kernel: Tensor, size: int) -> Tensor:
-    """Resize the patch kernel bicubically: (C, 3, p, p) -> (C, 3, size, size)."""
-    import torch.nn.functional as F
-
-    return F.interpolate(kernel, size=(size, size), mode="bicubic", align_corners=False)
-
-
-def resize_positions(positions: Tensor, grid: int, class_position: bool) -> Tensor:
-    """Interpolate positions for another square grid.
-
-    As detectron2/modeling/backbone/utils.py, get_abs_pos; the class token's slot is kept.
-    (1, n, C) -> (1, grid * grid + class_position, C).
-    """
-    import torch
-    import torch.nn.functional as F
-
-    first, rest = positions[:, : int(class_position)], positions[:, int(class_position) :]
-    side = round(rest.shape[1] ** 0.5)
-    grids = rest.reshape(1, side, side, -1).permute(0, 3, 1, 2)
-    grids = F.interpolate(grids, size=(grid, grid), mode="bicubic", align_corners=False)
-    return torch.cat([first, grids.flatten(2).transpose(1, 2)], dim=1).contiguous()
 
 
 def in_timm(
@@ -680,9 +670,6 @@ def fold_layer_scale(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
                     )
                 folded[tensor] = (gamma[:, None] if old.dim() == 2 else gamma) * old
     return folded
-
-
-RULES = dict(zip(PATCH_RULES, (resize_patches, interpolate_patches), strict=True))
 
 
 # Keys of a detector's configuration; ViT-B by default.
@@ -749,6 +736,14 @@ TASK_KEYS = (
         "MODEL.VIT.PATCH_BIAS",
         True,
         "Use a bias in the patch embedding. Set by the weights' contract.",
+        weights=True,
+    ),
+    Key(
+        "MODEL.VIT.POSITION_RULE",
+        BICUBIC,
+        "Interpolation of the position embedding for images of other sizes; Detectron2's is "
+        "bicubic. Set by the weights' contract.",
+        one_of(*POSITION_RULES),
         weights=True,
     ),
     Key(

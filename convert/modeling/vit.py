@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from convert.families.base import stochastic_depth
 from convert.families.vit import FEATURE, GELU, ViTArchitecture, periods
+from convert.families.vit_resize import resize_map
 
 
 class LayerScale(nn.Module):
@@ -311,10 +312,12 @@ class ViT(nn.Module):
         self.patch_embed = nn.Sequential()
         proj = nn.Conv2d(3, a.embed_dim, a.patch_size, stride=a.patch_size, bias=a.patch_bias)
         self.patch_embed.add_module("proj", proj)
-        self.grid = a.image_size // a.patch_size
+        self.grid, self.position_rule = a.image_size // a.patch_size, a.position_rule
         embeddings = {} if a.rotary else {"pos_embed": self.grid**2 + a.class_position}
         if a.tokens:
-            embeddings |= {"cls_token": 1, "reg_token": a.tokens - 1}
+            embeddings |= {"cls_token": 1}
+        if a.tokens > 1:
+            embeddings |= {"reg_token": a.tokens - 1}
         for name, count in embeddings.items():
             self.register_parameter(name, nn.Parameter(torch.zeros(1, count, a.embed_dim)))
         self.rope = RotaryPositions(a.embed_dim // a.num_heads) if a.rotary else None
@@ -341,7 +344,7 @@ class ViT(nn.Module):
         """Return the position embedding of h x w patches, (1, h, w, C), interpolated if needed."""
         x = self.pos_embed[:, int(self.class_position) :].unflatten(1, (self.grid, self.grid))
         if size != (self.grid, self.grid):
-            x = F.interpolate(x.permute(0, 3, 1, 2), size, mode="bicubic").permute(0, 2, 3, 1)
+            x = resize_map(x, size, self.position_rule)
         return x
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
@@ -353,7 +356,7 @@ class ViT(nn.Module):
         x = x.flatten(1, 2)
         if self.num_tokens:
             first = self.cls_token + (self.pos_embed[:, :1] if self.class_position else 0)
-            tokens = torch.cat([first, self.reg_token], dim=1)
+            tokens = torch.cat([first, self.reg_token], dim=1) if self.num_tokens > 1 else first
             x = torch.cat([tokens.expand(len(x), -1, -1), x], dim=1)
         x = self.norm_pre(x)
         features, tables = {}, self._rotary(size)

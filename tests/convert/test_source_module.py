@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import timm
 import torch
-import transformers
 from torch import Tensor, nn
 from torchvision import models
 
@@ -67,6 +66,8 @@ def swin(**arguments: Any) -> Any:
 
 
 def hf(kind: str, **arguments: Any) -> Any:
+    import transformers
+
     config = getattr(transformers, f"{kind}Config")(**arguments)
     return trained(getattr(transformers, f"{kind}Model")(config))
 
@@ -268,6 +269,8 @@ def test_a_script_module_is_not_verified() -> None:
 
 @pytest.mark.slow
 def test_random_masks_are_not_verified() -> None:
+    import transformers
+
     config = transformers.ViTMAEConfig(intermediate_size=96, **TRANSFORMER)
     net = trained(transformers.ViTMAEForPreTraining(config))
     assert "not verified by the module: two runs of it differ" in load_backbone(net).notes[0]
