@@ -339,7 +339,7 @@ def facts_in_timm(
         second = name.replace("_clip_", "_clip_quickgelu_")
         if tag and second != name and timm.is_model_pretrained(f"{second}.{tag}"):
             found["trained_with"] = "quick_gelu"
-        return {fact: value for fact, value in found.items() if value is not None}
+        return {fact: value for fact, value in found.items() if value}
     return {}
 
 
