@@ -343,6 +343,32 @@ def facts_in_timm(
     return {}
 
 
+def pixels_in_timm(names: Mapping[str, str], notes: list[str]) -> tuple[Any, Any]:
+    """Return mean and std, 0..255, of the first of these networks in timm, with a note.
+
+    timm's train.py records None for both if they are the network's own. Both are None without such
+    a network.
+
+    Args:
+        names: Recorded names by place, with the tags of their weights.
+        notes: Notes of the conversion, to which one is appended.
+    """
+    from timm.models import get_pretrained_cfg
+
+    for place, name in names.items():
+        if not in_timm(name):
+            continue
+        try:
+            own: Any = get_pretrained_cfg(name)
+        except RuntimeError:  # an unknown tag
+            own = get_pretrained_cfg(name.partition(".")[0])
+        if own is not None:
+            notes.append(f"mean and std are those of timm's {name}, which {place} names")
+            mean, std = (tuple(round(255 * x, 6) for x in values) for values in (own.mean, own.std))
+            return mean, std
+    return None, None
+
+
 # What timm's constructors raise for arguments that they do not have, or that contradict each other.
 _UNBUILDABLE = (RuntimeError, TypeError, AssertionError, ValueError, KeyError, AttributeError)
 
@@ -398,9 +424,9 @@ def _difference(
 ) -> str:
     """Return how timm's network of a name differs from the recognized one, or ""."""
     size = family.image_size(architecture)
-    options = {"num_classes": 0, **changed}
-    if family.source_features is not None:  # of a fixed size
-        options["img_size"] = size
+    options = {"num_classes": 0, **({"img_size": size[0]} if family.tokens else {}), **changed}
+    if family.source_features is not None and not family.tokens:
+        options["img_size"] = size  # windows are for any size, but timm's network takes one
     rules = {**family.dropped, **LEFT_AT_INIT}
     try:
         with torch.device("meta"):  # the name may be that of a network of gigabytes

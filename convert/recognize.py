@@ -126,6 +126,9 @@ def recognize(
     unclear = prove.check_names(names, arguments, network.family, overrides.options, where)
     arch = recorded.arch or at(raw, ("arch",))
     mean, std = _named_pixels(network.scheme, (where, str(arch)), notes)
+    is_open = project.is_unknown or project.any_network
+    if is_open and not (recorded.mean or mean):
+        mean, std = prove.pixels_in_timm(recorded_names(raw, recorded.arch, tags=True), notes)
     _check_convention(choice, overrides, where, warnings, bool(recorded.mean or mean))
     taken = take(choice, entries, where, overrides.encoder is not None)
     notes += taken.notes

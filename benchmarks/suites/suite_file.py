@@ -1,5 +1,6 @@
 """Reader of a suite's YAML file and of `--init`, with a one-line error for each mistake."""
 
+import csv
 import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -190,7 +191,8 @@ def parse_inits(arguments: Sequence[str], where: str = "--init") -> dict[str, st
     """Parse `NAME=WEIGHTS`, `WEIGHTS` (which is named after its file) or `random`.
 
     `NAME=WEIGHTS,WEIGHTS,...` are several pre-trainings of one row: `NAME@1`, `NAME@2` and so on.
-    `NAME=PATTERN` is a row for each checkpoint that it matches: `NAME-epoch0100` and so on.
+    A file whose path has a comma is in double quotes, as in CSV. `NAME=PATTERN` is a row for each
+    checkpoint that it matches: `NAME-epoch0100` and so on.
 
     Raises:
         UserError: If a name is empty or invalid, a name or a file is given twice, or `random` is
@@ -211,7 +213,7 @@ def parse_inits(arguments: Sequence[str], where: str = "--init") -> dict[str, st
             raise UserError(
                 f"{where} {argument}: has no weights; expected {name}=FILE or the word random"
             )
-        files = weights.split(",") if equals else [weights]
+        files = next(csv.reader([weights])) if equals else [weights]
         if (name == RANDOM) != (RANDOM in files):
             raise UserError(
                 f"{where} {argument}: the name random is for random initialization, which has no "
@@ -219,8 +221,8 @@ def parse_inits(arguments: Sequence[str], where: str = "--init") -> dict[str, st
             )
         numbered = [f"{name}{SEVERAL}{i}" for i in range(1, len(files) + 1)]
         along = {}
-        if is_pattern(weights):
-            along = series(name, by_epoch(matching(weights), f"{where} {argument}"))
+        if is_pattern(files[0]):
+            along = series(name, by_epoch(matching(files[0]), f"{where} {argument}"))
         if {name, numbered[0], *along} & inits.keys():
             raise UserError(f"{where} {argument}: {name} is given twice; one name, one row")
         if len(set(files)) < len(files) or not all(files) or len(files) > MAX_TRIALS:

@@ -408,8 +408,10 @@ def _activation(hints: Hints, *, is_known: bool) -> str:
         return GELU
     if "activation" in hints.requested:
         requested: str = hints.requested["activation"]
-        stated = ACTIVATIONS.get(str(hints.recorded.get("hidden_act")), requested)
-        _check_recorded("activation", requested, stated, where)
+        stated = hints.recorded.get("hidden_act")
+        if stated is not None:
+            stated = ACTIVATIONS.get(str(stated), shown(stated))
+            _check_recorded("activation", requested, stated, where)
         return requested
     recorded = metadata.get("hidden_act")
     if recorded is None and "model_type" in metadata:

@@ -214,3 +214,6 @@ def test_a_folder_as_transformers_writes_it(tmp_path: Path) -> None:
         convert_file(tmp_path, tmp_path / "out.pth", num_heads=2)
     with pytest.raises(UserError, match=r"--activation quick_gelu: .* it records gelu; leave"):
         convert_file(tmp_path, tmp_path / "out.pth", activation="quick_gelu")
+    write(tmp_path, {**VIT, "hidden_act": "relu"})
+    with pytest.raises(UserError, match=r"--activation gelu: .* it records 'relu'; leave"):
+        convert_file(tmp_path, tmp_path / "out.pth", activation="gelu")

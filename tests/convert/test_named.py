@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -152,16 +153,14 @@ def test_without_a_name_the_report_says_what_is_assumed(
     assert ("eps 1e-06" in line) == ("resnet" not in name)
 
 
-@pytest.mark.parametrize("place", ["", "arch"])
 @pytest.mark.slow
-def test_pixels_that_no_file_says_have_their_option(place: str, tmp_path: Path) -> None:
+def test_pixels_that_no_file_says_have_their_option(tmp_path: Path) -> None:
     """Most vision transformers of timm have others than ImageNet's."""
-    file = write(tmp_path, "vit_tiny_patch16_224", place)
-    convert = {"num_heads": 3} if not place else {}
+    file = write(tmp_path, "vit_tiny_patch16_224", "")
     advice = "give --mean 127.5 127.5 127.5 --std 127.5 127.5 127.5"
-    assert advice in convert_file(file, tmp_path / "out.pth", **convert).text()
+    assert advice in convert_file(file, tmp_path / "out.pth", num_heads=3).text()
     given = {"mean": [127.5] * 3, "std": [127.5] * 3, "channel_order": "RGB"}
-    text = convert_file(file, tmp_path / "out.pth", **convert, **given).text()
+    text = convert_file(file, tmp_path / "out.pth", num_heads=3, **given).text()
     assert "--mean" not in text
 
 
@@ -173,3 +172,36 @@ def test_where_names_are() -> None:
         "args.model": "a",
     }
     assert recorded_names(raw, None, tags=True)["arch"] == "resnet50.tv_in1k"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "pixels"),
+    [
+        ("vit_tiny_patch16_224", "vit_tiny_patch16_224"),
+        ("eva02_tiny_patch14_224.mim_in22k", "eva02_tiny_patch14_224.mim_in22k"),
+        ("resnet18", "resnet18"),
+    ],
+)
+def test_a_recorded_name_of_timm_gives_its_pixels(name: str, pixels: str) -> None:
+    """Timm's train.py records None for the network's own mean and std."""
+    from timm.models import get_pretrained_cfg
+
+    from convert.prove import pixels_in_timm
+
+    notes: list[str] = []
+    found = pixels_in_timm({"args.model": name}, notes)
+    own = get_pretrained_cfg(pixels)
+    assert own is not None
+    for values, expected in zip(found, (own.mean, own.std), strict=True):
+        assert values == pytest.approx([255 * value for value in expected], abs=1e-5)
+    assert notes == [f"mean and std are those of timm's {name}, which args.model names"]
+
+
+@pytest.mark.slow
+def test_timms_checkpoint_without_pixels_has_those_of_its_network(tmp_path: Path) -> None:
+    args = argparse.Namespace(model="vit_tiny_patch16_224", mean=None, std=None)
+    content = {"epoch": 1, "arch": args.model, "version": 2, "args": args}
+    torch.save({**content, "state_dict": weights(args.model)}, tmp_path / "a.file")
+    contract = convert_file(tmp_path / "a.file", tmp_path / "out.pth").contract
+    assert (contract.pixels.mean, contract.pixels.std) == ((127.5,) * 3, (127.5,) * 3)

@@ -20,6 +20,7 @@ from moco.common.errors import DataError
 VIT: dict[str, Any] = {"img_size": 64, "embed_dim": 48, "depth": 2, "num_heads": 3}
 VIT |= {"class_token": False, "global_pool": "avg"}  # detectors leave the token out
 RESNET = {"channels": [16, 32, 64, 128]}
+SWIN = {"img_size": 64, "window_size": 2, "depths": [1, 1, 2, 1], "embed_dim": 24}
 CONVNEXT = {"depths": [1, 1, 1, 1], "dims": [16, 24, 32, 40]}
 # Name, arguments that make it small, the argument in question, whether it converts.
 CASES: list[tuple[str, dict[str, Any], dict[str, Any], bool]] = [
@@ -35,6 +36,8 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], bool]] = [
     ("resnet18", RESNET, {"drop_rate": 0.5}, True),
     ("resnet18", RESNET, {"output_stride": 16}, False),
     ("resnet18", RESNET, {"act_layer": "gelu"}, False),
+    ("swin_tiny_patch4_window7_224", SWIN, {}, True),
+    ("swin_tiny_patch4_window7_224", SWIN, {"img_size": 128}, True),
     ("convnext_atto", CONVNEXT, {}, True),
     ("convnext_atto", CONVNEXT, {"act_layer": "relu"}, False),
     ("convnext_atto", CONVNEXT, {"norm_eps": 1e-2}, False),
@@ -89,7 +92,8 @@ def test_equal_or_refused_by_name(
         assert key in str(caught.value) or "q_norm" in str(caught.value)
         return
     backbone = load_backbone(file)
-    image = torch.rand(2, 3, 64, 64)
+    side = changed.get("img_size", 64)
+    image = torch.rand(2, 3, side, side)
     with torch.no_grad():
         pixels, options = (image - 0.5) / 0.25, {"intermediates_only": True, "norm": False}
         expected = net.forward_intermediates(pixels, **options)[-1]  # type: ignore[operator]

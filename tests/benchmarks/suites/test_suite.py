@@ -170,6 +170,9 @@ def test_inits_of_the_command_line():
 def test_several_pre_trainings_of_a_row(folder):
     several = {"moco@1": "a.pth", "moco@2": "b.pth", "moco@3": "c.pth"}
     assert parse_inits(["moco=a.pth,b.pth,c.pth", "x=d.pth"]) == {**several, "x": "d.pth"}
+    assert parse_inits(['x="lr0,03/d.pth"']) == {"x": "lr0,03/d.pth"}
+    pair = {"x@1": "lr0,03/d.pth", "x@2": "e.pth"}
+    assert parse_inits(['x="lr0,03/d.pth",e.pth']) == pair
     suite = load_suite(write(folder, inits={"moco": ["a.pth", "b.pth", "c.pth"]}))
     assert suite.inits == several
     inits = {name: Init(f"/{name}", name * 10) for name in ("moco@1", "moco@2", "x")}
