@@ -28,7 +28,9 @@ _MAX_NAME = 200  # limit of the input contract
 _DETECTRON2 = re.compile(
     r"proposal_generator\.|roi_heads\.|sem_seg_head\.|backbone\.(stem|bottom_up)\."
 )
-_OTHERS = re.compile(r"(?:^|\.)(backbone\.(0\.)?body|(rpn|bbox|roi|decode|mask)_head)\.")
+_OTHERS = re.compile(
+    r"(?:^|\.)(backbone\.((0\.)?body|conv_encoder)|(rpn|bbox|roi|decode|mask)_head)\."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,8 +122,11 @@ def choose_network(
         DataError: If no network is recognized, or the choice is ambiguous.
         UserError: If there is no network of that name.
     """
+    if encoder is None:
+        _refuse_detector(raw, entries, where, requested or {})
     found = all_networks(raw, entries, where, requested)
     project, roles, networks = found.project, found.roles, found.networks
+    encoder = _name_of(encoder, networks)
     choices, default, note = ", ".join(networks), next(iter(roles or networks)), ""
     has_others = len(networks) > (1 if project.is_unknown else len(roles.keys() & networks.keys()))
     if encoder is None and has_others:
@@ -142,12 +147,42 @@ def choose_network(
             f"checkpoint; --encoder {next(iter(networks))} selects another"
         )
     elif encoder is not None and encoder not in networks:
-        have = "a single network" if len(networks) == 1 else f"the encoders {choices}"
+        have = f"the encoders {choices}"
+        if len(networks) == 1:
+            have = f"a single network, {_name(next(iter(networks.values()))) or SINGLE}"
         raise UserError(f"--encoder {encoder}: {where} is a {project.name} checkpoint with {have}")
     name = encoder or default
     if roles and name not in roles:
         project = Project(networks[name].scheme.plain)
     return Choice(name, found, project, note)
+
+
+def _name(network: Network) -> str:
+    """Return the name of a network without a role, as it is printed and `--encoder` takes it."""
+    return shown(network.start.strip("./").replace("/", "."), _MAX_NAME)[1:-1]
+
+
+def _name_of(encoder: str | None, networks: Mapping[str, Network]) -> str | None:
+    """Return the name of the network that `encoder` means: a name, a prefix, or the end of one."""
+    if encoder is None or encoder in networks:
+        return encoder
+    fitting = [n for n, each in networks.items() if f".{_name(each)}".endswith(f".{encoder}")]
+    return fitting[0] if len(fitting) == 1 else encoder
+
+
+def _refuse_detector(
+    raw: Any, entries: Sequence[Entry], where: str, requested: Mapping[str, Any]
+) -> None:
+    """Raise DataError for a whole detector or segmentation network that is not Detectron2's."""
+    known = {entry.name: entry.keys for entry in entries if entry.name}
+    if is_converted(raw) or not any(_OTHERS.search(name.rpartition("/")[2]) for name in known):
+        return
+    found = [_name(network) for network in find_networks(known, requested).values()]
+    advice = f", or give --encoder {found[0]} for the network in it" if found and found[0] else ""
+    raise DataError(
+        f"{where}: a whole detector or segmentation network of torchvision, DETR or MMDetection, "
+        "not a pre-trained backbone; give the weights that its training started from" + advice
+    )
 
 
 def all_networks(
@@ -165,7 +200,7 @@ def all_networks(
         DataError: If no network is recognized; the message describes the contents.
     """
     known = {entry.name: entry.keys for entry in entries if entry.name}
-    _refuse_known(raw, known, where)
+    _refuse_known(raw, where)
     found, every = find_networks(known, requested or {}), [*known]
     if len(found) > MAX_NETWORKS:
         raise DataError(f"{where}: {len(found)} networks, expected at most {MAX_NETWORKS}")
@@ -189,8 +224,7 @@ def all_networks(
         if first := next(same, None):
             second_names[start] = first
             continue
-        # --encoder has to accept the name as it is printed.
-        name = shown(start.strip("./").replace("/", "."), _MAX_NAME)[1:-1] or SINGLE
+        name = _name(network) or SINGLE
         while name in networks:
             name += "'"
         networks[name] = network
@@ -373,17 +407,11 @@ def supported() -> str:
     )
 
 
-def _refuse_known(raw: Any, known: Iterable[str], where: str) -> None:
+def _refuse_known(raw: Any, where: str) -> None:
     """Raise DataError with a specific message for files that are often used by mistake."""
     if not isinstance(raw, Mapping):
         return
     if not is_converted(raw):
-        if any(_OTHERS.search(name.rpartition("/")[2]) for name in known):
-            raise DataError(
-                f"{where}: a whole detector or segmentation network of torchvision, DETR or "
-                "MMDetection, not a pre-trained backbone; this project evaluates only Detectron2's "
-                "and its own, so give the weights that its training started from"
-            )
         inside = raw.get("model")
         top = [*raw, *(inside if isinstance(inside, Mapping) else ())]
         if any(_DETECTRON2.match(unwrapped(key)) for key in top):

@@ -127,7 +127,8 @@ def recognize(
     arch = recorded.arch or at(raw, ("arch",))
     mean, std = _named_pixels(network.scheme, (where, str(arch)), notes)
     is_open = project.is_unknown or project.any_network
-    if is_open and not (recorded.mean or mean):
+    has_no_role = project.is_unknown and bool(choice.found.roles)
+    if is_open and not has_no_role and not (recorded.mean or mean):
         mean, std = prove.pixels_in_timm(recorded_names(raw, recorded.arch, tags=True), notes)
     _check_convention(choice, overrides, where, warnings, bool(recorded.mean or mean))
     taken = take(choice, entries, where, overrides.encoder is not None)
@@ -135,7 +136,9 @@ def recognize(
     warnings += taken.warnings
     backbone, keys = join(taken.backbone, where, notes)
     own = network.scheme.in_own_shape
+    dims = {name: value.dim() for name, value in backbone.items()}
     backbone = {name: own(name, value) for name, value in backbone.items()}
+    reshaped = [name for name, value in backbone.items() if value.dim() != dims[name]]
     in_file = _names_in_file(choice, keys)
     filled = fill_statistics(backbone, notes) if project.name.endswith(FOLDED) else 0
     if recorded.note:
@@ -148,7 +151,7 @@ def recognize(
     }
     tag = recorded.metadata.get("tag", "")
     facts = prove.facts_in_timm(names, arguments, tag) if network.family.tokens else {}
-    metadata = {**network.scheme.metadata, **facts}
+    metadata = {**network.scheme.metadata, **facts, "reshaped": reshaped}
     hints = Hints(
         where=where,
         named=in_file,

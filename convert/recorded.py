@@ -248,6 +248,9 @@ FACTS: dict[str, Any] = {
 }
 
 
+# Keys of a configuration under which that of an image network may be, e.g. of Depth-Anything,
+# MaskFormer, and VisionEncoderDecoder.
+_NODES = ("backbone_config", "encoder", "vision_encoder")
 _EXPECTED: dict[Any, str] = {
     **{str: "a text", float: "a number", bool: "true or false"},
     **{int: "an integer, 0..65536", _SIZE: "one or two integers, 0..65536"},
@@ -255,9 +258,18 @@ _EXPECTED: dict[Any, str] = {
 
 
 def _transformers(config: Mapping[str, Any], processor: Mapping[str, Any]) -> Recorded:
-    """Read transformers' configuration; of a network of images and text that of its images."""
+    """Read transformers' configuration; of a network around one of images that of the latter."""
+    inner = _dict(config, "backbone_config")
+    for node, key, usual in ((config, "dilation", False), (inner, "output_stride", 32)):
+        if node.get(key, usual) not in (usual, None):
+            raise DataError(
+                f"{CONFIGURATION}: {key} is {shown(node[key])}: the last stage of its backbone is "
+                "dilated, which no detector here has"
+            )
     tower = {"model_type": f"{config['model_type']}_vision_model", **_dict(config, "vision_config")}
-    own = tower if "vision_config" in config else config
+    known = {kind for family in families() for kind in family.model_types}
+    nested = [node for name in _NODES if (node := _dict(config, name)).get("model_type") in known]
+    own = tower if "vision_config" in config else next(iter(nested), config)
     facts = {name: own[name] for name in FACTS if own.get(name) is not None}
     for name, value in facts.items():
         is_eps = name == "layer_norm_eps"

@@ -15,7 +15,7 @@ from convert.families.base import OtherNetworkError, first_rule
 from convert.find import Choice, rule_of
 from convert.projects import DROPPED
 from convert.read import Entry, is_array, names, to_tensor, unwrapped
-from moco.common.errors import DataError
+from moco.common.errors import DataError, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,6 +55,7 @@ def take(choice: Choice, entries: Sequence[Entry], where: str, explicit: bool) -
     family, parts = network.family, Parts()
     inside = {**family.dropped, **network.scheme.dropped}
     unknown: list[Any] = []
+    heads: list[Any] = []
     ignored: list[Any] = []
     second: list[Any] = []
     outside: dict[tuple[Any, ...], list[Entry]] = {}
@@ -79,7 +80,10 @@ def take(choice: Choice, entries: Sequence[Entry], where: str, explicit: bool) -
         elif owner not in (None, choice.name):
             parts.dropped[f"{owner} encoder"] += 1
         elif rule in _FLAT_HEADS and is_array(entry.value) and entry.value.ndim > 2:
-            unknown.append(key)  # head of a segmentation network, whose backbone is dilated
+            # The head of a segmentation network, whose backbone may be dilated.
+            (second if explicit else unknown).append(key)
+            parts.dropped[IGNORED] += explicit
+            heads.append(key)
         elif rule in DROPPED and _is_large_convolution(entry):
             second.append(key)
             parts.dropped[IGNORED] += 1
@@ -96,6 +100,9 @@ def take(choice: Choice, entries: Sequence[Entry], where: str, explicit: bool) -
         foreign = (unwrapped(key).removeprefix(network.prefix) for key in unknown)
         reasons = dict.fromkeys(first_rule(name, family.obstacles) for name in foreign)
         why = "".join(f"; {reason} is not supported" for reason in reasons if reason)
+        start = network.prefix.rstrip(".")
+        if start and unknown == heads:
+            why += f"; give --encoder {shown(start)[1:-1]} to leave them out"
         raise OtherNetworkError(
             f"{where}: {len(unknown)} keys that are neither mapped nor dropped by a rule: "
             f"{names(unknown, limit=50)}{why}; not the network of a {project.name} checkpoint"

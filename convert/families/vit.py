@@ -384,7 +384,7 @@ def _position_rule(metadata: Mapping[str, Any], is_dinov2_with_registers: bool) 
 
     timm's networks of a fixed size refuse other images, so those have Detectron2's rule.
     """
-    if str(metadata.get("model_type")).startswith("siglip2"):  # NaFlex; the others are "siglip"
+    if PATCHES in metadata.get("reshaped", ()):  # a linear layer of pixels: SigLIP 2's NaFlex
         return BILINEAR
     is_antialiased = is_dinov2_with_registers or metadata.get("dynamic_img_size")
     return ANTIALIASED if is_antialiased else BICUBIC

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,6 +93,15 @@ def test_positions_are_the_sources(make: Any, positions: Any, rule: str) -> None
             expected, own = positions(net, size), backbone.net.positions(size)
         assert own.shape == (1, *size, 48)
         assert (own.reshape(1, -1, 48) - expected.reshape(1, -1, 48)).abs().max() <= 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_naflex_is_known_by_its_patches(tmp_path: Path) -> None:
+    """A state dict without a configuration has them as a linear layer."""
+    torch.save(hf("Siglip2Vision", num_patches=16, **TOWER).state_dict(), tmp_path / "a.file")
+    backbone = load_backbone(tmp_path / "a.file", num_heads=3)
+    assert saved(backbone)["position_rule"] == "bilinear_antialiased"
 
 
 def test_a_contract_of_an_unknown_rule_is_refused() -> None:
