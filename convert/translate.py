@@ -128,7 +128,7 @@ def _translate(
     prove.check_model(
         model, found.contract, where, lambda key: found.named(family.from_detectron2(key) or key)
     )
-    source = found.source_network()
+    source = found.original or found.source_network()
     found.notes.extend(
         prove.compare_with_timm(
             found.unclear_names,

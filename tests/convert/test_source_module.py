@@ -194,6 +194,13 @@ def test_maps_are_those_of_the_module(index: int) -> None:
 
 
 @pytest.mark.slow
+def test_a_requested_change_comes_after_the_comparison() -> None:
+    backbone = load_backbone(vit(), patch_size=32)
+    assert "itself, run on one image: " in backbone.notes[0]
+    assert "patches 16 to 32 px" in backbone.contract.source
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("index", range(len(REFUSED)))
 @pytest.mark.filterwarnings("ignore")
 def test_an_altered_module_is_refused(index: int) -> None:
