@@ -149,7 +149,8 @@ def choose_network(
     elif encoder is not None and encoder not in networks:
         have = f"the encoders {choices}"
         if len(networks) == 1:
-            have = f"a single network, {_name(next(iter(networks.values()))) or SINGLE}"
+            prefix = _name(next(iter(networks.values())))
+            have = "a single network" + (f", {prefix}" if prefix else "")
         raise UserError(f"--encoder {encoder}: {where} is a {project.name} checkpoint with {have}")
     name = encoder or default
     if roles and name not in roles:

@@ -102,7 +102,10 @@ def take(choice: Choice, entries: Sequence[Entry], where: str, explicit: bool) -
         why = "".join(f"; {reason} is not supported" for reason in reasons if reason)
         start = network.prefix.rstrip(".")
         if start and unknown == heads:
-            why += f"; give --encoder {shown(start)[1:-1]} to leave them out"
+            why += (
+                "; they are the head of a network whose backbone may be dilated; if it is not, "
+                f"give --encoder {shown(start)[1:-1]}"
+            )
         raise OtherNetworkError(
             f"{where}: {len(unknown)} keys that are neither mapped nor dropped by a rule: "
             f"{names(unknown, limit=50)}{why}; not the network of a {project.name} checkpoint"
