@@ -353,11 +353,11 @@ def pixels_in_timm(names: Mapping[str, str], notes: list[str]) -> tuple[Any, Any
         names: Recorded names by place, with the tags of their weights.
         notes: Notes of the conversion, to which one is appended.
     """
-    from timm.models import get_pretrained_cfg
-
     for place, name in names.items():
         if not in_timm(name):
             continue
+        from timm.models import get_pretrained_cfg  # takes longer than a conversion without names
+
         try:
             own: Any = get_pretrained_cfg(name)
         except RuntimeError:  # an unknown tag
