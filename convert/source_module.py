@@ -103,7 +103,7 @@ def check_module(
                     )
                 maps = _expected(found, architecture, state, first.first_input)
                 compared = _Comparison(maps)
-                second, problem = _run(ready, image, compared.look)
+                second, _ = _run(ready, image, compared.look)
                 if second is None or second.sums != first.sums:
                     return _not_verified("two runs of it differ, as with random masks")
             compared.check(where, str(architecture))
@@ -362,7 +362,7 @@ def _inside(image: Tensor, got: Any, where: str) -> Pixels | None:
     scale = 255 if max(*map(abs, means), *stds) <= 1 + 1e-6 else 1
     if max(map(abs, means)) < 1e-5 and max(abs(std - 1) for std in stds) < 1e-5:
         return Pixels((0, 0, 0), (1, 1, 1), name)  # a permutation alone
-    a, b = ([max(0.0, round(scale * x, 3)) for x in values] for values in (means, stds))
+    a, b = ([round(scale * x, 3) for x in values] for values in (means, stds))
     return Pixels((a[0], a[1], a[2]), (b[0], b[1], b[2]), name)
 
 

@@ -290,11 +290,6 @@ def source_features(
     """Return the stages of timm's networks, and their outputs (N, h, w, C) in a classifier."""
     net = reference(architecture, (image.shape[2], image.shape[3]))
     net.load_state_dict(dict(state), strict=True)
-    modules = {f"layers.{i}": feature for i, feature in enumerate(FEATURES)}
-    outputs: dict[str, Tensor] = {}
-    for module, feature in modules.items():
-        net.get_submodule(module).register_forward_hook(
-            lambda module, inputs, output, feature=feature: outputs.update({feature: output})
-        )
-    net.eval()(image)
-    return modules, outputs
+    maps: list[Tensor] = net.eval()(image)
+    outputs = {name: y.permute(0, 2, 3, 1) for name, y in zip(FEATURES, maps, strict=True)}
+    return {f"layers.{i}": name for i, name in enumerate(FEATURES)}, outputs

@@ -257,6 +257,11 @@ def test_other_changes_of_the_image_are_refused(change: Any, said: str) -> None:
         load_backbone(Around(change))
 
 
+def test_a_mean_below_zero_is_refused() -> None:
+    with pytest.raises(UserError, match=r"pixel_mean: got \[-127\.5"):
+        load_backbone(Around(lambda x: x + 0.5))
+
+
 def test_an_option_against_the_module() -> None:
     with pytest.raises(UserError, match=r"mean: got .*but the Around itself has"):
         load_backbone(Around(normalize), mean=(1.0, 2.0, 3.0))
