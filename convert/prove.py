@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from convert.contract import InputContract
 from convert.families.base import LEFT_AT_INIT, Architecture, Family, first_rule
 from convert.read import describe, is_converted, names, read_file, to_tensor
+from convert.recorded import to_255
 from moco.common.command import converter
 from moco.common.errors import DataError, UserError, shown
 from moco.common.files import PathLike
@@ -343,7 +344,9 @@ def facts_in_timm(
     return {}
 
 
-def pixels_in_timm(names: Mapping[str, str], notes: list[str]) -> tuple[Any, Any]:
+def pixels_in_timm(
+    names: Mapping[str, str], notes: list[str]
+) -> tuple[soundness.Triple | None, soundness.Triple | None]:
     """Return mean and std, 0..255, of the first of these networks in timm, with a note.
 
     timm's train.py records None for both if they are the network's own. Both are None without such
@@ -364,8 +367,7 @@ def pixels_in_timm(names: Mapping[str, str], notes: list[str]) -> tuple[Any, Any
             own = get_pretrained_cfg(name.partition(".")[0])
         if own is not None:
             notes.append(f"mean and std are those of timm's {name}, which {place} names")
-            mean, std = (tuple(round(255 * x, 6) for x in values) for values in (own.mean, own.std))
-            return mean, std
+            return to_255(own.mean), to_255(own.std)
     return None, None
 
 
