@@ -43,6 +43,10 @@ PRIVATE = (
     ("torch.utils", "_python_dispatch", "benchmarks/speed/gpu.py"),
     # BoxCoder and Matcher, the parts of torchvision's detectors
     ("torchvision.models.detection", "_utils", "detection/embedded/boxes.py"),
+    # the buffers that a module has itself, to give back what running it changes in them
+    ("torch.nn.Module", "_buffers", "convert/source_module.py"),
+    # the arguments that timm built a module with, which it keeps nowhere else
+    ("timm.models._factory", "_model_args", "convert/backbone.py"),
     # a stage of another width than torchvision's constructors build
     ("torchvision.models.ResNet", "_make_layer", "convert/modeling/resnet.py"),
 )
