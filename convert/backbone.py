@@ -23,7 +23,7 @@ from convert.families.base import LEFT_AT_INIT, Option, families, first_rule
 from convert.find import supported
 from convert.folders import find_file
 from convert.prove import Converted, filled_backbone
-from convert.recorded import CONFIGURATION
+from convert.recorded import CONFIGURATION, is_known
 from moco.common.errors import UserError, shown
 from moco.common.files import PathLike, atomic_torch_save, atomic_write_text
 
@@ -205,7 +205,9 @@ def _configuration(module: Any) -> str:
         own = {"architecture": timm.get("architecture"), "model_args": plain}
         return json.dumps({**own, "pretrained_cfg": pixels})
     config: Any = getattr(module, "config", None)
-    return config.to_json_string(use_diff=False) if hasattr(config, "model_type") else ""
+    # Of a kind that is not known here the module itself says what it is.
+    has_one = hasattr(config, "model_type") and is_known(config.to_dict())
+    return config.to_json_string(use_diff=False) if has_one else ""
 
 
 def _is_json(value: Any) -> bool:

@@ -22,7 +22,7 @@ from convert.projects import Project
 from convert.read import at, flatten, to_tensor
 from convert.recorded import (
     Recorded,
-    check_configuration,
+    check_recorded,
     generic_record,
     recorded_arguments,
     recorded_names,
@@ -169,7 +169,7 @@ def recognize(
     for name in tokens.keys() & backbone.keys():
         del taken.dropped[first_rule(name, network.family.dropped)]
     architecture = network.family.recognize(backbone, hints)
-    warnings += check_configuration(recorded.config, network.family, architecture, where)
+    check_recorded(recorded, network.family, (architecture, backbone), where)
     adapted = network.family.adapt(architecture, backbone, overrides.options, where)
     notes += [f"changed as requested: {change}" for change in adapted.changes]
     pixels = Pixels(
@@ -316,6 +316,9 @@ def _spaced(values: Triple) -> str:
     return " ".join(f"{value:g}" for value in values)
 
 
+_PIXELS = ("mean", "std", "channel_order")
+
+
 def _recorded(
     project: Project,
     raw: Any,
@@ -340,8 +343,9 @@ def _recorded(
         read = generic_record if project.is_unknown else project.recorded
         recorded = read(raw) if read and isinstance(raw, Mapping) else Recorded()
         sidecar = read_config() if project.is_unknown or project.any_network else None
-        if sidecar is not None and not recorded.mean:
-            recorded = sidecar
+        if sidecar is not None:
+            own = {n: v for n in _PIXELS if (v := getattr(recorded, n)) is not None}
+            recorded = dataclasses.replace(sidecar, **own, other=recorded.other)
         arguments = {} if project.is_ours else recorded_arguments(raw, sidecar)
     except DataError as error:
         raise DataError(f"{where}: {error}") from error

@@ -13,9 +13,11 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from convert.contract import IMAGENET_MEAN, IMAGENET_STD
+from convert.facts import COMPARED, NO_EFFECT, TIMM, TRANSFORMERS, check_facts
+from convert.facts import OPEN_CLIP as OPEN_CLIP_RECORD
 from convert.families.base import Family, families
 from convert.read import at, is_array, to_tensor
 from moco.common.errors import DataError, shown
@@ -24,7 +26,11 @@ from moco.common.pretrained import SIDECARS, sidecar
 from moco.modeling.archs import VITS, ViTSpec
 from moco.modeling.soundness import Triple, read_input, read_spec
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 CONFIGURATION, PREPROCESSOR, OPEN_CLIP = SIDECARS
+NEXT_TO_IT = f"{CONFIGURATION} next to it"
 MAX_BYTES = 1 << 20
 FAIR_STD = (57.375, 57.12, 58.395)  # BGR
 # Settings in the configuration of mmcv or mmengine, which is text.
@@ -36,17 +42,6 @@ _MM_BGR = re.compile(r"\b(to_rgb|bgr_to_rgb)\s*=\s*False\b")
 _HOLDERS = ((), ("args",), ("hyper_parameters",), ("hyper_parameters", "backbone"))
 _KEYS = ("arch", "architecture", "model", "model_name", "backbone", "encoder", "name")
 
-# Settings of transformers that a family compares with the tensors, or that no tensor holds.
-_OF_TRANSFORMERS = (
-    "model_type",
-    "hidden_size",
-    "patch_size",
-    "image_size",
-    "hidden_act",
-    "downsample_in_bottleneck",
-    "downsample_in_first_stage",
-)
-
 
 @dataclasses.dataclass(frozen=True)
 class Recorded:
@@ -56,7 +51,9 @@ class Recorded:
         arch: Name of the architecture.
         metadata: Facts about the network that no tensor holds, as a family's `recognize` takes
             them.
-        config: Facts in transformers' configuration, by its own names, see `FACTS`.
+        facts: Every fact that the record states, by its own names, for `convert.facts`.
+        kind: Kind of that record, a key of `convert.facts.COMPARED`, or "".
+        file: Name of the record, for messages.
         channel_order: "RGB" or "BGR".
         mean, std: Pixel statistics, 0..255, in the order of `channel_order`.
         arguments: Arguments of timm's `create_model` with which `arch` was built.
@@ -67,7 +64,9 @@ class Recorded:
 
     arch: str | None = None
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    kind: str = ""
+    file: str = ""
     channel_order: str | None = None
     mean: Triple | None = None
     std: Triple | None = None
@@ -91,7 +90,7 @@ def own_record(raw: Mapping[Any, Any]) -> Recorded:
     metadata: dict[str, Any]
     if isinstance(spec, ViTSpec):
         vit = VITS[spec.arch]
-        metadata = {"num_heads": {vit.embed_dim: vit.num_heads}}
+        metadata = {"num_attention_heads": vit.num_heads}
     else:
         metadata = {"stem": spec.stem, "width": spec.width}
     return Recorded(
@@ -230,31 +229,18 @@ def read_sidecar(weights: Path) -> Recorded | None:
 
 
 _NOTE = "using {} next to the file"
-# Facts in transformers' configuration (models/*/configuration_*.py) -> their types; two of _SIZE
-# are height and width. They are metadata under the same names, but `num_heads`.
-_SIZE = int | list[int]
-FACTS: dict[str, Any] = {
-    **dict.fromkeys(("model_type", "hidden_act", "layer_type"), str),
-    **dict.fromkeys(("hidden_size", "embed_dim", "num_hidden_layers", "intermediate_size"), int),
-    **dict.fromkeys(("num_attention_heads", "num_register_tokens", "window_size"), int),
-    **dict.fromkeys(("patch_size", "image_size"), _SIZE),
-    **dict.fromkeys(("depths", "hidden_sizes", "num_heads"), list[int]),
-    **dict.fromkeys(("layer_norm_eps", "rope_theta", "mlp_ratio", "layerscale_value"), float),
-    **dict.fromkeys(("layer_scale_init_value", "pos_embed_rescale"), float),
-    **dict.fromkeys(("qkv_bias", "query_bias", "key_bias", "value_bias"), bool),
-    **dict.fromkeys(("use_gated_mlp", "use_swiglu_ffn", "use_absolute_embeddings"), bool),
-    **dict.fromkeys(("use_relative_position_bias", "use_shared_relative_position_bias"), bool),
-    **dict.fromkeys(("downsample_in_first_stage", "downsample_in_bottleneck"), bool),
+# Facts of transformers' configuration that are metadata under the same names -> their types.
+_USED: dict[str, Any] = {
+    **{"hidden_act": str, "layer_norm_eps": float, "downsample_in_bottleneck": bool},
+    "num_attention_heads": int,
 }
 
 
+IN_TIMM = "timm_backbone"  # transformers' kind of networks that timm builds
 # Keys of a configuration under which that of an image network may be, e.g. of Depth-Anything,
 # MaskFormer, and VisionEncoderDecoder.
 _NODES = ("backbone_config", "encoder", "vision_encoder")
-_EXPECTED: dict[Any, str] = {
-    **{str: "a text", float: "a number", bool: "true or false"},
-    **{int: "an integer, 0..65536", _SIZE: "one or two integers, 0..65536"},
-}
+_EXPECTED = {str: "a text", float: "0..1", bool: "true or false", int: "an integer, 1..65536"}
 
 
 def _transformers(config: Mapping[str, Any], processor: Mapping[str, Any]) -> Recorded:
@@ -266,66 +252,79 @@ def _transformers(config: Mapping[str, Any], processor: Mapping[str, Any]) -> Re
                 f"{CONFIGURATION}: {key} is {shown(node[key])}: the last stage of its backbone is "
                 "dilated, which no detector here has"
             )
-    tower = {"model_type": f"{config['model_type']}_vision_model", **_dict(config, "vision_config")}
-    known = {kind for family in families() for kind in family.model_types}
-    nested = [node for name in _NODES if (node := _dict(config, name)).get("model_type") in known]
-    own = tower if "vision_config" in config else next(iter(nested), config)
-    facts = {name: own[name] for name in FACTS if own.get(name) is not None}
-    for name, value in facts.items():
-        is_eps = name == "layer_norm_eps"
-        if not _has_type(value, FACTS[name]) or (is_eps and not 0 < value < 1):
-            expected = "0..1" if is_eps else _EXPECTED.get(FACTS[name], "a list of integers")
+    kind = config["model_type"]
+    if not isinstance(kind, str):
+        raise DataError(f"{CONFIGURATION}: model_type: got {shown(kind)}, expected a text")
+    facts = _node(config)
+    used = {name: facts[name] for name in _USED if facts.get(name) is not None}
+    for name, value in used.items():
+        if not _has_type(value, _USED[name]):
+            expected = _EXPECTED[_USED[name]]
             raise DataError(f"{CONFIGURATION}: {name}: got {shown(value)}, expected {expected}")
-    metadata = {name: value for name, value in facts.items() if name != "num_heads"}
-    heads, width = facts.get("num_attention_heads"), facts.get("hidden_size")
-    if heads and width:
-        metadata["num_heads"] = {width: heads}
+    metadata = {"model_type": facts["model_type"], **used}
+    arch = facts["backbone"] if facts["model_type"] == IN_TIMM else None
     pixels = _processed(processor)
     files = f"{CONFIGURATION} and {PREPROCESSOR}" if pixels else CONFIGURATION
-    return Recorded(metadata=metadata, config=facts, **pixels, note=_NOTE.format(files))
+    note = _NOTE.format(files)
+    return Recorded(arch, metadata, facts, TRANSFORMERS, NEXT_TO_IT, **pixels, note=note)
 
 
-def check_configuration(
-    config: Mapping[str, Any], family: Family, architecture: Any, where: str
-) -> list[str]:
-    """Compare transformers' configuration with a network that its tensors were recognized as.
+def is_known(config: Mapping[str, Any]) -> bool:
+    """Return whether a configuration of transformers is that of a network of a family."""
+    known = {kind for family in families() for kind in family.model_types}
+    return _node(config).get("model_type") in known
+
+
+def _node(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of transformers' configuration that describes the network of images."""
+    if "vision_config" in config:
+        kind = f"{config['model_type']}_vision_model"
+        return {"model_type": kind, **_dict(config, "vision_config")}
+    nested = (_dict(config, name) for name in _NODES)
+    node = next((node for node in nested if "model_type" in node), config)
+    name = node.get("backbone")  # of DETR and others in the same dict, of timm, or of the Hub
+    if isinstance(name, str):
+        return {**_dict(node, "backbone_kwargs"), "backbone": name, "model_type": IN_TIMM}
+    return node
+
+
+def check_recorded(
+    recorded: Recorded, family: Family, network: tuple[Any, Mapping[str, Tensor]], where: str
+) -> None:
+    """Account for every fact of a record, see `convert.facts`.
 
     Args:
-        config: `Recorded.config`.
-        family: Family of the network.
-        architecture: Its architecture.
+        recorded: The record.
+        family: Family of the recognized network.
+        network: Its architecture, and its tensors by the family's names.
         where: Name of the file, for messages.
 
-    Returns:
-        A warning if the configuration is that of another kind of network than are known here.
-
     Raises:
-        DataError: If both contradict each other.
+        DataError: If both contradict each other, or nothing is known of a fact.
     """
-    start, kind = f"{where}: {CONFIGURATION} next to it", config.get("model_type")
-    owners = [each.name for each in families() if kind in each.model_types]
-    if owners and family.name not in owners:
-        raise DataError(f"{start} is of a {kind}, but its tensors are those of a {architecture}")
-    for name, value in family.configured(architecture).items():
-        if (got := config.get(name, value)) not in (value, [value, value]):
-            text = got if isinstance(got, list) else shown(got)
-            raise DataError(f"{start} has {name} {text}, but its tensors have {value}")
-    if kind is None or owners:
-        return []
-    return [f"{CONFIGURATION} is of a {shown(kind)}, which is not known here: see what is assumed"]
+    if not recorded.kind:
+        return
+    start, kind = f"{where}: {recorded.file}", recorded.facts.get("model_type", "")
+    if kind not in ("", IN_TIMM, *family.model_types):
+        if any(kind in each.model_types for each in families()):
+            text = f"but its tensors are those of a {network[0]}"
+        else:
+            text = (
+                f"a kind that is not known here; its tensors are those of a {network[0]}: remove "
+                "that file if it is a plain one"
+            )
+        raise DataError(f"{start} is of a {shown(kind)}, {text}")
+    table = kind if kind in COMPARED[recorded.kind] else family.name
+    check_facts(recorded.kind, recorded.facts, (table, *network), start)
 
 
 def _has_type(value: Any, kind: Any) -> bool:
-    """Return whether a value has a type of `FACTS`; integers are bounded."""
-    if isinstance(value, list):
-        return kind in (list[int], _SIZE) and 0 < len(value) < 9 and all(map(_is_count, value))
+    """Return whether a value has a type of `_USED`, and is within its bounds."""
     if kind is float:
-        return type(value) in (int, float) and math.isfinite(value)
-    return _is_count(value) if kind in (int, _SIZE) else type(value) is kind
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= 2**16
+        return type(value) in (int, float) and 0 < value < 1
+    if kind is int:
+        return type(value) is int and 0 < value <= 2**16
+    return type(value) is kind
 
 
 def _processed(processor: Mapping[str, Any]) -> dict[str, Any]:
@@ -353,27 +352,25 @@ def _open_clip(config: Mapping[str, Any]) -> Recorded | None:
     model = _dict(config, "model_cfg")
     if not (vision := _dict(model, "vision_cfg")):
         return None
-    if changed := [name for name, value in vision.items() if name.endswith("_kwargs") and value]:
-        raise DataError(
-            f"{OPEN_CLIP}: vision_cfg has {shown(changed[0])}, which changes the network in a way "
-            "that is not supported"
-        )
     pixels = _pixels(_dict(config, "preprocess_cfg"), "mean", "std", OPEN_CLIP)
     note = _NOTE.format(OPEN_CLIP)
-    if isinstance(vision.get("timm_model_name"), str):
-        return Recorded(arch=vision["timm_model_name"], **pixels, note=note)
-    names = {"width": "hidden_size", "layers": "num_hidden_layers"}
-    names |= {name: name for name in ("patch_size", "image_size")}
-    metadata = {new: vision[name] for name, new in names.items() if name in vision}
-    heads = vision.get("head_width", 64)
-    for name, value in {**metadata, "head_width": heads}.items():
-        if not _has_type(value, _SIZE) or not value:
-            raise DataError(f"{OPEN_CLIP}: {name}: got {shown(value)}, expected integers")
-    if type(width := metadata.get("hidden_size")) is int and type(heads) is int:
-        metadata["num_heads"] = {width: width // heads}
-    metadata["hidden_act"] = "quick_gelu" if model.get("quick_gelu") is True else "gelu"
-    metadata["recorded_in"] = OPEN_CLIP
-    return Recorded(metadata=metadata, **pixels, note=note)
+    name = vision.get("timm_model_name")
+    if isinstance(name, str):
+        check_facts(OPEN_CLIP_RECORD, vision, ("timm", None, {}), OPEN_CLIP)
+        return Recorded(name, **pixels, note=note)
+    width, heads = vision.get("width", 768), vision.get("head_width", 64)
+    for name, value in {"width": width, "head_width": heads}.items():
+        if not _has_type(value, int):
+            expected = _EXPECTED[int]
+            raise DataError(f"{OPEN_CLIP}: {name}: got {shown(value)}, expected {expected}")
+    quick_gelu = model.get("quick_gelu") is True
+    metadata = {
+        "num_attention_heads": max(1, width // heads),
+        "hidden_act": "quick_gelu" if quick_gelu else "gelu",
+    }
+    facts = {**vision, "quick_gelu": quick_gelu}
+    file = f"{OPEN_CLIP} next to it"
+    return Recorded(None, metadata, facts, OPEN_CLIP_RECORD, file, **pixels, note=note)
 
 
 def _dict(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -426,13 +423,7 @@ _NOT_OF_A_NETWORK = (
     *("features_only", "out_indices", "feature_cls", "scriptable", "exportable", "no_jit"),
     *("device", "dtype"),
 )
-# Arguments that change no feature in eval mode.
-_NO_EFFECT = (
-    *("num_classes", "drop_rate", "drop_path_rate", "attn_drop_rate", "proj_drop_rate"),
-    *("pos_drop_rate", "patch_drop_rate", "weight_init", "head_init_scale", "strict_img_size"),
-)
 _MAX_NUMBER, _MAX_DEPTH = 2**16, 256  # a network of more blocks takes long to describe
-NEXT_TO_IT = f"{CONFIGURATION} next to it"
 _ARGUMENTS = "model_kwargs"  # of timm's train.py in `args`, of Lightning's in `hyper_parameters`
 
 
@@ -455,7 +446,7 @@ def timm_built(recorded: Any, where: str) -> dict[str, Any]:
         raise DataError(f"{where}: got {shown(recorded)}, expected arguments by name")
     found = {}
     for name, value in recorded.items():
-        if (name in _NOT_OF_A_NETWORK and not value) or name in _NO_EFFECT:
+        if (name in _NOT_OF_A_NETWORK and not value) or name in NO_EFFECT[TIMM]:
             continue
         limit = _MAX_DEPTH if "depth" in str(name) or "layers" in str(name) else _MAX_NUMBER
         is_text = isinstance(name, str) and name not in _NOT_OF_A_NETWORK

@@ -126,6 +126,7 @@ STAGES = [
     "contract",
     "read",
     "folders",
+    "facts",
     "recorded",
     "projects",
     "find",

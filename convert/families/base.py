@@ -380,8 +380,6 @@ class Family:
         words: Words, one of which is in every name of such a network.
         plain_names: Words of which names of plain networks consist.
         model_types: Types of its networks in transformers' configuration.
-        configured: Map from an architecture to what transformers' configuration has to say of it,
-            where it says anything.
         source_features: Map from (architecture, state, tensors of `tokens`, image) to modules of
             timm's networks with the names of their features, and the features, if these depend on
             the tokens. By default both come from `features` and `reference`.
@@ -422,7 +420,6 @@ class Family:
     words: tuple[str, ...] = ()
     plain_names: frozenset[str] = frozenset()
     model_types: tuple[str, ...] = ()
-    configured: Callable[[Any], Mapping[str, Any]] = lambda architecture: {}
     source_features: Callable[..., tuple[dict[str, str], dict[str, Tensor]]] | None = None
     in_timm: Callable[[Any, dict[str, Tensor], Collection[str]], dict[str, Tensor]] = (
         lambda architecture, tensors, names: tensors

@@ -32,7 +32,7 @@ from convert.families.base import (
     later,
 )
 from convert.families.stages import FEATURES, StagedArchitecture, drop_path, network_arguments
-from moco.common.errors import DataError, shown
+from moco.common.errors import DataError
 from moco.common.keys import Key
 
 if TYPE_CHECKING:
@@ -229,11 +229,6 @@ def recognize(state: Mapping[str, Tensor], hints: Hints) -> ConvNeXtArchitecture
         key = f"{start}0.conv_dw.weight"
         depths.append(len(blocks))
         dims.append(hints.shape(state, key, 4, "not the whole of a ConvNeXt")[0])
-    if hints.metadata.get("hidden_act", "gelu") != "gelu":
-        raise DataError(
-            f"{hints.where}: config.json next to it has hidden_act "
-            f"{shown(hints.metadata['hidden_act'])}, but the networks here have gelu"
-        )
     # Only timm's convnext_xxlarge, which is CLIP's, has another value than 1e-6. The eps in a
     # configuration of transformers is that of the final norm, but in DINOv3's that of all norms.
     eps = 1e-5 if depths == [3, 4, 30, 3] else 1e-6
@@ -309,9 +304,4 @@ def convnext() -> Family:
         words=("convnext",),
         plain_names=frozenset(("convnext", "convnextv", *_SIZES)),
         model_types=("convnext", "convnextv2", "dinov3_convnext"),
-        configured=lambda architecture: {
-            "depths": list(architecture.depths),
-            "hidden_sizes": list(architecture.dims),
-            "hidden_act": "gelu",
-        },
     )

@@ -470,13 +470,6 @@ def _stride_of_transformers(hints: Hints) -> bool:
             "no config.json next to the file: assuming the stride in the 3x3 conv, the default of "
             "transformers"
         )
-    expected = {"model_type": "resnet", "hidden_act": "relu", "downsample_in_first_stage": False}
-    for name, value in expected.items():
-        if found.get(name, value) != value:
-            raise DataError(
-                f"{hints.where}: config.json next to it has {name} {shown(found[name])}, but the "
-                f"networks here have {value}"
-            )
     return bool(found.get("downsample_in_bottleneck"))
 
 
@@ -525,10 +518,4 @@ def resnet() -> Family:
         words=("resn", "resnext"),
         plain_names=frozenset(("resnet", "resnext", "wide", "res", "rn", "r", "w", "x", "d")),
         model_types=("resnet",),
-        configured=lambda architecture: {
-            "depths": list(NUM_BLOCKS[architecture.depth]),
-            "hidden_act": "relu",
-            "downsample_in_first_stage": False,
-            "downsample_in_bottleneck": architecture.stride_in_1x1,
-        },
     )

@@ -276,12 +276,6 @@ def recognize(state: Mapping[str, Tensor], hints: Hints) -> SwinArchitecture:
         "windows are shifted at every size, as in the official detectors; the classifier shifts "
         "none in a map of a single window"
     )
-    recorded = {"hidden_size": 8 * width, "patch_size": PATCH_PX, "hidden_act": "gelu"}
-    for name, expected in {**recorded, "layer_norm_eps": LAYER_NORM_EPS}.items():
-        if (value := hints.metadata.get(name, expected)) != expected:
-            raise DataError(
-                f"{where}: the configuration has {name} {shown(value)}, expected {expected}"
-            )
     qkv_bias = "layers.0.blocks.0.attn.qkv.bias" in state
     return SwinArchitecture(width, tuple(depths), tuple(heads), windows[0], qkv_bias)
 
@@ -354,10 +348,4 @@ def swin() -> Family:
             ("swin", "patch", "window", "tiny", "small", "base", "large", "t", "s", "b")
         ),
         model_types=("swin",),
-        configured=lambda architecture: {
-            "embed_dim": architecture.embed_dim,
-            "depths": list(architecture.depths),
-            "num_heads": list(architecture.num_heads),
-            "window_size": architecture.window_size,
-        },
     )

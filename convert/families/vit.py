@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from convert.families.base import (
@@ -325,19 +325,6 @@ def recognize(state: Mapping[str, Tensor], hints: Hints) -> ViTArchitecture:
         for i, name in enumerate(("fc1", "fc2"))
     )
     swiglu = hidden == 2 * mlp_dim
-    expected: dict[str, Sequence[Any]] = {"patch_size": [patch], "hidden_size": [width]}
-    if rotary:
-        expected |= {"hidden_act": ["silu" if swiglu else GELU], "rope_theta": [THETA]}
-    else:
-        # An image may be larger than its whole patches, e.g. 384 px of patches of 14 px.
-        expected["image_size"] = range(grid * patch, (grid + 1) * patch)
-    for name, fitting in expected.items():
-        got = metadata.get(name, fitting[0])
-        if got not in [*fitting, *([value, value] for value in fitting)]:
-            raise DataError(
-                f"{where}: {metadata.get('recorded_in', 'config.json')} next to it has {name} "
-                f"{shown(got)}, but its network has {fitting[0]}"
-            )
     pre_norm = "norm_pre.weight" in state
     if pre_norm and (ATTENTION_POOL in hints.dropped or FINAL_NORM not in hints.dropped):
         raise DataError(
@@ -539,9 +526,16 @@ def _num_heads(width: int, hints: Hints) -> int:
         heads: int = hints.requested["num_heads"]
         if heads < 1 or width % heads:
             raise UserError(f"--num-heads {heads}: does not divide the width {width} of {where}")
-        stated = hints.recorded.get("num_heads", {}).get(width, heads)
+        stated = hints.recorded.get("num_attention_heads", heads)
         _check_recorded("num-heads", heads, stated, where)
         return heads
+    if recorded := hints.recorded.get("num_attention_heads"):
+        if width % recorded:
+            raise DataError(
+                f"{where}: records {recorded} attention heads, which do not divide its width "
+                f"{width}"
+            )
+        return int(recorded)
     known = hints.metadata.get("num_heads", {}).get(width) or hints.metadata.get("timm")
     if known and width % known == 0:
         return int(known)
@@ -850,13 +844,9 @@ def vit() -> Family:
         model_types=(
             *("vit", "vit_mae", "vit_msn", "ijepa"),
             *("dinov2", "dinov2_with_registers", "dinov3_vit"),
-            *("clip", "clip_vision_model", "siglip", "siglip_vision_model"),
+            *("clip", "clip_vision_model", "altclip_vision_model", "chinese_clip_vision_model"),
+            *("siglip", "siglip_vision_model"),
             *("siglip2", "siglip2_vision_model", "metaclip_2", "metaclip_2_vision_model"),
         ),
-        configured=lambda architecture: {
-            "num_hidden_layers": architecture.depth,
-            "intermediate_size": architecture.mlp_dim,
-            "num_register_tokens": architecture.registers or max(architecture.tokens - 1, 0),
-        },
         source_features=later("convert.modeling.vit_reference:source_features"),
     )

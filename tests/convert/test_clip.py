@@ -237,8 +237,11 @@ def test_open_clips_configuration(tmp_path: Path) -> None:
     assert (pixels.mean, pixels.std) == ((127.5,) * 3, (63.75,) * 3)
     assert not report.assumed
     for changes, reason in (
-        ({"width": 32}, r"open_clip_config\.json next to it has hidden_size 32"),
-        ({"act_kwargs": {"approximate": "tanh"}}, "vision_cfg has 'act_kwargs'"),
+        ({"width": 32}, r"open_clip_config\.json next to it has width 32, but its tensors"),
+        (
+            {"act_kwargs": {"approximate": "tanh"}},
+            "has act_kwargs a dict, but its tensors have none",
+        ),
         ({"head_width": -1}, r"open_clip_config\.json: head_width: got -1"),
         ({"timm_model_name": "vit_base_patch16_siglip_224"}, "x"),
     ):
