@@ -10,15 +10,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from convert.contract import IMAGENET_MEAN, IMAGENET_STD
-from convert.facts import COMPARED, NO_EFFECT, TIMM, TRANSFORMERS, check_facts
+from convert.facts import COMPARED, MM, NO_EFFECT, TIMM, TRANSFORMERS, check_facts
 from convert.facts import OPEN_CLIP as OPEN_CLIP_RECORD
 from convert.families.base import Family, families
+from convert.literals import Settings
 from convert.read import at, is_array, to_tensor
 from moco.common.errors import DataError, shown
 from moco.common.files import read_bytes
@@ -33,11 +32,6 @@ CONFIGURATION, PREPROCESSOR, OPEN_CLIP = SIDECARS
 NEXT_TO_IT = f"{CONFIGURATION} next to it"
 MAX_BYTES = 1 << 20
 FAIR_STD = (57.375, 57.12, 58.395)  # BGR
-# Settings in the configuration of mmcv or mmengine, which is text.
-_NUMBERS = r"\s*=\s*\[([^\]]{1,80})\]"
-_MM_MEAN, _MM_STD = re.compile(r"\bmean" + _NUMBERS), re.compile(r"\bstd" + _NUMBERS)
-_MM_CAFFE = re.compile(r"\bstyle\s*=\s*['\"]caffe['\"]")
-_MM_BGR = re.compile(r"\b(to_rgb|bgr_to_rgb)\s*=\s*False\b")
 # Dicts and keys in which training scripts save the name of the network.
 _HOLDERS = ((), ("args",), ("hyper_parameters",), ("hyper_parameters", "backbone"))
 _KEYS = ("arch", "architecture", "model", "model_name", "backbone", "encoder", "name")
@@ -134,34 +128,62 @@ def generic_record(raw: Mapping[Any, Any]) -> Recorded:
 
 
 def mm_configuration(raw: Mapping[Any, Any]) -> Recorded:
-    """Compare the configuration in `meta` with the project's convention.
+    """Read mmcv's or mmengine's configuration in `meta`: the pixels, and `model.backbone`.
 
-    It is Python source, which is searched as text and never executed. Its mean and std are for
-    pixels 0..255 or 0..1.
+    It is Python source, of which literals and calls of `dict` are read and nothing is executed.
+    Its mean and std are for pixels 0..255 or 0..1.
     """
     meta = raw.get("meta")
     texts = [meta.get(name) for name in ("config", "cfg")] if isinstance(meta, Mapping) else []
     text = "\n".join(text for text in texts if isinstance(text, str))
-    other = []
-    if _MM_CAFFE.search(text):
-        other.append("style='caffe' (stride in the 1x1 conv)")
-    if match := _MM_BGR.search(text):
-        other.append(f"{match[1]}=False (BGR)")
-    for name, pattern, usual in (
-        ("mean", _MM_MEAN, IMAGENET_MEAN),
-        ("std", _MM_STD, IMAGENET_STD),
-    ):
-        for match in pattern.finditer(text):
-            values = _triple(match[1])
-            if values is not None and not _is(values, usual):
-                other.append(f"{name}=[{match[1].strip()}]")
-                break
-    note = (
-        ""
-        if _MM_MEAN.search(text)
-        else "the configuration in meta has no mean and std: assuming ImageNet's"
+    try:
+        found = Settings(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return Recorded(other=("no literals of Python",))
+    pixels = {_mm_pixels(key, its) for key, its in found.dicts() if _has_pixels(its)}
+    if len(pixels) > 1:
+        return Recorded(other=("several normalizations of pixels",))
+    mean, std, order = next(iter(pixels), (None, None, None))
+    backbone = next((its for key, its in found.dicts() if key == "backbone" and "type" in its), {})
+    facts = dict(backbone)
+    if isinstance(kind := facts.get("type"), str):
+        facts["type"] = kind.rpartition(".")[2]  # without the library's name
+    depth = facts.get("depth")
+    is_deep = type(depth) is int and depth >= 50
+    metadata = {"stride_in_1x1": True} if is_deep and facts.get("style") == "caffe" else {}
+    note = "" if mean else "the configuration in meta has no mean and std: assuming ImageNet's"
+    return Recorded(
+        metadata=metadata,
+        facts=facts,
+        kind=MM if facts else "",
+        file="meta.config",
+        channel_order=order,
+        mean=mean,
+        std=std,
+        note=note,
     )
-    return Recorded(other=tuple(other), note=note)
+
+
+def _has_pixels(its: Mapping[str, Any]) -> bool:
+    return all(
+        isinstance(three := its.get(name), list | tuple)
+        and len(three) == 3
+        and all(type(value) in (int, float) and abs(value) < 1e6 for value in three)
+        for name in ("mean", "std")
+    )
+
+
+def _mm_pixels(key: str, its: Mapping[str, Any]) -> tuple[Triple, Triple, str]:
+    """Return mean, std and channel order of one normalization, for pixels 0..255.
+
+    mmengine's data_preprocessor keeps OpenCV's BGR unless it is told otherwise; mmcv's Normalize
+    converts to RGB by default, and torchvision's, for pixels 0..1, gets RGB.
+    """
+    told = next((its[name] for name in ("to_rgb", "bgr_to_rgb") if name in its), None)
+    is_rgb = key != "data_preprocessor" if told is None else told is True
+    scale = 1 if max(map(abs, its["mean"])) > 1 else 255
+    mean, std = (tuple(round(scale * v, 6) for v in its[name]) for name in ("mean", "std"))
+    return (mean[0], mean[1], mean[2]), (std[0], std[1], std[2]), "RGB" if is_rgb else "BGR"
 
 
 def caffe2_record(raw: Mapping[Any, Any]) -> Recorded:
@@ -474,6 +496,8 @@ def recorded_arguments(raw: Any, sidecar: Recorded | None) -> dict[str, dict[str
     for holder in _HOLDERS[1:]:
         where = ".".join((*holder, _ARGUMENTS))
         arguments = timm_built(at(raw, (*holder, _ARGUMENTS)), where)
+        if holder == ("args",) and at(raw, ("args", "bn_eps")) is not None:  # --bn-eps
+            arguments |= timm_built({"bn_eps": at(raw, ("args", "bn_eps"))}, "args")
         found |= {".".join((*holder, key)): arguments for key in _KEYS}
         if holder == ("args",):  # timm's train.py repeats the name beside them
             found |= dict.fromkeys(_KEYS[:2], arguments)
@@ -495,22 +519,6 @@ def recorded_names(raw: Any, sidecar: str | None, *, tags: bool = False) -> dict
                 found[".".join((*holder, key))] = name
     names = {where: name.strip().lower().rpartition("/")[2] for where, name in found.items()}
     return names if tags else {where: name.partition(".")[0] for where, name in names.items()}
-
-
-def _is(values: Triple, usual: Triple) -> bool:
-    """Return whether numbers are the usual ones, for pixels 0..255 or 0..1."""
-    return any(
-        all(abs(v * scale - u) < 1e-3 * u for v, u in zip(values, usual, strict=True))
-        for scale in (1, 255)
-    )
-
-
-def _triple(text: str) -> Triple | None:
-    try:
-        first, second, third = (float(part) for part in text.split(",") if part.strip())
-    except ValueError:
-        return None
-    return (first, second, third)
 
 
 def to_255(values: Any) -> Triple:

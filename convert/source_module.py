@@ -96,12 +96,16 @@ def check_module(
                     continue
                 pixels = _inside(image, first.first_input, where)
                 outer = None if part is module else _inside_root(module, image, where)
-                if list(size) != list(_usual_size(family, architecture)) and family.tokens:
-                    raise DataError(
-                        f"{where}: takes images of {size[0]} x {size[1]} px, but a square of "
-                        "positions was recognized; only square grids are supported"
-                    )
-                maps = _expected(found, architecture, state, first.first_input)
+                usual, seen = _usual_size(family, architecture), first.first_input
+                if size != usual and family.tokens:
+                    patch = architecture.patch_size
+                    if any(side // patch != usual[0] // patch for side in size):
+                        raise DataError(
+                            f"{where}: takes images of {size[0]} x {size[1]} px, but a square of "
+                            "positions was recognized; only square grids are supported"
+                        )
+                    seen = seen[..., : usual[0], : usual[1]]  # patches are whole
+                maps = _expected(found, architecture, state, seen)
                 compared = _Comparison(maps)
                 second, _ = _run(ready, image, compared.look)
                 if second is None or second.sums != first.sums:
@@ -124,7 +128,8 @@ def _candidates(
     """Yield the smallest submodule that has the tensors of a network, then its parents."""
     every = module.state_dict().keys()
     names = {name for key in state for name in found.named(key).split(" + ") if name in every}
-    paths = [name.split(".")[:-1] for name in names]
+    # A file may have the names of another version of the module, of which few are the module's.
+    paths = [name.split(".")[:-1] for name in names if 2 * len(names) > len(state)] or [[]]
     common = [
         parts[0]
         for parts in itertools.takewhile(

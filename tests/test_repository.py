@@ -127,6 +127,7 @@ STAGES = [
     "read",
     "folders",
     "facts",
+    "literals",
     "recorded",
     "projects",
     "find",

@@ -273,7 +273,7 @@ def test_a_configuration_without_an_activation_means_the_class_default(tmp_path:
     for changes, reason in (
         ({"hidden_act": "gelu_new"}, "hidden_act 'gelu_new', but the networks here have gelu, q"),
         ({"hidden_act": ["gelu"]}, "hidden_act: got a list"),
-        ({"image_size": 20}, "image_size 20, but its network has 16"),
+        ({"image_size": 20}, "image_size 20, but its tensors have 16"),
         ({"image_size": 19}, ""),
     ):
         (tmp_path / "config.json").write_text(hugging_face(**changes)[1])

@@ -10,7 +10,8 @@ from __future__ import annotations
 import collections
 import inspect
 import json
-from collections.abc import Callable, Iterator
+import pkgutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 }
 # Of the record itself, not of the network.
 _NOT_PERTURBED = {"model_type", "transformers_version", "architectures", "_name_or_path"}
+_NOT_PERTURBED |= {"return_dict"}  # without a dict of outputs its own classes fail
 _WORDS = {
     "hidden_act": ["relu", "quick_gelu", "gelu_new", "silu"],
     "layer_type": ["basic", "bottleneck"],
@@ -144,7 +146,7 @@ def test_every_key_of_a_configuration_of_transformers(kind: str, tmp_path: Path)
     def built() -> nn.Module | None:
         try:
             return make.from_pretrained(tmp_path).eval()
-        except Exception:  # noqa: BLE001 - whatever a class raises for a value that it lacks
+        except Exception:  # whatever a class raises for a value that it lacks
             return None
 
     outcomes, keys = Outcomes(), [key for key in base if key not in _NOT_PERTURBED]
@@ -154,7 +156,7 @@ def test_every_key_of_a_configuration_of_transformers(kind: str, tmp_path: Path)
             found, source = ours(file), built()
             has_effect = source is None or differs(source, unchanged)
             if isinstance(found, str):
-                named = key in found
+                named = {"num_attention_heads": "num_heads"}.get(key, key) in found or key in found
                 outcomes.add(key, "refused" if named else f"silent: {found} for {value}")
             elif source is None:
                 # The tensors do not fit, or the value is none: nothing there to be equal to.
@@ -177,12 +179,123 @@ def compared(kind: str) -> set[str]:
     return {name for name, fact in tables[family].items() if fact is not NONE}
 
 
-@pytest.mark.parametrize("table", [t for t in COMPARED[TRANSFORMERS] if t])
+@pytest.mark.parametrize("table", COMPARED[TRANSFORMERS].keys() - {"", "timm_backbone"})
 def test_every_listed_fact_is_one_of_transformers(table: str) -> None:
     """A fact that no configuration has would be perturbed nowhere."""
     transformers: Any = pytest.importorskip("transformers")
-    owners = [kind for kind in (*CONFIGURATIONS, "siglip2_vision_model", "convnext", "vit_mae")]
+    owners = (*CONFIGURATIONS, "siglip2_vision_model", "convnext", "vit_mae", "vit")
     configs = [transformers.CONFIG_MAPPING[kind]().to_dict() for kind in owners]
     every = set().union(*configs) | {"path_norm"}
     assert set(COMPARED[TRANSFORMERS][table]) <= every
     assert not set(COMPARED[TRANSFORMERS][table]) & NO_EFFECT[TRANSFORMERS]
+
+
+# Networks of timm, and arguments that make them small.
+IN_TIMM: dict[str, dict[str, Any]] = {
+    "vit_tiny_patch16_224": {"img_size": 64, "embed_dim": 48, "depth": 2, "num_heads": 3},
+    "vit_base_patch16_clip_224": {"img_size": 64, "embed_dim": 48, "depth": 2, "num_heads": 3},
+    "resnet18": {"channels": [16, 32, 64, 128]},
+    "resnet34": {"channels": [16, 32, 64, 128]},
+    "swin_tiny_patch4_window7_224": {
+        **{"img_size": 64, "window_size": 2, "depths": [1, 1, 2, 1], "embed_dim": 24},
+    },
+    "convnext_atto": {"depths": [1, 1, 1, 1], "dims": [16, 24, 32, 40]},
+}
+# Values of arguments that signatures do not show, or not the type of.
+WRITTEN: dict[str, list[Any]] = {
+    "act_layer": ["relu", "gelu", "quick_gelu", "silu"],
+    "norm_layer": ["layernorm2d", "batchnorm2d", "layernorm", "rmsnorm"],
+    "norm_eps": [1e-2, 1e-5],
+    "bn_eps": [1e-1, 1e-3],
+    "bn_momentum": [0.5, 0.01],
+    "pad_type": ["same", ""],
+    "block_args": [{"attn_layer": "se"}, {"attn_layer": "eca"}],
+    "global_pool": ["avg", "max", ""],
+    "img_size": [96, [96, 64]],
+    "output_stride": [16, 8],
+    "aa_layer": ["blurpool", "avgpool"],
+    "stem_type": ["deep", "deep_tiered"],
+    "pos_embed": ["none", "learn"],
+    "embed_layer": ["patch_embed", "hybrid"],
+    "mlp_layer": ["mlp", "swiglu"],
+    "block_fn": ["block", "parallel"],
+    "attn_layer": ["attention", "diff"],
+    "act_kwargs": [{"inplace": True}, {}],
+    "weight_init": ["jax", "moco"],
+    "window_size": [4, 3],
+    "patch_size": [8, 32],
+    "class_token": [False, True],
+    "reg_tokens": [1, 4],
+    "num_heads": [6, 2],
+    "depths": [[1, 1, 1, 2], [2, 1, 1, 1]],
+    "dims": [[8, 16, 24, 32], [16, 16, 16, 16]],
+    "channels": [[8, 16, 32, 64], [16, 32, 64, 64]],
+    "layers": [[1, 1, 1, 1], [2, 2, 2, 1]],
+    "kernel_sizes": [3, 5],
+    "cardinality": [2, 4],
+    "qkv_bias": [False, True],
+    "head_dim": [8, 16],
+    "in_chans": [1, 4],
+    "fix_stem": [True, False],
+}
+_CLASSES = {
+    "vit": "timm.models.vision_transformer:VisionTransformer",
+    "resnet": "timm.models.resnet:ResNet",
+    "swin": "timm.models.swin_transformer:SwinTransformer",
+    "convnext": "timm.models.convnext:ConvNeXt",
+}
+
+
+def arguments_of(name: str) -> Iterator[tuple[str, Any]]:
+    """Yield the arguments of a network of timm and values of each: of its classes, and written."""
+    cls = pkgutil.resolve_name(_CLASSES[name.rstrip("0123456789").partition("_")[0]])
+    known = inspect.signature(cls).parameters
+    for argument in dict.fromkeys([*known, *WRITTEN]):
+        default = getattr(known.get(argument), "default", None)
+        usual = None if default is inspect.Parameter.empty else default
+        for value in WRITTEN.get(argument) or values_for(argument, usual):
+            yield argument, value
+
+
+@pytest.mark.parametrize("name", IN_TIMM)
+def test_every_argument_of_a_network_of_timm(name: str, tmp_path: Path) -> None:
+    """As recorded by timm's `save_for_hf`, with the tensors of the network that it built.
+
+    A network of other tensors may be refused for these.
+    """
+    timm: Any = pytest.importorskip("timm")
+    outcomes, base = Outcomes(), IN_TIMM[name]
+    pixels = {"mean": [0.5] * 3, "std": [0.25] * 3}
+    usual = shapes_of(timm.create_model(name, **base))
+    for argument, value in [("num_classes", 1000), *arguments_of(name)]:
+        try:
+            torch.manual_seed(0)
+            net = randomize(timm.create_model(name, **{**base, argument: value}))
+            net(torch.rand(1, 3, *size_of(net)))
+        except Exception:  # whatever timm raises for a value that this network cannot have
+            outcomes.add(argument, "none")
+            continue
+        record = {"architecture": name, "model_args": {**base, argument: value}}
+        (tmp_path / "config.json").write_text(json.dumps({**record, "pretrained_cfg": pixels}))
+        save_file(net.state_dict(), tmp_path / "model.safetensors")
+        found = ours(tmp_path / "model.safetensors")
+        if isinstance(found, str):
+            names = (argument, "--activation") if argument == "act_layer" else (argument,)
+            by_name = any(text in found for text in names) or shapes_of(net) != usual
+            outcomes.add(argument, "refused" if by_name else f"silent: {found} for {value}")
+        elif difference := differs(net, found):
+            outcomes.add(argument, f"silent: {value}: {difference}")
+        else:
+            outcomes.add(argument, "equal")
+    outcomes.check()
+    assert outcomes.by_argument["num_classes"][0] == "equal"
+    assert set(WRITTEN) <= set(outcomes.by_argument)
+
+
+def shapes_of(net: nn.Module) -> dict[str, Any]:
+    return {key: value.shape for key, value in net.state_dict().items()}
+
+
+def size_of(net: Any) -> tuple[int, int]:
+    size = getattr(getattr(net, "patch_embed", None), "img_size", None) or (64, 64)
+    return (size[0], size[1])

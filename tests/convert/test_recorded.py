@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -70,34 +69,84 @@ def test_anyones_arguments(scale: int) -> None:
 def test_anyones_configuration() -> None:
     """mmcv's, of a network under a prefix that no project of OpenMMLab has."""
     raw = {"meta": {"config": BGR}, "weights": state("net.", depth=50)}
-    with pytest.raises(DataError, match=r"to_rgb=False \(BGR\), mean=\[103\.53.*state dict; give"):
-        recognize(raw, "x")
-    assert recognize(raw, "x", OVERRIDES).contract.pixels.channel_order == "BGR"
+    pixels = recognize(raw, "x").contract.pixels
+    assert (pixels.mean, pixels.std) == ((103.53, 116.28, 123.675), (1.0,) * 3)
+    assert pixels.channel_order == "BGR"
 
 
 RGB = (
     "img_norm_cfg = dict(mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375], to_rgb=True)"
 )
-CAFFE = "model = dict(backbone=dict(type='ResNet', depth=50, style='caffe'))"
 BGR = "dict(mean=[103.53, 116.28, 123.675], std=[1.0, 1.0, 1.0], to_rgb=False)"
-CIFAR = "dict(mean=[125.307, 122.961, 113.8575], std=[51.5865, 50.847, 51.255], to_rgb=False)"
+HALF = "mean=[127.5, 127.5, 127.5], std=(64, 64, 64)"
+PIPELINE = f"norm = dict({HALF})\nt = [dict(type='Normalize', **norm)]\nd = dict(train=t, val=t)"
+
+
+def of_mm(text: str) -> dict[str, Any]:
+    return {"meta": {"cfg": text}, "state_dict": state("backbone.", depth=50)}
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "mean", "order"),
     [
-        (CAFFE, "style='caffe'"),
-        (BGR, r"to_rgb=False \(BGR\), mean=\[103\.53"),
-        (CIFAR, r"mean=\[125\.307.*std=\[51\.5865"),
-        (RGB + CAFFE, "style='caffe'"),
+        (RGB, IMAGENET_MEAN[0], "RGB"),
+        ("x = dict(mean=[0.5, 0.5, 0.5], std=[0.25, 0.25, 0.25])", 127.5, "RGB"),
+        (f"x = {{'mean': [127.5] + [], 'to_rgb': False}}\ny = dict({HALF})", 127.5, "RGB"),
+        (PIPELINE, 127.5, "RGB"),
+        (f"model = dict(data_preprocessor=dict({HALF}))", 127.5, "BGR"),
+        (f"data_preprocessor = dict({HALF}, bgr_to_rgb=True)", 127.5, "RGB"),
+        (f"data_preprocessor = dict({HALF}, to_rgb=True)", 127.5, "RGB"),
     ],
 )
-def test_an_mm_configuration_that_contradicts(text: str, words: str) -> None:
-    raw = {"meta": {"cfg": text}, "state_dict": state("backbone.", depth=50)}
-    with pytest.raises(DataError, match=f"configuration has .*{words}.*give --mean --std --ch"):
-        recognize(raw, "x")
-    given = dataclasses.replace(OVERRIDES, options={"stride_in_1x1": True})
-    assert recognize(raw, "x", given).contract.architecture.stride_in_1x1
+def test_pixels_of_an_mm_configuration(text: str, mean: float, order: str) -> None:
+    """As mmcv's Normalize (RGB by default) and mmengine's data_preprocessor (BGR) read them."""
+    pixels = recognize(of_mm(text), "x").contract.pixels
+    assert (pixels.mean[0], pixels.channel_order) == (mean, order)
+
+
+@pytest.mark.parametrize("text", ["x = dict(", f"{RGB}\ny = dict({HALF})", "x = 1\n" * 50_000])
+def test_an_mm_configuration_that_cannot_be_read(text: str) -> None:
+    with pytest.raises(DataError, match=r"configuration has .*give --mean --std --ch"):
+        recognize(of_mm(text), "x")
+    assert recognize(of_mm(text), "x", OVERRIDES).contract.pixels.channel_order == "BGR"
+
+
+def test_an_mm_configuration_is_not_executed(tmp_path: Path) -> None:
+    file = tmp_path / "made"
+    recognize(of_mm(f"{RGB}\n__import__('pathlib').Path({str(file)!r}).touch()"), "x")
+    assert not file.exists()
+
+
+def test_the_stride_of_an_mm_configuration() -> None:
+    text = "model = dict(backbone=dict(type='mmdet.ResNet', depth=50, style='caffe'))"
+    assert recognize(of_mm(text), "x").contract.architecture.stride_in_1x1
+    with pytest.raises(DataError, match=r"meta\.config has style 'caffe', but its tensors have py"):
+        recognize(of_mm(text), "x", OVERRIDES)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "named"),
+    [
+        ("strides=(1, 2, 1, 1)", "strides"),
+        ("dilations=(1, 1, 2, 4)", "dilations"),
+        ("deep_stem=True", "deep_stem"),
+        ("norm_cfg=dict(type='BN', eps=0.001)", "norm_cfg"),
+        ("norm_cfg=dict(type='GN', num_groups=32)", "norm_cfg"),
+        ("act_cfg=dict(type='GELU')", "act_cfg"),
+        ("dcn=dict(type='DCN')", "dcn"),
+        ("new_argument=0", "'new_argument'"),
+        ("type='Res2Net'", "type"),
+        ("depth=101", "depth"),
+        ("avg_down=1 + 0", "avg_down"),
+    ],
+)
+def test_a_backbone_of_openmmlab_with_other_features(backbone: str, named: str) -> None:
+    usual = "norm_cfg=dict(type='SyncBN', requires_grad=True), style='pytorch', frozen_stages=-1"
+    its = f"type='ResNet', depth=50, out_indices=(0, 1, 2, 3), strides=(1, 2, 2, 2), {usual}"
+    text = "model = dict(type='MoCo', backbone={**dict(%s), **dict(%s)})"
+    assert recognize(of_mm(text % (its, "")), "x")
+    with pytest.raises(DataError, match=rf"meta\.config has {named} "):
+        recognize(of_mm(text % (its, backbone)), "x")
 
 
 # Networks that are not what their names and shapes say.
