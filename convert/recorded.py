@@ -1,8 +1,8 @@
 """Metadata that files record about their networks: normalization, strides, stem, heads, name.
 
 It is in the file itself, or in files of the Hugging Face Hub next to it (config.json,
-preprocessor_config.json, open_clip_config.json). All of it is untrusted: no name is imported, and
-no value chooses a path.
+preprocessor_config.json, processor_config.json, open_clip_config.json). All of it is untrusted: no
+name is imported, and no value chooses a path.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from moco.modeling.soundness import Triple, read_input, read_spec
 if TYPE_CHECKING:
     from torch import Tensor
 
-CONFIGURATION, PREPROCESSOR, OPEN_CLIP = SIDECARS
+CONFIGURATION, PREPROCESSOR, OPEN_CLIP, PROCESSOR = SIDECARS
 NEXT_TO_IT = f"{CONFIGURATION} next to it"
 MAX_BYTES = 1 << 20
 FAIR_STD = (57.375, 57.12, 58.395)  # BGR
@@ -246,7 +246,11 @@ def read_sidecar(weights: Path) -> Recorded | None:
         arguments = timm_built(config.get("model_args"), f"{CONFIGURATION}: model_args")
         return Recorded(config["architecture"], metadata, **pixels, arguments=arguments, note=note)
     if "model_type" in config:
-        return _transformers(config, _read(sidecar(weights, PREPROCESSOR)))
+        # transformers 5 writes both in one, and reads that one first.
+        joint = _dict(_read(sidecar(weights, PROCESSOR)), "image_processor")
+        if joint:
+            return _transformers(config, joint, PROCESSOR)
+        return _transformers(config, _read(sidecar(weights, PREPROCESSOR)), PREPROCESSOR)
     return None
 
 
@@ -265,7 +269,9 @@ _NODES = ("backbone_config", "encoder", "vision_encoder")
 _EXPECTED = {str: "a text", float: "0..1", bool: "true or false", int: "an integer, 1..65536"}
 
 
-def _transformers(config: Mapping[str, Any], processor: Mapping[str, Any]) -> Recorded:
+def _transformers(
+    config: Mapping[str, Any], processor: Mapping[str, Any], processor_file: str
+) -> Recorded:
     """Read transformers' configuration; of a network around one of images that of the latter."""
     inner = _dict(config, "backbone_config")
     for node, key, usual in ((config, "dilation", False), (inner, "output_stride", 32)):
@@ -285,8 +291,8 @@ def _transformers(config: Mapping[str, Any], processor: Mapping[str, Any]) -> Re
             raise DataError(f"{CONFIGURATION}: {name}: got {shown(value)}, expected {expected}")
     metadata = {"model_type": facts["model_type"], **used}
     arch = facts["backbone"] if facts["model_type"] == IN_TIMM else None
-    pixels = _processed(processor)
-    files = f"{CONFIGURATION} and {PREPROCESSOR}" if pixels else CONFIGURATION
+    pixels = _processed(processor, processor_file)
+    files = f"{CONFIGURATION} and {processor_file}" if pixels else CONFIGURATION
     note = _NOTE.format(files)
     return Recorded(arch, metadata, facts, TRANSFORMERS, NEXT_TO_IT, **pixels, note=note)
 
@@ -349,21 +355,21 @@ def _has_type(value: Any, kind: Any) -> bool:
     return type(value) is kind
 
 
-def _processed(processor: Mapping[str, Any]) -> dict[str, Any]:
+def _processed(processor: Mapping[str, Any], file: str) -> dict[str, Any]:
     """Return channel order, mean and std for pixels 0..255 of transformers' image processors.
 
     They compute (pixel * rescale_factor - mean) / std, and leave out the steps that `do_…` says.
     """
     if any(processor.get(name) for name in ("rescale_offset", "offset")):
-        raise DataError(f"{PREPROCESSOR}: pixels with an offset are not supported")
+        raise DataError(f"{file}: pixels with an offset are not supported")
     factor = processor.get("rescale_factor", 1 / 255)
     if type(factor) not in (int, float) or not 0 < factor <= 1:
-        raise DataError(f"{PREPROCESSOR}: rescale_factor: got {shown(factor)}, expected 0..1")
+        raise DataError(f"{file}: rescale_factor: got {shown(factor)}, expected 0..1")
     scale = 1 / factor if processor.get("do_rescale", True) else 1.0
     if processor.get("do_normalize") is False:
         pixels: dict[str, Any] = {"mean": (0.0,) * 3, "std": (round(scale, 6),) * 3}
     else:
-        pixels = _pixels(processor, "image_mean", "image_std", PREPROCESSOR, scale)
+        pixels = _pixels(processor, "image_mean", "image_std", file, scale)
     if pixels and processor.get("do_flip_channel_order"):
         pixels["channel_order"] = "BGR"
     return pixels

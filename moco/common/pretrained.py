@@ -74,7 +74,10 @@ HUB_FILES = (
     "open_clip_pytorch_model.bin",
 )
 # Metadata of a network on the Hub, downloaded with the weights if it exists.
-SIDECARS = ("config.json", "preprocessor_config.json", "open_clip_config.json")
+SIDECARS = (
+    *("config.json", "preprocessor_config.json", "open_clip_config.json"),
+    "processor_config.json",
+)
 
 
 @dataclass(frozen=True)

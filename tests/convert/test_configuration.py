@@ -67,6 +67,30 @@ def test_steps_of_an_image_processor(
         assert (pixel - recorded.mean[0]) / recorded.std[0] == pytest.approx(value, rel=1e-5)
 
 
+def test_a_processor_of_images_and_text_is_read_first(tmp_path: Path) -> None:
+    """As transformers 5 reads both files, image_processing_base.py, get_image_processor_dict."""
+    file = tmp_path / "processor_config.json"
+    file.write_text(json.dumps({"image_processor": HALF, "processor_class": "CLIPProcessor"}))
+    other = {"image_mean": [0.1] * 3, "image_std": [0.1] * 3}
+    recorded = read(tmp_path, VIT, other)
+    assert recorded.mean == (127.5,) * 3 and "processor_config.json" in recorded.note
+    file.write_text(json.dumps({"processor_class": "CLIPProcessor"}))  # transformers 4's
+    assert read(tmp_path, VIT, other).mean == (25.5,) * 3
+
+
+@pytest.mark.slow
+def test_a_processor_as_transformers_saves_it(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", "5")
+    images = transformers.CLIPImageProcessor(image_mean=[0.5] * 3, image_std=[0.25] * 3)
+    (tmp_path / "vocab.json").write_text('{"<|startoftext|>": 0, "<|endoftext|>": 1}')
+    (tmp_path / "merges.txt").write_text("#version\n")
+    tokens = transformers.CLIPTokenizer.from_pretrained(tmp_path)
+    transformers.CLIPProcessor(images, tokens).save_pretrained(tmp_path)
+    assert not (tmp_path / "preprocessor_config.json").exists()
+    recorded = read(tmp_path, VIT)
+    assert (recorded.mean, recorded.std) == ((127.5,) * 3, (63.75,) * 3)
+
+
 def test_a_network_of_images_and_text_has_its_facts_in_a_part(tmp_path: Path) -> None:
     vision = {"hidden_size": 24, "num_attention_heads": 3, "hidden_act": "quick_gelu"}
     clip = {"model_type": "clip", "text_config": {"hidden_size": 8}, "vision_config": vision}
