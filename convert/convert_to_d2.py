@@ -117,6 +117,7 @@ def convert_file(
         output_sha256=sha256,
         reference=found.reference,
         assumed=found.assumed,
+        is_verified=found.is_verified,
     )
 
 

@@ -17,9 +17,10 @@ from convert.families.base import (
     Scheme,
     first_rule,
 )
+from convert.families.timm_index import Shapes, index, listed
 from convert.find import Choice, choose_network
 from convert.projects import Project
-from convert.read import at, flatten, to_tensor
+from convert.read import at, flatten, is_array, to_tensor
 from convert.recorded import (
     Recorded,
     check_recorded,
@@ -90,6 +91,11 @@ class Recognized:
         """Return a note on how much the features change without the tokens; empty without any."""
         effect, (state, architecture) = self.contract.family.effect, self.source_network()
         return [effect(architecture, state, self.tokens)] if effect and self.tokens else []
+
+    @property
+    def is_verified(self) -> bool:
+        """True if nothing but the pixels is assumed: no other network has these tensors."""
+        return self.assumed == self.assumed_pixels
 
 
 def recognize(
@@ -177,6 +183,13 @@ def recognize(
         recorded.std or std or project.std,
         recorded.channel_order or project.channel_order,
     )
+    inside = {
+        entry.name.removeprefix(network.start): tuple(entry.value.shape)
+        for entry in entries
+        if entry.name.startswith(network.start) and is_array(entry.value)
+    }
+    mapped = {name: tuple(value.shape) for name, value in backbone.items()}
+    twins = _twins(network.family, overrides.options, inside, mapped)
     unknown_pixels = ""
     if not (recorded.mean or overrides.mean or mean) and (
         project.is_unknown or project.any_network
@@ -209,7 +222,7 @@ def recognize(
         unclear_names=unclear,
         arguments=arguments,
         reference=_reference(network.family, is_owners=network.scheme.is_owners),
-        assumed=_assumed(choice, names, hints, adapted.architecture, unknown_pixels),
+        assumed=_assumed(choice, names, hints, adapted.architecture, unknown_pixels, twins),
         assumed_pixels=unknown_pixels,
         head=next(heads, network.family.heads[""]),
         notes=notes,
@@ -364,12 +377,33 @@ def _reference(family: Family, *, is_owners: bool) -> str:
     return f"{family.owner}, filled by {names}"
 
 
+def _twins(family: Family, requested: Mapping[str, Any], *every: Shapes) -> str:
+    """Describe timm's networks of other features that a file may have as well, or return "".
+
+    Args:
+        family: Family of the recognized network.
+        requested: Values of its options.
+        every: Shapes of the network's tensors by the names in the file, and by the family's.
+    """
+    its = index()
+    if family.named_by in requested:
+        twins = its.twins(str(requested[family.named_by]).partition(".")[0])
+        return f"could also be {listed(twins)}, whose features differ" if twins else ""
+    named = {name for shapes in every for name in its.named(exact=its.exact(shapes))}
+    twins = sorted(name for name in named if not prove.is_plain(name, family))
+    if len(named) < 2 or any(o.in_timm for o in family.options if o.name in requested):
+        return ""
+    which = "may be any of" if len(twins) == len(named) else "could also be"
+    return f"{which} {listed(twins)}, whose features differ"
+
+
 def _assumed(
     choice: Choice,
     names: Mapping[str, str],
     hints: Hints,
     architecture: Any,
     unknown_pixels: str,
+    twins: str,
 ) -> str:
     """Describe what a file of unknown origin does not determine and the verification assumes."""
     project, family = choice.project, choice.network.family
@@ -386,4 +420,7 @@ def _assumed(
     eps = getattr(architecture, "layer_norm_eps", None)
     if eps is not None and not named_so and "layer_norm_eps" not in hints.metadata:
         parts.append(f"eps {eps:g}")
+    given = str(hints.requested.get(family.named_by, "")).partition(".")[0]
+    if twins and not (known or given in names.values()):
+        parts.append(twins)
     return ", ".join([*parts, *([unknown_pixels] if unknown_pixels else [])])

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from convert import prove
 from convert.contract import Overrides
 from convert.families.base import OtherNetworkError, families
-from convert.families.timm import OPTION, names_that_fit
+from convert.families.timm import OPTION
+from convert.families.timm_index import names_that_fit
 from convert.folders import digests
+from convert.in_order import InOrder, of_torchvision
 from convert.prove import Converted
-from convert.read import about_objects, at, flatten, is_array, is_converted
+from convert.read import Entry, about_objects, at, flatten, is_array, is_converted
 from convert.recognize import Recognized, from_contract, recognize
 from convert.recorded import read_sidecar, recorded_names
 from moco.common.errors import DataError, UserError
@@ -66,11 +68,13 @@ def _through_timm(
     names = recorded_names(raw, sidecar.arch if sidecar else None, tags=True)
     in_timm = [(place, name) for place, name in names.items() if prove.in_timm(name)]
     if not in_timm:
-        if isinstance(error, OtherNetworkError):
-            arrays = {e.name: e.value for e in flatten(raw, where) if e.name and is_array(e.value)}
-            shapes = {name: tuple(value.shape) for name, value in arrays.items()}
-            raise DataError(f"{error}{names_that_fit(shapes)}") from error
-        raise error
+        if not isinstance(error, OtherNetworkError):
+            raise error
+        entries = flatten(raw, where)
+        if (alike := of_torchvision(entries)) and (candidates := alike.candidates()):
+            return _in_order(alike, candidates, entries, src, raw, overrides, *details)
+        shapes = {e.name: tuple(e.value.shape) for e in entries if e.name and is_array(e.value)}
+        raise DataError(f"{error}{names_that_fit(shapes, OPTION.flag)}") from error
     place, name = in_timm[0]
     options = {**overrides.options, OPTION.name: name}
     try:
@@ -90,6 +94,50 @@ def _through_timm(
     )
     found.notes.insert(0, note)
     return found, dataclasses.replace(converted, notes=(note, *converted.notes))
+
+
+def _in_order(
+    alike: InOrder,
+    candidates: Mapping[str, Mapping[str, str]],
+    entries: Sequence[Entry],
+    src: Path,
+    raw: Any,
+    overrides: Overrides,
+    *rest: Any,
+) -> tuple[Recognized, Converted]:
+    """Convert a network of torchvision as the one of timm that has its maps.
+
+    Raises:
+        DataError: If none has them.
+    """
+    for candidate, names in candidates.items():
+        options = {**overrides.options, OPTION.name: candidate}
+        found, converted = _translate(
+            src,
+            alike.renamed(raw, entries, names),
+            dataclasses.replace(overrides, options=options),
+            *rest,
+        )
+        try:
+            compared = alike.check(found, entries, names, str(src))
+        except DataError:
+            continue  # e.g. a network of TensorFlow's padding
+        note = (
+            f"its tensors are those of torchvision's {alike.name}, and have the shapes of timm's "
+            f"{candidate} in order, which the backbone is; {compared}"
+        )
+        contract = dataclasses.replace(found.contract, source="torchvision")
+        found = dataclasses.replace(
+            alike.named(found, names),
+            contract=contract,
+            assumed=", ".join(filter(None, [f"torchvision's {alike.name}", found.assumed_pixels])),
+            notes=[note, *found.notes],
+        )
+        return found, Converted(converted.model, contract, (note, *converted.notes))
+    raise DataError(
+        f"{src}: its tensors are those of torchvision's {alike.name}, whose maps none of timm's "
+        f"{', '.join(candidates)} has"
+    )
 
 
 def _translate(

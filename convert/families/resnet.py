@@ -407,6 +407,12 @@ def recognize(state: Mapping[str, Tensor], hints: Hints) -> ResNetArchitecture:
         len({key.split(".")[1] for key in state if key.startswith(f"{stage}.")}) for stage in STAGES
     )
     missing = [stage for stage, count in zip(STAGES, blocks, strict=True) if not count]
+    if missing == ["layer4"] and shape("conv1.weight")[::2] == (16, 3):
+        layers = 3 if "layer1.0.conv3.weight" in state else 2
+        raise DataError(
+            f"{where}: a ResNet-{layers * sum(blocks) + 2} of three stages for CIFAR, whose maps "
+            "have strides 1, 2 and 4; detectors need four stages, of strides 4 to 32"
+        )
     if missing:
         texts = [hints.name(f"{stage}.0.conv1.weight") for stage in missing]
         raise DataError(

@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import pkgutil
 import re
-import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,7 @@ from convert.families.base import (
     later,
 )
 from convert.families.stages import FEATURES
-from moco.common.errors import UserError, first_few, shown
+from moco.common.errors import UserError, shown
 from moco.common.keys import Key, below
 from moco.modeling import soundness
 
@@ -134,58 +133,6 @@ def scheme_of(model: str) -> Scheme:
     )
 
 
-SECONDS_OF_SEARCH = 10.0  # of this process; building all of timm takes longer
-# Tensors of a network, and their part in a file.
-_MIN_TENSORS, _MIN_PART = 40, 0.2
-
-
-def names_that_fit(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """Return the end of a message: timm's networks that have these tensors, except for a head.
-
-    A network is built only if its first convolution is in the file. It is "" without any.
-
-    Args:
-        shapes: Shapes of the tensors in a file by name, as `convert.read.Entry` has them.
-    """
-    from convert.modeling.timm_features import fits
-
-    end, fitting = time.process_time() + SECONDS_OF_SEARCH, list[str]()
-    inside = functools.cache(lambda start: _inside(shapes, start))
-    for first, names in _by_first_convolution().items():
-        starts = [key.removesuffix(first) for key in shapes if key.endswith(first)]
-        for its in (inside(start) for start in starts if not start or start[-1] in "./"):
-            # Those with a class token have maps of one stride.
-            if its and "cls_token" not in its:
-                fitting += [n for n in names if time.process_time() < end and fits(n, its)]
-    if not fitting:
-        return ""
-    return (
-        f"; its tensors are those of timm's {first_few(sorted(fitting))}; give {OPTION.flag} with "
-        "the name of its network"
-    )
-
-
-@functools.cache
-def _by_first_convolution() -> dict[str, list[str]]:
-    """Return the names of timm's networks by the weights of their first convolution."""
-    import timm
-    from timm.models import get_pretrained_cfg
-
-    found: dict[str, list[str]] = {}
-    for name in timm.list_models():
-        first = getattr(get_pretrained_cfg(name), "first_conv", None)
-        if first:
-            key = f"{first if isinstance(first, str) else first[0]}.weight"
-            found.setdefault(key, []).append(name)
-    return found
-
-
-def _inside(shapes: Mapping[str, tuple[int, ...]], start: str) -> dict[str, tuple[int, ...]]:
-    """Return the tensors of the network that starts at a prefix; empty if it has only a few."""
-    its = {k.removeprefix(start): shape for k, shape in shapes.items() if k.startswith(start)}
-    return its if len(its) >= max(_MIN_TENSORS, _MIN_PART * len(shapes)) else {}
-
-
 def recognize(state: Mapping[str, Tensor], hints: Hints) -> TimmArchitecture:
     """Return the network that the option names; see `Family.recognize`."""
     if "pixels of" in hints.metadata:
@@ -236,8 +183,7 @@ def timm() -> Family:
         recognize=recognize,
         build=lambda architecture: features(architecture.name),
         reference=lambda architecture: loaded_by_timm(architecture.name),
-        owner="timm's own network",
-        assumes="the network as the installed timm defines it, for both sides of the comparison",
+        owner="timm's own network, as both sides of the comparison are",
         keys=TASK_KEYS,
         # The tensors that precede a feature map differ between networks, so none can be frozen.
         pyramid=Pyramid(

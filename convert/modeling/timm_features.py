@@ -20,8 +20,6 @@ from moco.common.errors import UserError, first_few
 STRIDES = (4, 8, 16, 32)
 # It warns of a head in the file, which is dropped by a rule.
 logging.getLogger("timm.models._builder").setLevel(logging.ERROR)
-_COUNTER = "num_batches_tracked"  # of batch norms; not in every file
-_MAX_HEAD = 12  # tensors of a head
 _PROBE_PX = (128, 160)  # height and width, multiples of the largest stride
 
 
@@ -103,7 +101,8 @@ def own_names(name: str) -> dict[str, str]:
     tensors of the `features_only` model.
 
     Raises:
-        UserError: If timm changes tensors of this network while it loads them.
+        UserError: If timm changes tensors of this network while it loads them, or has another
+            network for its published weights.
     """
     indices, usual = probe(name)[0], usual_names(name)
     numbered = {
@@ -111,7 +110,15 @@ def own_names(name: str) -> dict[str, str]:
         for i, (key, value) in enumerate(usual.items())
     }
     keys, names = list(usual), {}
-    for own, value in _create(name, indices, numbered).state_dict().items():
+    filled = _create(name, indices, numbered)
+    with torch.device("meta"), _WithoutInitialValues():
+        differs = str(_create(name, indices)) != str(filled)
+    if differs:
+        raise UserError(
+            f"timm {name}: timm builds another network for its published weights than for others "
+            "(e.g. another eps), and no file says which it has; it is not supported"
+        )
+    for own, value in filled.state_dict().items():
         number = int(value.flatten()[0])
         if not bool((value == number).all()) or value.shape != usual[keys[number]].shape:
             raise UserError(f"timm {name}: its tensor {own} is not a tensor of the whole network")
@@ -125,11 +132,16 @@ _RANDOM = (Tensor.normal_, Tensor.uniform_, Tensor.clamp_, Tensor.erfinv_, Tenso
 @functools.cache
 def usual_names(name: str) -> dict[str, Tensor]:
     """Return the tensors of timm's whole network on the meta device, by timm's usual names."""
+    state: dict[str, Tensor] = whole_network(name).state_dict()
+    return state
+
+
+def whole_network(name: str) -> Any:
+    """Return timm's whole network on the meta device."""
     import timm  # here: it takes longer to import than torch
 
     with torch.device("meta"), _WithoutInitialValues():
-        state: dict[str, Tensor] = timm.create_model(name).state_dict()
-    return state
+        return timm.create_model(name)
 
 
 class _WithoutInitialValues(TorchFunctionMode):
@@ -139,24 +151,6 @@ class _WithoutInitialValues(TorchFunctionMode):
         if func in _RANDOM and args[0].is_meta:
             return args[0]
         return func(*args, **(kwargs or {}))
-
-
-@functools.cache
-def _usual_shapes(name: str) -> dict[str, tuple[int, ...]]:
-    return {key: tuple(value.shape) for key, value in usual_names(name).items()}
-
-
-def fits(name: str, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Return whether a network has these tensors, except for its head, and a feature pyramid."""
-    whole = _usual_shapes(name)
-    differ = {key for key, _ in whole.items() ^ shapes.items()}
-    differ = {key for key in differ if not key.endswith(_COUNTER)}
-    if len(differ) > _MAX_HEAD:
-        return False
-    try:
-        return not differ & own_names(name).keys()
-    except UserError:
-        return False
 
 
 class LoadedByTimm(nn.Module):

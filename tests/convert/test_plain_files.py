@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torchvision.models.resnet import BasicBlock
 
 from convert.convert_to_d2 import convert_file
 from convert.inspect_file import inspect_file
@@ -87,3 +89,16 @@ def test_a_damaged_record_of_our_own(key: str, damage: Any) -> None:
     with pytest.raises(DataError, match=r"damaged record|expected one of") as caught:
         recognize({**own(), key: damage}, "x")
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_resnet_of_three_stages(tmp_path: Path) -> None:
+    """As in akamaster/pytorch_resnet_cifar10, whose shortcuts have no tensors; 6 n + 2 layers."""
+    net = nn.ModuleDict({"conv1": nn.Conv2d(3, 16, 3, bias=False), "bn1": nn.BatchNorm2d(16)})
+    for i, (before, width) in enumerate([(16, 16), (16, 32), (32, 64)], start=1):
+        blocks = [BasicBlock(before if n == 0 else width, width) for n in range(9)]
+        net[f"layer{i}"] = nn.Sequential(*blocks)
+    net["linear"] = nn.Linear(64, 10)
+    state = {f"module.{key}": value for key, value in net.state_dict().items()}
+    torch.save({"state_dict": state, "best_prec1": 93.6}, tmp_path / "resnet56.th")
+    with pytest.raises(DataError, match="a ResNet-56 of three stages for CIFAR"):
+        convert_file(tmp_path / "resnet56.th", tmp_path / "out.pth")

@@ -26,7 +26,6 @@ import torch
 from torch import Tensor, nn
 
 from convert.convert_to_d2 import convert_file
-from convert.families import timm as timm_family
 from convert.prove import Converted, build_backbone, proof_image, read_converted
 from moco.common.errors import UserError
 
@@ -82,7 +81,6 @@ def outcomes(name: str, max_parameters: float = MAX_PARAMETERS) -> dict[str, Out
     import timm
 
     warnings.filterwarnings("ignore")
-    timm_family.SECONDS_OF_SEARCH = 0  # of the names that fit, which are only in a message
     try:
         with torch.device("meta"):
             size = sum(p.numel() for p in timm.create_model(name).parameters())

@@ -1,0 +1,181 @@
+"""timm's networks by the names and shapes of their tensors, for files that name none.
+
+timm_index.txt has a line for each network of timm, see `Row`, and for each of torchvision's that
+names its tensors differently. `python -m tests.golden.regenerate_timm_index` writes it.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import hashlib
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from moco.common.errors import first_few
+from moco.common.files import read_text
+
+FILE = Path(__file__).with_suffix(".txt")
+MAPS, NO_MAPS, TORCHVISION = "maps", "-", "torchvision"
+Shapes = Mapping[str, tuple[int, ...]]
+T = TypeVar("T")
+
+_COUNTER = ".num_batches_tracked"
+# Tensors that differ between sizes of the image, and between poolings.
+_VARYING = re.compile(
+    r"(^|\.)(pos_emb\w*|rel_pos\w*|relative_\w+|attention_bias\w*|rope\w*|freqs\w*)(\.|$)"
+    r"|^(fc_)?norm\."
+)
+# Tensors of a network, their part in a file, and the keys above them.
+_MIN_TENSORS, _MIN_PART, _MAX_DEPTH = 40, 0.2, 8
+_MAX_NAMES = 5  # in a message
+
+
+class Digests(NamedTuple):
+    """Digests of a network's tensors, see `Row`."""
+
+    exact: str
+    loose: str
+    order: str
+
+
+class Row(NamedTuple):
+    """Network of timm.
+
+    Attributes:
+        exact: Digest of the names and shapes of all tensors but the classifier.
+        loose: Digest of those that do not depend on the size of the image, the pooling or the head.
+        order: Digest of the shapes of all tensors in order, without names or a last linear layer.
+        maps: `MAPS` if it has maps of strides 4 to 32 for images of every size.
+        stands_for: Name of a network with equal tensors and features, often its own.
+    """
+
+    exact: str
+    loose: str
+    order: str
+    maps: str
+    stands_for: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Index:
+    """Networks of one version of timm, and torchvision's that have other names of tensors.
+
+    Attributes:
+        version: timm's version.
+        classifiers: Names of timm's classifiers.
+        rows: Networks of timm by name.
+        torchvision: Names of torchvision's networks by their exact digest.
+    """
+
+    version: str
+    classifiers: frozenset[str]
+    rows: Mapping[str, Row]
+    torchvision: Mapping[str, str]
+
+    def exact(self, shapes: Shapes) -> str:
+        """Return the exact digest of tensors."""
+        return digests(shapes, self.classifiers).exact
+
+    def named(self, **digests: str) -> list[str]:
+        """Return the networks of a digest; one stands for those with equal features."""
+        ((column, digest),) = digests.items()
+        rows = (row for row in self.rows.values() if getattr(row, column) == digest)
+        return list(dict.fromkeys(row.stands_for for row in rows))
+
+    def twins(self, name: str) -> list[str]:
+        """Return the networks with the tensors of a network and other features."""
+        row = self.rows.get(name)
+        if row is None:
+            return []
+        return [other for other in self.named(exact=row.exact) if other != row.stands_for]
+
+
+@functools.cache
+def index() -> Index:
+    """Return the index that is shipped with the converter."""
+    version, classifiers, *lines = (line.split() for line in read_text(FILE).splitlines())
+    return Index(
+        version[-1],
+        frozenset(classifiers[2:]),
+        {name: Row(*columns) for name, *columns in lines if name != TORCHVISION},
+        {columns[1]: columns[0] for name, *columns in lines if name == TORCHVISION},
+    )
+
+
+def digests(shapes: Shapes, classifiers: Iterable[str]) -> Digests:
+    """Return the digests of tensors, see `Row`; `classifiers` are names of linear layers."""
+    heads = {f"{name}.{tensor}" for name in classifiers for tensor in ("weight", "bias")}
+    parts = {name.partition(".")[0] for name in classifiers}
+    every = without_counters(shapes)
+    exact = {key: shape for key, shape in every.items() if key not in heads}
+    loose = {key: shape for key, shape in exact.items()
+             if key.partition(".")[0] not in parts and not _VARYING.search(key)}  # fmt: skip
+    order = list(every.values())
+    if [len(shape) for shape in order[-2:]] == [2, 1]:
+        order = order[:-2]
+    return Digests(
+        _digest(f"{key} {shape}" for key, shape in sorted(exact.items()))[:10],
+        _digest(f"{key} {shape}" for key, shape in sorted(loose.items()))[:8],
+        _digest(map(str, order))[:8],
+    )
+
+
+def without_counters(tensors: Mapping[str, T]) -> dict[str, T]:
+    """Return the tensors without the counters of batch norms, which not every file has."""
+    return {name: each for name, each in tensors.items() if not name.endswith(_COUNTER)}
+
+
+def _digest(lines: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode(errors="replace")).hexdigest()
+
+
+def networks_in(shapes: Shapes) -> Iterator[tuple[str, Shapes]]:
+    """Yield the prefixes of networks that may be in a file, and their tensors without it."""
+    ends = ((key, itertools.islice(re.finditer(r"[./]", key), _MAX_DEPTH)) for key in shapes)
+    starts = collections.Counter(key[: end.end()] for key, those in ends for end in those)
+    for start, number in [("", len(shapes)), *starts.items()]:
+        if number >= max(_MIN_TENSORS, _MIN_PART * len(shapes)):
+            inside = {k.removeprefix(start): v for k, v in shapes.items() if k.startswith(start)}
+            yield start, inside
+
+
+def names_that_fit(shapes: Shapes, flag: str) -> str:
+    """Return the end of a message: the networks that have these tensors, or "".
+
+    Args:
+        shapes: Shapes of the tensors in a file by name, as `convert.read.Entry` has them.
+        flag: Option that names a network of timm.
+    """
+    its = index()
+    found = [digests(network, its.classifiers) for _, network in networks_in(shapes)]
+    give = f"give {flag} with the name of its network"
+    differ = ", whose features differ"
+    for column, like, advice in (
+        ("exact", "are those of {}", f"; {give}"),
+        ("order", "have the shapes of {} in order", f"; rename them as timm does and {give}"),
+        ("loose", "are like those of {}", f", but its size or pooling differs; {give}"),
+    ):
+        names = [name for each in found for name in its.named(**{column: getattr(each, column)})]
+        served = sorted({name for name in names if its.rows[name].maps == MAPS})
+        if served:
+            twins = differ if served[1:] and column == "exact" else ""
+            return f"; its tensors {like.format(listed(served))}{twins}{advice}"
+        if names:
+            text = like.format(listed(sorted({*names})))
+            return f"; its tensors {text}, without maps of strides 4 to 32"
+    for name in (its.torchvision[each.exact] for each in found if each.exact in its.torchvision):
+        return f"; its tensors are those of torchvision's {name}, which is not supported"
+    return ""
+
+
+def listed(names: list[str]) -> str:
+    """Format names of the index for a message, with its version if another timm is installed."""
+    version, installed = index().version, metadata.version("timm")
+    other = f" (of timm {version}; {installed} is installed)" if installed != version else ""
+    return f"timm's {first_few(names, _MAX_NAMES)}{other}"

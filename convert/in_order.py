@@ -1,0 +1,124 @@
+"""torchvision's networks that no family has, read as the timm network of the same tensors in order.
+
+Both libraries have an EfficientNet, MNASNet and MobileNetV2, whose tensors have the same shapes in
+order, but other names. Whether they are the same network is tried: torchvision's own is run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from convert.contract import Overrides
+from convert.families.timm_index import digests, index, networks_in, without_counters
+from convert.read import Entry, is_array, to_tensor
+from convert.recognize import Recognized
+from convert.source_module import check_module
+from moco.common.errors import DataError
+
+
+@dataclasses.dataclass(frozen=True)
+class InOrder:
+    """Network of torchvision in a file.
+
+    Attributes:
+        name: Name of torchvision's network.
+        start: Prefix of its tensors in the flattened file.
+    """
+
+    name: str
+    start: str
+
+    def build(self) -> nn.Module:
+        """Build torchvision's network with random weights."""
+        from torchvision.models import get_model
+
+        net: nn.Module = get_model(self.name, weights=None)
+        return net
+
+    def candidates(self) -> dict[str, dict[str, str]]:
+        """Return its names of tensors -> timm's, by timm's networks with these shapes in order."""
+        from convert.modeling.timm_features import usual_names
+
+        with torch.device("meta"):
+            own = {name: tuple(value.shape) for name, value in self.build().state_dict().items()}
+        every = index().named(order=digests(own, ()).order)
+        names = without_counters(own)
+        return {
+            candidate: dict(zip(names, without_counters(usual_names(candidate)), strict=True))
+            for candidate in every
+        }
+
+    def renamed(self, raw: Any, entries: Sequence[Entry], names: Mapping[str, str]) -> Any:
+        """Return the contents of the file with timm's names of this network's tensors."""
+        keys: dict[Any, str] = {}
+        path: tuple[Any, ...] = ()
+        for entry in entries:
+            if new := names.get(self._short(entry)):
+                keys[entry.keys[-1]], path = new, entry.keys[:-1]
+        return _renamed(raw, path, keys)
+
+    def check(
+        self, found: Recognized, entries: Sequence[Entry], names: Mapping[str, str], where: str
+    ) -> str:
+        """Compare the maps of one of the candidates with those of torchvision's own network.
+
+        Args:
+            found: This network, recognized as the candidate.
+            entries: All values of the file.
+            names: Names of its tensors -> the candidate's.
+            where: Name of the file, for messages.
+
+        Returns:
+            The modules of torchvision's network that gave the maps, as text.
+
+        Raises:
+            DataError: If it has other maps.
+        """
+        net = self.build()
+        own = net.state_dict()
+        values = {self._short(entry): entry for entry in entries}
+        tensors = {
+            name: to_tensor(name, values[name].value, where).to(own[name].dtype)
+            for name in names
+            if name in values and values[name].value.shape == own[name].shape  # not another head
+        }
+        net.load_state_dict(tensors, strict=False)
+        check = check_module(net, _named(found, names, ""), Overrides(), where)
+        if not check.verified:
+            raise DataError(f"{where}: {check.text}")
+        return check.text
+
+    def named(self, found: Recognized, names: Mapping[str, str]) -> Recognized:
+        """Return the network with the names of its tensors in the file, for messages."""
+        return _named(found, names, self.start.rpartition("/")[2])
+
+    def _short(self, entry: Entry) -> str:
+        return entry.name.removeprefix(self.start) if entry.name.startswith(self.start) else ""
+
+
+def _named(found: Recognized, names: Mapping[str, str], prefix: str) -> Recognized:
+    original = {new: prefix + old for old, new in names.items()}
+    return dataclasses.replace(
+        found, named=lambda key: original.get(name := found.named(key), name)
+    )
+
+
+def _renamed(raw: Any, path: Sequence[Any], keys: Mapping[Any, str]) -> Any:
+    if path:
+        return {**raw, path[0]: _renamed(raw[path[0]], path[1:], keys)}
+    return {keys.get(key, key): value for key, value in raw.items()}
+
+
+def of_torchvision(entries: Sequence[Entry]) -> InOrder | None:
+    """Return the network of torchvision in a file, or None if there is none, or several."""
+    its, found = index(), []
+    shapes = {e.name: tuple(e.value.shape) for e in entries if e.name and is_array(e.value)}
+    for start, network in networks_in(shapes):
+        if name := its.torchvision.get(its.exact(network)):
+            found.append(InOrder(name, start))
+    return found[0] if len(found) == 1 else None

@@ -1,0 +1,195 @@
+"""timm's networks that fit a file, and those of other features that fit it as well."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torchvision.models import get_model
+
+from convert.convert_to_d2 import convert_file, convert_in_memory
+from convert.families.timm_index import digests, index
+from convert.inspect_file import inspect_file
+from convert.modeling.timm_features import whole_network
+from convert.prove import build_backbone, read_converted
+from moco.common.errors import DataError, UserError
+from moco.modeling.soundness import fixed_image
+from tests.convert.test_named import weights
+from tests.golden.regenerate_timm_index import has_maps, shapes_of
+
+same_timm = pytest.mark.skipif(
+    timm.__version__ != index().version, reason="the index is of another version of timm"
+)
+SPREAD = timm.list_models()[::46]
+
+
+@same_timm
+def test_the_index_has_every_network() -> None:
+    assert [*index().rows] == timm.list_models()
+
+
+@same_timm
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SPREAD)
+def test_lines_are_those_of_the_installed_timm(name: str) -> None:
+    row, shapes = index().rows[name], shapes_of(whole_network(name))
+    assert tuple(digests(shapes, index().classifiers)) == row[:3]
+    assert (row.maps == "maps") == has_maps(name)
+
+
+def test_networks_of_equal_tensors() -> None:
+    """Counted by hand from the names and shapes of timm 1.0.31."""
+    its = index()
+    groups = [its.named(exact=row.exact) for row in its.rows.values()]
+    assert ["efficientnet_lite0", "tf_efficientnet_lite0"] in groups
+    assert its.twins("resnet50") == ["resnetaa50", "resnetblur50"]
+    assert its.twins("efficientnet_b0") == ["efficientnet_blur_b0", "tf_efficientnet_b0"]
+    assert its.twins("deit_base_patch16_224") == []  # vit_base_patch16_224 is the same network
+    assert its.twins("regnety_004") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "tf_efficientnet_lite0",
+            "its tensors are those of timm's efficientnet_lite0, tf_efficientnet_lite0, whose "
+            "features differ; give --timm-model with the name of its network",
+        ),
+        ("seresnet18", "are those of timm's seresnet18; give --timm-model with the name of its"),
+        ("mixer_s32_224", "are those of timm's mixer_s32_224, without maps of strides 4 to 32"),
+    ],
+)
+@pytest.mark.parametrize("start", ["", "student.net."])
+def test_a_refusal_names_the_networks_that_fit(
+    name: str, text: str, start: str, tmp_path: Path
+) -> None:
+    state = {f"{start}{key}": value for key, value in weights(name).items()}
+    torch.save({"model": state, "step": torch.ones(2)}, tmp_path / "some.file")
+    with pytest.raises(DataError) as error:
+        convert_file(tmp_path / "some.file", tmp_path / "out.pth")
+    assert text in str(error.value)
+
+
+def test_networks_of_another_size_or_with_other_names(tmp_path: Path) -> None:
+    state = weights("test_efficientnet_ln")
+    other = {"head.0.weight": torch.ones(3, 3), **state}
+    renamed = {f"_{key}": value for key, value in state.items()}
+    for content, text in (
+        (
+            other,
+            "are like those of timm's test_efficientnet_gn, test_efficientnet_ln, but its size",
+        ),
+        (renamed, "have the shapes of timm's test_efficientnet_gn, test_efficientnet_ln in order"),
+    ):
+        torch.save(content, tmp_path / "some.file")
+        with pytest.raises(DataError, match=text):
+            convert_file(tmp_path / "some.file", tmp_path / "out.pth")
+
+
+def test_a_network_of_torchvision_that_no_family_has(tmp_path: Path) -> None:
+    torch.save(get_model("squeezenet1_1").state_dict(), tmp_path / "some.file")
+    with pytest.raises(DataError, match="those of torchvision's squeezenet1_1, which is not"):
+        convert_file(tmp_path / "some.file", tmp_path / "out.pth")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "twins"),
+    [
+        ("resnet18", {}, "could also be timm's resnetblur18, whose features differ"),
+        (
+            "test_efficientnet_gn",
+            {"timm_model": "test_efficientnet_gn"},
+            "could also be timm's test_efficientnet_ln, whose features differ",
+        ),
+    ],
+)
+def test_nothing_is_verified_if_networks_of_other_features_fit(
+    name: str, options: dict[str, Any], twins: str, tmp_path: Path
+) -> None:
+    """A name in the file decides; an option does not, because it is a guess as well."""
+    plain, named = tmp_path / "plain.pth", tmp_path / "named.pth"
+    state = weights(name)
+    torch.save(state, plain)
+    torch.save({"state_dict": state, "arch": name, "version": 2, "epoch": 1}, named)
+    text = convert_file(plain, tmp_path / "out.pth", **options).text()
+    (assumed,) = [line for line in text.splitlines() if line.startswith("assumed")]
+    assert twins in assumed and "verified" not in text
+    (note, *_) = convert_in_memory(plain, **options).notes
+    assert twins in note and "verified" not in note
+    if not options:
+        assert twins in inspect_file(plain)
+    text = convert_file(named, tmp_path / "out.pth").text()
+    assert "\nverified" in text and "whose features differ" not in text
+
+
+def test_activations_that_differ(tmp_path: Path) -> None:
+    """OpenAI's weights of a CLIP have the tensors of LAION's, and another GELU."""
+    torch.save(weights("vit_base_patch32_clip_224"), tmp_path / "a.pth")
+    options = {"num_heads": 12, "mean": [122.0] * 3, "std": [70.0] * 3}
+    both = "timm's vit_base_patch32_clip_224, vit_base_patch32_clip_quickgelu_224, whose features"
+    assert both in convert_file(tmp_path / "a.pth", tmp_path / "out.pth", **options).assumed
+    options["activation"] = "gelu"
+    assert "clip" not in convert_file(tmp_path / "a.pth", tmp_path / "out.pth", **options).assumed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "timm_name", "modules"),
+    [
+        ("mobilenet_v2", "mobilenetv2_100", (3, 6, 13, 17)),
+        ("efficientnet_b0", "efficientnet_b0", (2, 3, 5, 7)),  # tf_efficientnet_b0 pads otherwise
+        ("mnasnet1_0", "mnasnet_100", None),
+    ],
+)
+@pytest.mark.parametrize("start", ["", "module.backbone."])
+def test_a_network_of_torchvision_with_other_names(
+    name: str, timm_name: str, modules: tuple[int, ...] | None, start: str, tmp_path: Path
+) -> None:
+    """The converted backbone has the maps of torchvision's own network."""
+    torch.manual_seed(0)
+    net = get_model(name, num_classes=7).eval()
+    state = net.state_dict()
+    for value in state.values():
+        if value.is_floating_point() and value.dim() == 1:
+            value += 0.1 * torch.rand_like(value)
+    torch.save({"state_dict": {f"{start}{k}": v for k, v in state.items()}}, tmp_path / "a.pth")
+    report = convert_file(tmp_path / "a.pth", tmp_path / "out.pth")
+    assert report.contract.d2_keys()["MODEL.TIMM.NAME"] == timm_name
+    assert report.contract.source == "torchvision"
+    assert f"torchvision's {name}" in report.notes[0]
+    assert "verified" not in report.text() and f"torchvision's {name}" in report.assumed
+    converted = read_converted(tmp_path / "out.pth")
+    backbone = build_backbone(converted.contract)
+    backbone.load_state_dict(converted.model, strict=False)
+    outputs: list[torch.Tensor] = []
+    for module in net.modules():
+        module.register_forward_hook(lambda module, inputs, output: outputs.append(output.clone()))
+    image = fixed_image((64, 96))
+    with torch.no_grad():
+        net(image)
+        for value in backbone.eval()(image).values():
+            same_size = [each for each in outputs if each.shape == value.shape]
+            assert min(float((each - value).abs().max()) for each in same_size) < 1e-5
+
+
+@pytest.mark.slow
+def test_a_network_of_torchvision_whose_maps_timm_has_not(tmp_path: Path) -> None:
+    """Torchvision's EfficientNet-B5 has TensorFlow's epsilon without its padding."""
+    torch.save(get_model("efficientnet_b5").state_dict(), tmp_path / "a.pth")
+    with pytest.raises(DataError, match="torchvision's efficientnet_b5, whose maps none of timm's"):
+        convert_file(tmp_path / "a.pth", tmp_path / "out.pth")
+
+
+def test_a_network_that_timm_builds_in_two_ways(tmp_path: Path) -> None:
+    """fbnetc_100 has another epsilon if its published weights are loaded."""
+    state = weights("fbnetc_100")
+    torch.save(state, tmp_path / "a.pth")
+    with pytest.raises(UserError, match="timm builds another network for its published weights"):
+        convert_file(tmp_path / "a.pth", tmp_path / "out.pth", timm_model="fbnetc_100")
+    torch.save({"state_dict": state, "arch": "fbnetc_100", "version": 2}, tmp_path / "a.pth")
+    with pytest.raises(DataError, match="timm builds another network for its published weights"):
+        convert_file(tmp_path / "a.pth", tmp_path / "out.pth")
