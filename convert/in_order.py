@@ -53,14 +53,21 @@ class InOrder:
             for candidate in every
         }
 
-    def renamed(self, raw: Any, entries: Sequence[Entry], names: Mapping[str, str]) -> Any:
-        """Return the contents of the file with timm's names of this network's tensors."""
-        keys: dict[Any, str] = {}
-        path: tuple[Any, ...] = ()
+    def renamed(
+        self, raw: Any, entries: Sequence[Entry], names: Mapping[str, str], where: str
+    ) -> Any:
+        """Return the contents of the file with timm's names of this network's tensors.
+
+        Raises:
+            DataError: If one of them is not a dense tensor.
+        """
+        path: list[Any] = []
+        changed: dict[Any, tuple[str, Any]] = {}
         for entry in entries:
             if new := names.get(self._short(entry)):
-                keys[entry.keys[-1]], path = new, entry.keys[:-1]
-        return _renamed(raw, path, keys)
+                *path, key = entry.keys
+                changed[key] = new, to_tensor(key, entry.value, where)
+        return _renamed(raw, path, changed)
 
     def check(
         self, found: Recognized, entries: Sequence[Entry], names: Mapping[str, str], where: str
@@ -82,12 +89,14 @@ class InOrder:
         net = self.build()
         own = net.state_dict()
         values = {self._short(entry): entry for entry in entries}
-        tensors = {
-            name: to_tensor(name, values[name].value, where).to(own[name].dtype)
-            for name in names
-            if name in values and values[name].value.shape == own[name].shape  # not another head
-        }
-        net.load_state_dict(tensors, strict=False)
+        own.update(  # its version is in this dict
+            {
+                name: to_tensor(name, values[name].value, where).to(own[name].dtype)
+                for name in names
+                if name in values and values[name].value.shape == own[name].shape  # another head
+            }
+        )
+        net.load_state_dict(own)
         check = check_module(net, _named(found, names, ""), Overrides(), where)
         if not check.verified:
             raise DataError(f"{where}: {check.text}")
@@ -108,10 +117,10 @@ def _named(found: Recognized, names: Mapping[str, str], prefix: str) -> Recogniz
     )
 
 
-def _renamed(raw: Any, path: Sequence[Any], keys: Mapping[Any, str]) -> Any:
+def _renamed(raw: Any, path: Sequence[Any], changed: Mapping[Any, tuple[str, Any]]) -> Any:
     if path:
-        return {**raw, path[0]: _renamed(raw[path[0]], path[1:], keys)}
-    return {keys.get(key, key): value for key, value in raw.items()}
+        return {**raw, path[0]: _renamed(raw[path[0]], path[1:], changed)}
+    return dict(changed.get(key, (key, value)) for key, value in raw.items())
 
 
 def of_torchvision(entries: Sequence[Entry]) -> InOrder | None:

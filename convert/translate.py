@@ -114,7 +114,7 @@ def _in_order(
         options = {**overrides.options, OPTION.name: candidate}
         found, converted = _translate(
             src,
-            alike.renamed(raw, entries, names),
+            alike.renamed(raw, entries, names, str(src)),
             dataclasses.replace(overrides, options=options),
             *rest,
         )

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from torch import nn
 from torchvision.models import get_model
 
 from convert.convert_to_d2 import convert_file, convert_in_memory
@@ -24,6 +25,16 @@ same_timm = pytest.mark.skipif(
     timm.__version__ != index().version, reason="the index is of another version of timm"
 )
 SPREAD = timm.list_models()[::46]
+
+
+def of_torchvision(name: str) -> nn.Module:
+    """Return torchvision's network as if it was trained."""
+    torch.manual_seed(0)
+    net: nn.Module = get_model(name, num_classes=7).eval()
+    for value in net.state_dict().values():
+        if value.is_floating_point() and value.dim() == 1:
+            value += 0.1 * torch.rand_like(value)
+    return net
 
 
 @same_timm
@@ -76,7 +87,7 @@ def test_a_refusal_names_the_networks_that_fit(
 
 def test_networks_of_another_size_or_with_other_names(tmp_path: Path) -> None:
     state = weights("test_efficientnet_ln")
-    other = {"head.0.weight": torch.ones(3, 3), **state}
+    other = {"head.mlp.weight": torch.ones(3, 3), **state}
     renamed = {f"_{key}": value for key, value in state.items()}
     for content, text in (
         (
@@ -117,23 +128,23 @@ def test_nothing_is_verified_if_networks_of_other_features_fit(
     torch.save({"state_dict": state, "arch": name, "version": 2, "epoch": 1}, named)
     text = convert_file(plain, tmp_path / "out.pth", **options).text()
     (assumed,) = [line for line in text.splitlines() if line.startswith("assumed")]
-    assert twins in assumed and "verified" not in text
+    assert twins in assumed and "\nverified" not in text and "\nequal " in text
     (note, *_) = convert_in_memory(plain, **options).notes
-    assert twins in note and "verified" not in note
+    assert twins in note
     if not options:
         assert twins in inspect_file(plain)
     text = convert_file(named, tmp_path / "out.pth").text()
     assert "\nverified" in text and "whose features differ" not in text
 
 
-def test_activations_that_differ(tmp_path: Path) -> None:
-    """OpenAI's weights of a CLIP have the tensors of LAION's, and another GELU."""
-    torch.save(weights("vit_base_patch32_clip_224"), tmp_path / "a.pth")
-    options = {"num_heads": 12, "mean": [122.0] * 3, "std": [70.0] * 3}
-    both = "timm's vit_base_patch32_clip_224, vit_base_patch32_clip_quickgelu_224, whose features"
-    assert both in convert_file(tmp_path / "a.pth", tmp_path / "out.pth", **options).assumed
-    options["activation"] = "gelu"
-    assert "clip" not in convert_file(tmp_path / "a.pth", tmp_path / "out.pth", **options).assumed
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"activation": "gelu"}])
+def test_vision_transformers_that_differ(options: dict[str, Any], tmp_path: Path) -> None:
+    """They differ in the activation, so that this option decides."""
+    torch.save(weights("vit_base_patch16_gap_224"), tmp_path / "a.pth")
+    report = convert_file(tmp_path / "a.pth", tmp_path / "out.pth", num_heads=12, **options)
+    both = "any of timm's vit_base_patch16_gap_224, vit_base_patch16_siglip_gap_224, whose features"
+    assert (both in report.assumed) == (not options)
 
 
 @pytest.mark.slow
@@ -150,18 +161,14 @@ def test_a_network_of_torchvision_with_other_names(
     name: str, timm_name: str, modules: tuple[int, ...] | None, start: str, tmp_path: Path
 ) -> None:
     """The converted backbone has the maps of torchvision's own network."""
-    torch.manual_seed(0)
-    net = get_model(name, num_classes=7).eval()
-    state = net.state_dict()
-    for value in state.values():
-        if value.is_floating_point() and value.dim() == 1:
-            value += 0.1 * torch.rand_like(value)
-    torch.save({"state_dict": {f"{start}{k}": v for k, v in state.items()}}, tmp_path / "a.pth")
+    net = of_torchvision(name)
+    state = {f"{start}{key}": value for key, value in net.state_dict().items()}
+    torch.save({"state_dict": state}, tmp_path / "a.pth")
     report = convert_file(tmp_path / "a.pth", tmp_path / "out.pth")
     assert report.contract.d2_keys()["MODEL.TIMM.NAME"] == timm_name
     assert report.contract.source == "torchvision"
     assert f"torchvision's {name}" in report.notes[0]
-    assert "verified" not in report.text() and f"torchvision's {name}" in report.assumed
+    assert "\nverified" not in report.text() and f"torchvision's {name}" in report.assumed
     converted = read_converted(tmp_path / "out.pth")
     backbone = build_backbone(converted.contract)
     backbone.load_state_dict(converted.model, strict=False)
@@ -179,7 +186,7 @@ def test_a_network_of_torchvision_with_other_names(
 @pytest.mark.slow
 def test_a_network_of_torchvision_whose_maps_timm_has_not(tmp_path: Path) -> None:
     """Torchvision's EfficientNet-B5 has TensorFlow's epsilon without its padding."""
-    torch.save(get_model("efficientnet_b5").state_dict(), tmp_path / "a.pth")
+    torch.save(of_torchvision("efficientnet_b5").state_dict(), tmp_path / "a.pth")
     with pytest.raises(DataError, match="torchvision's efficientnet_b5, whose maps none of timm's"):
         convert_file(tmp_path / "a.pth", tmp_path / "out.pth")
 
