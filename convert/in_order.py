@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from convert.contract import Overrides
-from convert.families.timm_index import digests, index, networks_in, without_counters
+from convert.contract import Overrides, Pixels
+from convert.families.timm_index import index, networks_in, order_of, without_counters
 from convert.read import Entry, is_array, to_tensor
 from convert.recognize import Recognized
+from convert.recorded import to_255
 from convert.source_module import check_module
 from moco.common.errors import DataError
 
@@ -40,17 +41,26 @@ class InOrder:
         net: nn.Module = get_model(self.name, weights=None)
         return net
 
+    def pixels(self) -> Pixels:
+        """Return the normalization of torchvision's published weights."""
+        from torchvision.models import get_model_weights
+
+        transform = next(iter(get_model_weights(self.name))).transforms()
+        return Pixels(to_255(transform.mean), to_255(transform.std), "RGB")
+
     def candidates(self) -> dict[str, dict[str, str]]:
-        """Return its names of tensors -> timm's, by timm's networks with these shapes in order."""
-        from convert.modeling.timm_features import usual_names
+        """Return its names of tensors -> timm's, by timm's networks of these shapes and layers."""
+        from convert.modeling.timm_features import whole_network
 
         with torch.device("meta"):
-            own = {name: tuple(value.shape) for name, value in self.build().state_dict().items()}
-        every = index().named(order=digests(own, ()).order)
-        names = without_counters(own)
+            own = self.build()
+        names = without_counters(own.state_dict())
+        shapes = {name: tuple(value.shape) for name, value in names.items()}
+        others = {name: whole_network(name) for name in index().named(order=order_of(shapes))}
         return {
-            candidate: dict(zip(names, without_counters(usual_names(candidate)), strict=True))
-            for candidate in every
+            name: dict(zip(names, without_counters(other.state_dict()), strict=True))
+            for name, other in others.items()
+            if _layers(other) == _layers(own)
         }
 
     def renamed(
@@ -115,6 +125,15 @@ def _named(found: Recognized, names: Mapping[str, str], prefix: str) -> Recogniz
     return dataclasses.replace(
         found, named=lambda key: original.get(name := found.named(key), name)
     )
+
+
+def _layers(net: nn.Module) -> list[Any]:
+    """Return what the tensors of convolutions and norms do not determine, in order."""
+    return [
+        module.eps if isinstance(module, nn.BatchNorm2d) else (module.stride, module.padding)
+        for module in net.modules()
+        if isinstance(module, nn.BatchNorm2d | nn.Conv2d)
+    ]
 
 
 def _renamed(raw: Any, path: Sequence[Any], changed: Mapping[Any, tuple[str, Any]]) -> Any:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from convert import prove
 from convert.contract import Overrides
 from convert.families.base import OtherNetworkError, families
-from convert.families.timm import OPTION
+from convert.families.timm import OPTION, note_of_pixels
 from convert.families.timm_index import names_that_fit
 from convert.folders import digests
 from convert.in_order import InOrder, of_torchvision
@@ -71,8 +71,8 @@ def _through_timm(
         if not isinstance(error, OtherNetworkError):
             raise error
         entries = flatten(raw, where)
-        if (alike := of_torchvision(entries)) and (candidates := alike.candidates()):
-            return _in_order(alike, candidates, entries, src, raw, overrides, *details)
+        if alike := of_torchvision(entries):
+            return _in_order(alike, entries, src, raw, overrides, *details)
         shapes = {e.name: tuple(e.value.shape) for e in entries if e.name and is_array(e.value)}
         raise DataError(f"{error}{names_that_fit(shapes, OPTION.flag)}") from error
     place, name = in_timm[0]
@@ -97,20 +97,14 @@ def _through_timm(
 
 
 def _in_order(
-    alike: InOrder,
-    candidates: Mapping[str, Mapping[str, str]],
-    entries: Sequence[Entry],
-    src: Path,
-    raw: Any,
-    overrides: Overrides,
-    *rest: Any,
+    alike: InOrder, entries: Sequence[Entry], src: Path, raw: Any, overrides: Overrides, *rest: Any
 ) -> tuple[Recognized, Converted]:
     """Convert a network of torchvision as the one of timm that has its maps.
 
     Raises:
         DataError: If none has them.
     """
-    for candidate, names in candidates.items():
+    for candidate, names in alike.candidates().items():
         options = {**overrides.options, OPTION.name: candidate}
         found, converted = _translate(
             src,
@@ -121,22 +115,28 @@ def _in_order(
         try:
             compared = alike.check(found, entries, names, str(src))
         except DataError:
-            continue  # e.g. a network of TensorFlow's padding
+            continue  # e.g. other activations
         note = (
             f"its tensors are those of torchvision's {alike.name}, and have the shapes of timm's "
-            f"{candidate} in order, which the backbone is; {compared}"
+            f"{candidate} in order, which the backbone is; torchvision's network: {compared}"
         )
-        contract = dataclasses.replace(found.contract, source="torchvision")
+        (scheme,) = found.contract.family.schemes_of(options).values()
+        of_timm = note_of_pixels(scheme.metadata["pixels of"])
+        contract = dataclasses.replace(
+            found.contract,
+            source="torchvision",
+            pixels=overrides.pixels(alike.pixels(), str(src)),
+        )
         found = dataclasses.replace(
             alike.named(found, names),
             contract=contract,
-            assumed=", ".join(filter(None, [f"torchvision's {alike.name}", found.assumed_pixels])),
-            notes=[note, *found.notes],
+            assumed=f"torchvision's {alike.name}, with the pixels of its published weights",
+            notes=[note, *(other for other in found.notes if other != of_timm)],
         )
-        return found, Converted(converted.model, contract, (note, *converted.notes))
+        return found, Converted(converted.model, contract, (*found.notes, *found.warnings))
     raise DataError(
-        f"{src}: its tensors are those of torchvision's {alike.name}, whose maps none of timm's "
-        f"{', '.join(candidates)} has"
+        f"{src}: torchvision's {alike.name} by the names and shapes of its tensors, which is not "
+        "supported: no family here has its maps, and no network of timm by their order"
     )
 
 

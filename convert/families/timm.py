@@ -133,10 +133,15 @@ def scheme_of(model: str) -> Scheme:
     )
 
 
+def note_of_pixels(model: str) -> str:
+    """Return the note on the normalization of a network without one of its own."""
+    return f"mean and std are those of timm's {model}"
+
+
 def recognize(state: Mapping[str, Tensor], hints: Hints) -> TimmArchitecture:
     """Return the network that the option names; see `Family.recognize`."""
     if "pixels of" in hints.metadata:
-        hints.notes.append(f"mean and std are those of timm's {hints.metadata['pixels of']}")
+        hints.notes.append(note_of_pixels(hints.metadata["pixels of"]))
     return TimmArchitecture(hints.requested[OPTION.name].partition(".")[0])
 
 

@@ -116,14 +116,19 @@ def digests(shapes: Shapes, classifiers: Iterable[str]) -> Digests:
     exact = {key: shape for key, shape in every.items() if key not in heads}
     loose = {key: shape for key, shape in exact.items()
              if key.partition(".")[0] not in parts and not _VARYING.search(key)}  # fmt: skip
-    order = list(every.values())
-    if [len(shape) for shape in order[-2:]] == [2, 1]:
-        order = order[:-2]
     return Digests(
         _digest(f"{key} {shape}" for key, shape in sorted(exact.items()))[:10],
         _digest(f"{key} {shape}" for key, shape in sorted(loose.items()))[:8],
-        _digest(map(str, order))[:8],
+        order_of(every),
     )
+
+
+def order_of(shapes: Shapes) -> str:
+    """Return the digest of shapes in order, see `Row`; counters are left out."""
+    order = [*without_counters(shapes).values()]
+    if [len(shape) for shape in order[-2:]] == [2, 1]:
+        order = order[:-2]
+    return _digest(map(str, order))[:8]
 
 
 def without_counters(tensors: Mapping[str, T]) -> dict[str, T]:
@@ -169,8 +174,6 @@ def names_that_fit(shapes: Shapes, flag: str) -> str:
         if names:
             text = like.format(listed(sorted({*names})))
             return f"; its tensors {text}, without maps of strides 4 to 32"
-    for name in (its.torchvision[each.exact] for each in found if each.exact in its.torchvision):
-        return f"; its tensors are those of torchvision's {name}, which is not supported"
     return ""
 
 

@@ -9,10 +9,10 @@ import pytest
 import timm
 import torch
 from torch import nn
-from torchvision.models import get_model
+from torchvision.models import get_model, get_model_weights
 
 from convert.convert_to_d2 import convert_file, convert_in_memory
-from convert.families.timm_index import digests, index
+from convert.families.timm_index import digests, index, listed
 from convert.inspect_file import inspect_file
 from convert.modeling.timm_features import whole_network
 from convert.prove import build_backbone, read_converted
@@ -43,7 +43,6 @@ def test_the_index_has_every_network() -> None:
 
 
 @same_timm
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SPREAD)
 def test_lines_are_those_of_the_installed_timm(name: str) -> None:
     row, shapes = index().rows[name], shapes_of(whole_network(name))
@@ -101,9 +100,22 @@ def test_networks_of_another_size_or_with_other_names(tmp_path: Path) -> None:
             convert_file(tmp_path / "some.file", tmp_path / "out.pth")
 
 
+def test_another_version_of_timm_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save(weights("seresnet18"), tmp_path / "some.file")
+    monkeypatch.setattr("importlib.metadata.version", lambda package: "9.9")
+    text = rf"timm's seresnet18 \(of timm {index().version}; 9.9 is installed\); give"
+    with pytest.raises(DataError, match=text):
+        convert_file(tmp_path / "some.file", tmp_path / "out.pth")
+
+
+@same_timm
+def test_more_than_five_names_are_counted() -> None:
+    assert listed([*"abcdefg"]) == "timm's a, b, c, d, e and 2 more"
+
+
 def test_a_network_of_torchvision_that_no_family_has(tmp_path: Path) -> None:
     torch.save(get_model("squeezenet1_1").state_dict(), tmp_path / "some.file")
-    with pytest.raises(DataError, match="those of torchvision's squeezenet1_1, which is not"):
+    with pytest.raises(DataError, match="torchvision's squeezenet1_1 by the names and shapes"):
         convert_file(tmp_path / "some.file", tmp_path / "out.pth")
 
 
@@ -149,24 +161,31 @@ def test_vision_transformers_that_differ(options: dict[str, Any], tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "timm_name", "modules"),
+    ("name", "timm_name"),
     [
-        ("mobilenet_v2", "mobilenetv2_100", (3, 6, 13, 17)),
-        ("efficientnet_b0", "efficientnet_b0", (2, 3, 5, 7)),  # tf_efficientnet_b0 pads otherwise
-        ("mnasnet1_0", "mnasnet_100", None),
+        ("mobilenet_v2", "mobilenetv2_100"),
+        ("efficientnet_b1", "efficientnet_b1"),  # tf_efficientnet_b1 pads otherwise
+        ("mnasnet1_0", "mnasnet_100"),
     ],
 )
 @pytest.mark.parametrize("start", ["", "module.backbone."])
 def test_a_network_of_torchvision_with_other_names(
-    name: str, timm_name: str, modules: tuple[int, ...] | None, start: str, tmp_path: Path
+    name: str, timm_name: str, start: str, tmp_path: Path
 ) -> None:
-    """The converted backbone has the maps of torchvision's own network."""
+    """The converted backbone has the maps of torchvision's own network, and its pixels.
+
+    Those of timm's EfficientNet-B1 are others.
+    """
     net = of_torchvision(name)
     state = {f"{start}{key}": value for key, value in net.state_dict().items()}
     torch.save({"state_dict": state}, tmp_path / "a.pth")
     report = convert_file(tmp_path / "a.pth", tmp_path / "out.pth")
     assert report.contract.d2_keys()["MODEL.TIMM.NAME"] == timm_name
     assert report.contract.source == "torchvision"
+    pixels = get_model_weights(name).DEFAULT.transforms()
+    assert report.contract.pixels.mean == pytest.approx([255 * x for x in pixels.mean])
+    assert report.contract.pixels.std == pytest.approx([255 * x for x in pixels.std])
+    assert "mean and std are" not in report.text()
     assert f"torchvision's {name}" in report.notes[0]
     assert "\nverified" not in report.text() and f"torchvision's {name}" in report.assumed
     converted = read_converted(tmp_path / "out.pth")
@@ -187,7 +206,7 @@ def test_a_network_of_torchvision_with_other_names(
 def test_a_network_of_torchvision_whose_maps_timm_has_not(tmp_path: Path) -> None:
     """Torchvision's EfficientNet-B5 has TensorFlow's epsilon without its padding."""
     torch.save(of_torchvision("efficientnet_b5").state_dict(), tmp_path / "a.pth")
-    with pytest.raises(DataError, match="torchvision's efficientnet_b5, whose maps none of timm's"):
+    with pytest.raises(DataError, match="torchvision's efficientnet_b5 by the names and"):
         convert_file(tmp_path / "a.pth", tmp_path / "out.pth")
 
 
