@@ -31,8 +31,8 @@ _VARYING = re.compile(
     r"(^|\.)(pos_emb\w*|rel_pos\w*|relative_\w+|attention_bias\w*|rope\w*|freqs\w*)(\.|$)"
     r"|^(fc_)?norm\."
 )
-# Tensors of a network, their part in a file, and the keys above them.
-_MIN_TENSORS, _MIN_PART, _MAX_DEPTH = 40, 0.2, 8
+# Tensors of a network (timm's largest has 3108), their part in a file, and the keys above them.
+_MIN_TENSORS, _MAX_TENSORS, _MIN_PART, _MAX_DEPTH = 40, 5_000, 0.2, 8
 _MAX_NAMES = 5  # in a message
 
 
@@ -145,7 +145,7 @@ def networks_in(shapes: Shapes) -> Iterator[tuple[str, Shapes]]:
     ends = ((key, itertools.islice(re.finditer(r"[./]", key), _MAX_DEPTH)) for key in shapes)
     starts = collections.Counter(key[: end.end()] for key, those in ends for end in those)
     for start, number in [("", len(shapes)), *starts.items()]:
-        if number >= max(_MIN_TENSORS, _MIN_PART * len(shapes)):
+        if max(_MIN_TENSORS, _MIN_PART * len(shapes)) <= number <= _MAX_TENSORS:
             inside = {k.removeprefix(start): v for k, v in shapes.items() if k.startswith(start)}
             yield start, inside
 
@@ -160,16 +160,15 @@ def names_that_fit(shapes: Shapes, flag: str) -> str:
     its = index()
     found = [digests(network, its.classifiers) for _, network in networks_in(shapes)]
     give = f"give {flag} with the name of its network"
-    differ = ", whose features differ"
     for column, like, advice in (
         ("exact", "are those of {}", f"; {give}"),
-        ("order", "have the shapes of {} in order", f"; rename them as timm does and {give}"),
+        ("order", "have, in order, the shapes of {}", f"; rename them as timm does and {give}"),
         ("loose", "are like those of {}", f", but its size or pooling differs; {give}"),
     ):
         names = [name for each in found for name in its.named(**{column: getattr(each, column)})]
         served = sorted({name for name in names if its.rows[name].maps == MAPS})
         if served:
-            twins = differ if served[1:] and column == "exact" else ""
+            twins = ", whose features differ" if served[1:] and column != "loose" else ""
             return f"; its tensors {like.format(listed(served))}{twins}{advice}"
         if names:
             text = like.format(listed(sorted({*names})))

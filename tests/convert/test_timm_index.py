@@ -93,7 +93,10 @@ def test_networks_of_another_size_or_with_other_names(tmp_path: Path) -> None:
             other,
             "are like those of timm's test_efficientnet_gn, test_efficientnet_ln, but its size",
         ),
-        (renamed, "have the shapes of timm's test_efficientnet_gn, test_efficientnet_ln in order"),
+        (
+            renamed,
+            "have, in order, the shapes of timm's test_efficientnet_gn, test_efficientnet_ln",
+        ),
     ):
         torch.save(content, tmp_path / "some.file")
         with pytest.raises(DataError, match=text):
