@@ -19,7 +19,7 @@ from convert.read import Entry, is_array, to_tensor
 from convert.recognize import Recognized
 from convert.recorded import to_255
 from convert.source_module import check_module
-from moco.common.errors import DataError
+from moco.common.errors import DataError, shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,11 +142,21 @@ def _renamed(raw: Any, path: Sequence[Any], changed: Mapping[Any, tuple[str, Any
     return dict(changed.get(key, (key, value)) for key, value in raw.items())
 
 
-def of_torchvision(entries: Sequence[Entry]) -> InOrder | None:
-    """Return the network of torchvision in a file, or None if there is none, or several."""
+def of_torchvision(entries: Sequence[Entry], where: str) -> InOrder | None:
+    """Return the network of torchvision in a file, or None if there is none.
+
+    Raises:
+        DataError: If there are several.
+    """
     its, found = index(), []
     shapes = {e.name: tuple(e.value.shape) for e in entries if e.name and is_array(e.value)}
     for start, network in networks_in(shapes):
         if name := its.torchvision.get(its.exact(network)):
             found.append(InOrder(name, start))
-    return found[0] if len(found) == 1 else None
+    if len(found) > 1:
+        names = ", ".join(shown(network.start.rstrip("./")) for network in found[:3])
+        raise DataError(
+            f"{where}: {len(found)} networks of torchvision ({found[0].name}), e.g. in {names}; "
+            "give a file with one of them"
+        )
+    return found[0] if found else None

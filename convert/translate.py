@@ -71,7 +71,7 @@ def _through_timm(
         if not isinstance(error, OtherNetworkError):
             raise error
         entries = flatten(raw, where)
-        if alike := of_torchvision(entries):
+        if alike := of_torchvision(entries, where):
             return _in_order(alike, entries, src, raw, overrides, *details)
         shapes = {e.name: tuple(e.value.shape) for e in entries if e.name and is_array(e.value)}
         raise DataError(f"{error}{names_that_fit(shapes, OPTION.flag)}") from error

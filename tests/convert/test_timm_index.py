@@ -205,6 +205,13 @@ def test_a_network_of_torchvision_with_other_names(
             assert min(float((each - value).abs().max()) for each in same_size) < 1e-5
 
 
+def test_two_networks_of_torchvision(tmp_path: Path) -> None:
+    state = of_torchvision("mobilenet_v2").state_dict()
+    torch.save({"model": state, "model_ema": state}, tmp_path / "a.pth")
+    with pytest.raises(DataError, match=r"2 networks of torchvision .* in 'model', 'model_ema'; "):
+        convert_file(tmp_path / "a.pth", tmp_path / "out.pth")
+
+
 @pytest.mark.slow
 def test_a_network_of_torchvision_whose_maps_timm_has_not(tmp_path: Path) -> None:
     """Torchvision's EfficientNet-B5 has TensorFlow's epsilon without its padding."""
