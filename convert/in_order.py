@@ -103,7 +103,7 @@ class InOrder:
             {
                 name: to_tensor(name, values[name].value, where).to(own[name].dtype)
                 for name in names
-                if name in values and values[name].value.shape == own[name].shape  # another head
+                if name in values and values[name].value.shape == own[name].shape  # else a head
             }
         )
         net.load_state_dict(own)
