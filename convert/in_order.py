@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from convert.contract import Overrides, Pixels
-from convert.families.timm_index import index, networks_in, order_of, without_counters
+from convert.families.timm_index import index, networks_in, without_counters
 from convert.read import Entry, is_array, to_tensor
 from convert.recognize import Recognized
 from convert.recorded import to_255
@@ -29,10 +29,12 @@ class InOrder:
     Attributes:
         name: Name of torchvision's network.
         start: Prefix of its tensors in the flattened file.
+        order: Digest of their shapes in order.
     """
 
     name: str
     start: str
+    order: str
 
     def build(self) -> nn.Module:
         """Build torchvision's network with random weights."""
@@ -52,11 +54,12 @@ class InOrder:
         """Return its names of tensors -> timm's, by timm's networks of these shapes and layers."""
         from convert.modeling.timm_features import whole_network
 
+        others = {name: whole_network(name) for name in index().named(order=self.order)}
+        if not others:
+            return {}
         with torch.device("meta"):
             own = self.build()
         names = without_counters(own.state_dict())
-        shapes = {name: tuple(value.shape) for name, value in names.items()}
-        others = {name: whole_network(name) for name in index().named(order=order_of(shapes))}
         return {
             name: dict(zip(names, without_counters(other.state_dict()), strict=True))
             for name, other in others.items()
@@ -151,8 +154,9 @@ def of_torchvision(entries: Sequence[Entry], where: str) -> InOrder | None:
     its, found = index(), []
     shapes = {e.name: tuple(e.value.shape) for e in entries if e.name and is_array(e.value)}
     for start, network in networks_in(shapes):
-        if name := its.torchvision.get(its.exact(network)):
-            found.append(InOrder(name, start))
+        if row := its.torchvision.get(its.exact(network)):
+            name, order = row
+            found.append(InOrder(name, start, order))
     if len(found) > 1:
         names = ", ".join(shown(network.start.rstrip("./")) for network in found[:3])
         raise DataError(

@@ -70,13 +70,13 @@ class Index:
         version: timm's version.
         classifiers: Names of timm's classifiers.
         rows: Networks of timm by name.
-        torchvision: Names of torchvision's networks by their exact digest.
+        torchvision: Exact digests of torchvision's networks -> their names, and order digests.
     """
 
     version: str
     classifiers: frozenset[str]
     rows: Mapping[str, Row]
-    torchvision: Mapping[str, str]
+    torchvision: Mapping[str, tuple[str, str]]
 
     def exact(self, shapes: Shapes) -> str:
         """Return the exact digest of tensors."""
@@ -104,7 +104,7 @@ def index() -> Index:
         version[-1],
         frozenset(classifiers[2:]),
         {name: Row(*columns) for name, *columns in lines if name != TORCHVISION},
-        {columns[1]: columns[0] for name, *columns in lines if name == TORCHVISION},
+        {exact: (name, order) for kind, name, exact, order, *_ in lines if kind == TORCHVISION},
     )
 
 
@@ -116,19 +116,14 @@ def digests(shapes: Shapes, classifiers: Iterable[str]) -> Digests:
     exact = {key: shape for key, shape in every.items() if key not in heads}
     loose = {key: shape for key, shape in exact.items()
              if key.partition(".")[0] not in parts and not _VARYING.search(key)}  # fmt: skip
+    order = [*every.values()]
+    if [len(shape) for shape in order[-2:]] == [2, 1]:
+        order = order[:-2]
     return Digests(
         _digest(f"{key} {shape}" for key, shape in sorted(exact.items()))[:10],
         _digest(f"{key} {shape}" for key, shape in sorted(loose.items()))[:8],
-        order_of(every),
+        _digest(map(str, order))[:8],
     )
-
-
-def order_of(shapes: Shapes) -> str:
-    """Return the digest of shapes in order, see `Row`; counters are left out."""
-    order = [*without_counters(shapes).values()]
-    if [len(shape) for shape in order[-2:]] == [2, 1]:
-        order = order[:-2]
-    return _digest(map(str, order))[:8]
 
 
 def without_counters(tensors: Mapping[str, T]) -> dict[str, T]:

@@ -116,9 +116,10 @@ def test_more_than_five_names_are_counted() -> None:
     assert listed([*"abcdefg"]) == "timm's a, b, c, d, e and 2 more"
 
 
-def test_a_network_of_torchvision_that_no_family_has(tmp_path: Path) -> None:
-    torch.save(get_model("squeezenet1_1").state_dict(), tmp_path / "some.file")
-    with pytest.raises(DataError, match="torchvision's squeezenet1_1 by the names and shapes"):
+@pytest.mark.parametrize("name", ["squeezenet1_1", "regnet_y_400mf", "mobilenet_v3_large"])
+def test_a_network_of_torchvision_that_no_family_has(name: str, tmp_path: Path) -> None:
+    torch.save(get_model(name).state_dict(), tmp_path / "some.file")
+    with pytest.raises(DataError, match=f"torchvision's {name} by the names and shapes"):
         convert_file(tmp_path / "some.file", tmp_path / "out.pth")
 
 

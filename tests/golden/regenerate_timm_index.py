@@ -129,8 +129,9 @@ def lines() -> Iterable[str]:
         stands_for = first.setdefault((found.exact, described[name]), name)
         yield " ".join((name, *Row(*found, MAPS if has_maps(name) else NO_MAPS, stands_for)))
     for name, its in torchvisions.items():
-        if (digest := digests(its, heads).exact) not in exact:
-            yield f"{TORCHVISION} {name} {digest}"
+        found = digests(its, heads)
+        if found.exact not in exact:
+            yield f"{TORCHVISION} {name} {found.exact} {found.order}"
 
 
 if __name__ == "__main__":
