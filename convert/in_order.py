@@ -29,12 +29,12 @@ class InOrder:
     Attributes:
         name: Name of torchvision's network.
         start: Prefix of its tensors in the flattened file.
-        order: Digest of their shapes in order.
+        candidates: Networks of timm that may have its maps, see `Index.torchvision`.
     """
 
     name: str
     start: str
-    order: str
+    candidates: tuple[str, ...]
 
     def build(self) -> nn.Module:
         """Build torchvision's network with random weights."""
@@ -50,21 +50,15 @@ class InOrder:
         transform = next(iter(get_model_weights(self.name))).transforms()
         return Pixels(to_255(transform.mean), to_255(transform.std), "RGB")
 
-    def candidates(self) -> dict[str, dict[str, str]]:
-        """Return its names of tensors -> timm's, by timm's networks of these shapes and layers."""
-        from convert.modeling.timm_features import whole_network
+    def names(self, candidate: str) -> dict[str, str]:
+        """Return the map from its names of tensors to those of one of the candidates."""
+        from convert.modeling.timm_features import usual_names
 
-        others = {name: whole_network(name) for name in index().named(order=self.order)}
-        if not others:
-            return {}
         with torch.device("meta"):
-            own = self.build()
-        names = without_counters(own.state_dict())
-        return {
-            name: dict(zip(names, without_counters(other.state_dict()), strict=True))
-            for name, other in others.items()
-            if _layers(other) == _layers(own)
-        }
+            own = self.build().state_dict()
+        return dict(
+            zip(without_counters(own), without_counters(usual_names(candidate)), strict=True)
+        )
 
     def renamed(
         self, raw: Any, entries: Sequence[Entry], names: Mapping[str, str], where: str
@@ -130,15 +124,6 @@ def _named(found: Recognized, names: Mapping[str, str], prefix: str) -> Recogniz
     )
 
 
-def _layers(net: nn.Module) -> list[Any]:
-    """Return what the tensors of convolutions and norms do not determine, in order."""
-    return [
-        module.eps if isinstance(module, nn.BatchNorm2d) else (module.stride, module.padding)
-        for module in net.modules()
-        if isinstance(module, nn.BatchNorm2d | nn.Conv2d)
-    ]
-
-
 def _renamed(raw: Any, path: Sequence[Any], changed: Mapping[Any, tuple[str, Any]]) -> Any:
     if path:
         return {**raw, path[0]: _renamed(raw[path[0]], path[1:], changed)}
@@ -155,8 +140,8 @@ def of_torchvision(entries: Sequence[Entry], where: str) -> InOrder | None:
     shapes = {e.name: tuple(e.value.shape) for e in entries if e.name and is_array(e.value)}
     for start, network in networks_in(shapes):
         if row := its.torchvision.get(its.exact(network)):
-            name, order = row
-            found.append(InOrder(name, start, order))
+            name, candidates = row
+            found.append(InOrder(name, start, candidates))
     if len(found) > 1:
         names = ", ".join(shown(network.start.rstrip("./")) for network in found[:3])
         raise DataError(

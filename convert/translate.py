@@ -104,7 +104,8 @@ def _in_order(
     Raises:
         DataError: If none has them.
     """
-    for candidate, names in alike.candidates().items():
+    for candidate in alike.candidates:
+        names = alike.names(candidate)
         options = {**overrides.options, OPTION.name: candidate}
         found, converted = _translate(
             src,

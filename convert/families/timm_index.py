@@ -70,13 +70,14 @@ class Index:
         version: timm's version.
         classifiers: Names of timm's classifiers.
         rows: Networks of timm by name.
-        torchvision: Exact digests of torchvision's networks -> their names, and order digests.
+        torchvision: Exact digests of torchvision's networks -> their names, and timm's networks of
+            the same tensors in order and the same layers.
     """
 
     version: str
     classifiers: frozenset[str]
     rows: Mapping[str, Row]
-    torchvision: Mapping[str, tuple[str, str]]
+    torchvision: Mapping[str, tuple[str, tuple[str, ...]]]
 
     def exact(self, shapes: Shapes) -> str:
         """Return the exact digest of tensors."""
@@ -104,7 +105,11 @@ def index() -> Index:
         version[-1],
         frozenset(classifiers[2:]),
         {name: Row(*columns) for name, *columns in lines if name != TORCHVISION},
-        {exact: (name, order) for kind, name, exact, order, *_ in lines if kind == TORCHVISION},
+        {
+            exact: (name, tuple(others))
+            for kind, name, exact, *others in lines
+            if kind == TORCHVISION
+        },
     )
 
 

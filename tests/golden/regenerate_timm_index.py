@@ -112,6 +112,24 @@ def of_torchvision() -> dict[str, Shapes]:
     return found
 
 
+def alike(name: str, others: list[str]) -> list[str]:
+    """Return those of timm's networks with the layers of a network of torchvision."""
+    if not others:
+        return []
+    with torch.device("meta"):
+        own = layers(torchvision.models.get_model(name))
+    return [other for other in others if layers(whole_network(other)) == own]
+
+
+def layers(net: nn.Module) -> list[Any]:
+    """Return what the tensors of convolutions and norms do not determine, in order."""
+    return [
+        module.eps if isinstance(module, nn.BatchNorm2d) else (module.stride, module.padding)
+        for module in net.modules()
+        if isinstance(module, nn.BatchNorm2d | nn.Conv2d)
+    ]
+
+
 def lines() -> Iterable[str]:
     """Yield the lines of the index."""
     torchvisions = of_torchvision()
@@ -122,16 +140,18 @@ def lines() -> Iterable[str]:
     yield f"# timm {timm.__version__}"
     yield f"# classifiers {' '.join(heads)}"
     first: dict[tuple[str, str], str] = {}
-    exact = set()
+    exact, orders = set(), {}
     for name, its in shapes.items():
         found = digests(its, heads)
         exact.add(found.exact)
+        orders[name] = found.order
         stands_for = first.setdefault((found.exact, described[name]), name)
         yield " ".join((name, *Row(*found, MAPS if has_maps(name) else NO_MAPS, stands_for)))
     for name, its in torchvisions.items():
         found = digests(its, heads)
         if found.exact not in exact:
-            yield f"{TORCHVISION} {name} {found.exact} {found.order}"
+            others = alike(name, [n for n, order in orders.items() if order == found.order])
+            yield " ".join((TORCHVISION, name, found.exact, *others))
 
 
 if __name__ == "__main__":
