@@ -74,6 +74,7 @@ def convert_file(
         prove,
         translate,
     )
+    from convert.source_class import check_source
 
     found, model = translate.translate(src, raw, Overrides.of(**overrides), objects)
     contract, notes = model.contract, [*located.notes, *found.notes]
@@ -90,7 +91,8 @@ def convert_file(
         if converted.contract != contract:
             raise DataError(f"{src}: verification failed: read back, the contract is another one")
         features = prove.check_features(*found.source_network(), converted, str(src))
-        notes += found.effect_of_tokens()
+        found, check = check_source(None, raw, found, Overrides.of(**overrides), str(src))
+        notes += [*([check.text] if check else []), *found.effect_of_tokens()]
         sha256 = sha256_file(scratch)
         if dst.exists():
             notes.append("replaced a file of that name")
@@ -145,6 +147,8 @@ def convert_in_memory(
         DataError: If the checkpoint is unknown, damaged or fails verification.
     """
     from convert import prove, translate
+    from convert.source_class import check_source
+    from convert.source_module import with_pixels
 
     src = source_file(Path(src))
     objects = set() if objects is None else objects
@@ -158,24 +162,17 @@ def convert_in_memory(
         advice = f"convert the file first with this option of `{converter}`, and use its output"
         raise type(error)(f"{error}; {advice}") from error
     prove.check_round_trip(found.state, converted, str(src))
-    contract, assumed, compared = found.contract, found.assumed, ""
     features = prove.check_features(*found.source_network(), converted, str(src))
-    if module is not None:
-        from convert.source_module import check_module, with_pixels
-
-        check = check_module(module, found, Overrides.of(**overrides), str(src))
-        contract = with_pixels(contract, check.pixels)
-        converted = dataclasses.replace(converted, contract=contract)
-        compared = f"; {check.text}"
-        if check.verified:  # the module itself determines everything but its pixels
-            assumed = "" if check.pixels else found.assumed_pixels
+    found, check = check_source(module, raw, found, Overrides.of(**overrides), str(src))
+    contract = with_pixels(found.contract, check.pixels if check else None)
+    converted = dataclasses.replace(converted, contract=contract)
     encoder = "" if contract.encoder == "single" else f", {contract.encoder} encoder"
     note = (
         f"MODEL.WEIGHTS converted in memory: {contract.source} checkpoint{encoder}, "
         f"{contract.architecture}, {len(converted.model) - found.filled} tensors; "
         f"features of one image {agreement(features)} to those of {found.reference}"
-        + compared
-        + (f"; assumed: {assumed}" if assumed else "")
+        + (f"; {check.text}" if check else "")
+        + (f"; assumed: {found.assumed}" if found.assumed else "")
     )
     return dataclasses.replace(converted, notes=(note, *converted.notes, *found.effect_of_tokens()))
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from convert import prove
 from convert.contract import FOLDED, InputContract, Overrides, Pixels, numbers
+from convert.facts import TRANSFORMERS
 from convert.families.base import (
     PLAIN_DETECTRON2,
     Adapted,
@@ -58,6 +59,7 @@ class Recognized:
         reference: Description of the network that the features are compared with.
         assumed: Properties that neither tensors nor a name determine, as text, or "".
         assumed_pixels: The part of it about the pixels.
+        configuration: What transformers' configuration says of the network, or nothing.
         head: Description of the head.
         notes, warnings: Messages for the report.
     """
@@ -78,6 +80,7 @@ class Recognized:
     reference: str = ""
     assumed: str = ""
     assumed_pixels: str = ""
+    configuration: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     head: str = "already converted"
     notes: list[str] = dataclasses.field(default_factory=list)
     warnings: list[str] = dataclasses.field(default_factory=list)
@@ -224,6 +227,7 @@ def recognize(
         reference=_reference(network.family, is_owners=network.scheme.is_owners),
         assumed=_assumed(choice, names, hints, adapted.architecture, unknown_pixels, twins),
         assumed_pixels=unknown_pixels,
+        configuration=recorded.facts if recorded.kind == TRANSFORMERS else {},
         head=next(heads, network.family.heads[""]),
         notes=notes,
         warnings=warnings,

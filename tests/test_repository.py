@@ -135,6 +135,7 @@ STAGES = [
     "prove",
     "recognize",
     "source_module",
+    "source_class",
     "in_order",
     "translate",
     "write",
