@@ -254,7 +254,8 @@ _MM_RESNET: dict[str, Fact] = {
     **dict.fromkeys(("conv_cfg", "dcn", "plugins"), EMPTY),
     "act_cfg": _always(Fits("ReLU", lambda value: value.get("type") == "ReLU")),
     "stage_with_dcn": _always(Fits("none", lambda value: not any(value))),
-    **dict.fromkeys(("expansion", "base_width"), NONE),  # checked by shapes
+    **dict.fromkeys(("base_width", "width_per_group"), _of("width_per_group")),
+    "expansion": lambda its, state: 4 if _deep(its) else 1,
     **dict.fromkeys(("out_indices", "frozen_stages", "norm_eval", "with_cp"), NONE),
     **dict.fromkeys(("zero_init_residual", "pretrained", "init_cfg", "drop_path_rate"), NONE),
     "contract_dilation": NONE,  # of stages with a dilation

@@ -256,7 +256,7 @@ def read_sidecar(weights: Path) -> Recorded | None:
 
 _NOTE = "using {} next to the file"
 # Facts of transformers' configuration that are metadata under the same names -> their types.
-_USED: dict[str, Any] = {
+USED: dict[str, Any] = {
     **{"hidden_act": str, "layer_norm_eps": float, "downsample_in_bottleneck": bool},
     "num_attention_heads": int,
 }
@@ -284,10 +284,10 @@ def _transformers(
     if not isinstance(kind, str):
         raise DataError(f"{CONFIGURATION}: model_type: got {shown(kind)}, expected a text")
     facts = _node(config)
-    used = {name: facts[name] for name in _USED if facts.get(name) is not None}
+    used = {name: facts[name] for name in USED if facts.get(name) is not None}
     for name, value in used.items():
-        if not _has_type(value, _USED[name]):
-            expected = _EXPECTED[_USED[name]]
+        if not _has_type(value, USED[name]):
+            expected = _EXPECTED[USED[name]]
             raise DataError(f"{CONFIGURATION}: {name}: got {shown(value)}, expected {expected}")
     metadata = {"model_type": facts["model_type"], **used}
     arch = facts["backbone"] if facts["model_type"] == IN_TIMM else None
@@ -347,7 +347,7 @@ def check_recorded(
 
 
 def _has_type(value: Any, kind: Any) -> bool:
-    """Return whether a value has a type of `_USED`, and is within its bounds."""
+    """Return whether a value has a type of `USED`, and is within its bounds."""
     if kind is float:
         return type(value) in (int, float) and 0 < value < 1
     if kind is int:
@@ -446,7 +446,7 @@ def _pixels(
 
 # Arguments of timm's `create_model` that name files or other code, or ask for another kind of
 # module. A record that sets one is no description of a network.
-_NOT_OF_A_NETWORK = (
+NOT_OF_A_NETWORK = (
     *("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir"),
     *("features_only", "out_indices", "feature_cls", "scriptable", "exportable", "no_jit"),
     *("device", "dtype"),
@@ -474,10 +474,10 @@ def timm_built(recorded: Any, where: str) -> dict[str, Any]:
         raise DataError(f"{where}: got {shown(recorded)}, expected arguments by name")
     found = {}
     for name, value in recorded.items():
-        if (name in _NOT_OF_A_NETWORK and not value) or name in NO_EFFECT[TIMM]:
+        if (name in NOT_OF_A_NETWORK and not value) or name in NO_EFFECT[TIMM]:
             continue
         limit = _MAX_DEPTH if "depth" in str(name) or "layers" in str(name) else _MAX_NUMBER
-        is_text = isinstance(name, str) and name not in _NOT_OF_A_NETWORK
+        is_text = isinstance(name, str) and name not in NOT_OF_A_NETWORK
         if not (is_text and _is_plain_value(value, limit)):
             raise DataError(f"{where} has {shown(name)}, which is not supported as it is set there")
         found[name] = value
