@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 from collections.abc import Callable, Mapping
 from numbers import Real
@@ -20,7 +21,7 @@ from torch.nn.parameter import is_lazy
 from convert import write
 from convert.convert_to_d2 import convert_in_memory
 from convert.families.base import LEFT_AT_INIT, Option, families, first_rule
-from convert.find import supported
+from convert.find import UnknownLayoutError
 from convert.folders import find_file
 from convert.prove import Converted, filled_backbone
 from convert.recorded import CONFIGURATION, is_known
@@ -126,7 +127,10 @@ def load_backbone(source: PathLike | nn.Module, **options: Any) -> Backbone:
                 "torch.nn.Module"
             )
         located = find_file(source)
-        backbone = Backbone(convert_in_memory(located.path, **options))
+        try:
+            backbone = Backbone(convert_in_memory(located.path, **options))
+        except UserError as error:
+            raise type(error)(_as_arguments(str(error))) from None
         backbone.notes = (*located.notes, *backbone.notes)
         return backbone
     name = type(source).__name__
@@ -139,9 +143,18 @@ def load_backbone(source: PathLike | nn.Module, **options: Any) -> Backbone:
         try:
             return Backbone(convert_in_memory(path, module=source, **options))
         except UserError as error:
-            text = str(error).replace(str(path), f"the {name}")
-            more = f"; {OWN_FAMILY}" if supported() in text else ""
+            text = _as_arguments(str(error).replace(str(path), f"the {name}"))
+            more = f"; {OWN_FAMILY}" if isinstance(error, UnknownLayoutError) else ""
             raise type(error)(f"{text}{more}") from None
+
+
+def _as_arguments(text: str) -> str:
+    """Return a message with the options of the command line as arguments: `num_heads`."""
+    names = [*_GENERAL, *(option.name for family in families() for option in family.options)]
+    for name in names:
+        flag = f"--{name.replace('_', '-')}"
+        text = re.sub(rf"{flag}(?![\w-])", f"{name}=", text)
+    return text
 
 
 def check_options(options: Mapping[str, Any]) -> None:

@@ -153,14 +153,7 @@ def convert_in_memory(
     src = source_file(Path(src))
     objects = set() if objects is None else objects
     raw = read_file(src, objects) if raw is None else raw
-    try:
-        found, converted = translate.translate(src, raw, Overrides.of(**overrides), objects)
-    except UserError as error:
-        if "; give --" not in str(error):
-            raise
-        converter = program("convert", "convert_to_d2.py")
-        advice = f"convert the file first with this option of `{converter}`, and use its output"
-        raise type(error)(f"{error}; {advice}") from error
+    found, converted = translate.translate(src, raw, Overrides.of(**overrides), objects)
     prove.check_round_trip(found.state, converted, str(src))
     features = prove.check_features(*found.source_network(), converted, str(src))
     found, check = check_source(module, raw, found, Overrides.of(**overrides), str(src))

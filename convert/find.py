@@ -33,6 +33,23 @@ _OTHERS = re.compile(
 )
 
 
+class UnknownLayoutError(OtherNetworkError):
+    """File without a network in names that are known here; the message ends with what is known.
+
+    Attributes:
+        what: The message without that end.
+    """
+
+    what = ""
+
+
+def unknown_layout(what: str) -> UnknownLayoutError:
+    """Return the error about a file, described by `what`."""
+    error = UnknownLayoutError(f"{what}; {supported()}")
+    error.what = what
+    return error
+
+
 @dataclasses.dataclass(frozen=True)
 class Network:
     """Network in a file.
@@ -136,7 +153,8 @@ def choose_network(
             further = "".join(f", and {text}" for text in sorted(options - {""}))
             raise DataError(
                 f"{where}: {len(networks)} networks, and it is ambiguous which to convert; "
-                f"give --encoder with one of {choices}{further}"
+                f"give --encoder with one of {choices}{further}",
+                option="encoder",
             )
         default = averages[0]
         (model,) = networks.keys() - {default}
@@ -340,7 +358,9 @@ def _unknown_project(
         )
     what = _other_network(known)
     seen = f": it looks like {what}" if what else f" ({describe(raw)})"
-    raise OtherNetworkError(f"{where}: unknown layout{seen}; {supported()}")
+    if what or not isinstance(raw, Mapping):
+        raise OtherNetworkError(f"{where}: unknown layout{seen}")
+    raise unknown_layout(f"{where}: unknown layout{seen}")
 
 
 def _is_plain(network: Network) -> bool:
@@ -401,11 +421,8 @@ def _other_network(keys: Iterable[str]) -> str | None:
 
 def supported() -> str:
     """Return the supported networks, for messages."""
-    return (
-        f"supported are {', '.join(family.networks for family in families())}; "
-        "docs/guides/converting.md lists the known projects; a plain network of these families is "
-        "also recognized under any single prefix"
-    )
+    kinds = [family.networks.partition(" (")[0] for family in families()]
+    return f"supported are {', '.join(kinds)}; see docs/guides/converting.md"
 
 
 def _refuse_known(raw: Any, where: str) -> None:

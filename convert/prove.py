@@ -131,7 +131,7 @@ def check_model(
 
     Raises:
         DataError: If tensors are missing, unknown, of another shape or type, not finite or all
-            zero; the message has all names.
+            zero; the message has the first names of each.
     """
     targets = target_tensors(contract).items()
     expected = {key: value for key, value in targets if not first_rule(key, LEFT_AT_INIT)}
@@ -148,9 +148,11 @@ def check_model(
             problem = soundness.problem(key, value)
         if problem is not None:
             problems.setdefault(problem, []).append(named(key))
-    texts = [f"{what}: {names(sorted(keys), 50)}" for what, keys in problems.items() if keys]
+    texts = [f"{what}: {names(sorted(keys), 3)}" for what, keys in problems.items() if keys]
     if texts:
-        raise DataError(f"{where}: not a sound {contract.architecture} ({'; '.join(texts)})")
+        more = f"; {len(texts) - 2} more kinds" if len(texts) > 2 else ""
+        text = f"{'; '.join(texts[:2])}{more}"
+        raise DataError(f"{where}: not a sound {contract.architecture} ({text})")
 
 
 def check_round_trip(source: Mapping[str, Tensor], converted: Converted, where: str) -> None:
@@ -169,7 +171,7 @@ def check_round_trip(source: Mapping[str, Tensor], converted: Converted, where: 
     if wrong:
         raise DataError(
             f"{where}: verification failed: these tensors differ from the source when read back: "
-            f"{names(sorted(wrong), limit=50)}"
+            f"{names(sorted(wrong), limit=3)}"
         )
 
 

@@ -150,19 +150,16 @@ def to_tensor(key: str, value: Any, where: str) -> Tensor:
 def describe(raw: Any) -> str:
     """Describe the first keys of a checkpoint, for the message about an unknown file."""
     if isinstance(raw, Inert):
-        return (
-            f"the file holds an object, made by {named_objects([raw.name])}; if it is a module, "
-            "torch.save(model.state_dict(), FILE) writes its weights"
-        )
+        return f"the file holds an object, made by {named_objects([raw.name])}"
     if not isinstance(raw, Mapping):
         return f"the file holds a {type(raw).__name__}, not a dict"
-    parts = [f"top level: {names(raw)}"]
+    parts = [f"top level: {names(raw, 3)}"]
     parts += [
-        f"{shown(key)}: {names(value)}"
+        f"{shown(key, 30)}: {names(value, 2)}"
         for key, value in raw.items()
         if isinstance(value, Mapping) and any(map(is_array, value.values()))
     ]
-    return "; ".join(parts[:4])
+    return "; ".join(parts[:2])
 
 
 def names(keys: Iterable[Any], limit: int = 6) -> str:

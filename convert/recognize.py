@@ -315,7 +315,8 @@ def _check_convention(
         raise DataError(
             f"{where}: a network in Detectron2's names without an input contract, which may be for "
             "BGR or RGB and have its stride in the 1x1 or 3x3 conv; give "
-            f"{' '.join(missing)} as its training had them, or convert the original checkpoint"
+            f"{' '.join(missing)} as its training had them, or convert the original checkpoint",
+            option=missing[0],
         )
     usual, named = family.pixels, choice.network.scheme.named_pixels
     for word, (mean, std) in named.items():
@@ -365,11 +366,12 @@ def _recorded(
             recorded = dataclasses.replace(sidecar, **own, other=recorded.other)
         arguments = {} if project.is_ours else recorded_arguments(raw, sidecar)
     except DataError as error:
-        raise DataError(f"{where}: {error}") from error
+        raise DataError(f"{where}: {error}", option=error.option) from error
     if recorded.other and missing:
         raise DataError(
             f"{where}: its configuration has {', '.join(recorded.other)}, which is not the "
-            f"convention of {project.name}; give {' '.join(missing)} as its training had them"
+            f"convention of {project.name}; give {' '.join(missing)} as its training had them",
+            option=missing[0],
         )
     arch = sidecar.arch if sidecar else None
     return recorded, {} if project.is_ours else recorded_names(raw, arch), arguments

@@ -99,7 +99,8 @@ def take(choice: Choice, entries: Sequence[Entry], where: str, explicit: bool) -
     if unknown:
         foreign = (unwrapped(key).removeprefix(network.prefix) for key in unknown)
         reasons = dict.fromkeys(first_rule(name, family.obstacles) for name in foreign)
-        why = "".join(f"; {reason} is not supported" for reason in reasons if reason)
+        first = next((reason for reason in reasons if reason), "")
+        why = f"; {first} is not supported" if first else ""
         start = network.prefix.rstrip(".")
         if start and unknown == heads:
             why += (
@@ -108,7 +109,7 @@ def take(choice: Choice, entries: Sequence[Entry], where: str, explicit: bool) -
             )
         raise OtherNetworkError(
             f"{where}: {len(unknown)} keys that are neither mapped nor dropped by a rule: "
-            f"{names(unknown, limit=50)}{why}; not the network of a {project.name} checkpoint"
+            f"{names(unknown, limit=2)}{why or f'; not the network of a {project.name} checkpoint'}"
         )
     for path, group in outside.items():
         rule = _rule_of_group(choice, path, group)
@@ -121,7 +122,8 @@ def take(choice: Choice, entries: Sequence[Entry], where: str, explicit: bool) -
             f"{where}: {names(second)}: convolutions outside the backbone of this {project.name} "
             "checkpoint, of another network, or of a segmentation or detection network, whose "
             "backbone may be dilated; it is ambiguous which to convert; give --encoder with one of "
-            f"{', '.join(choice.found.networks)}"
+            f"{', '.join(choice.found.networks)}",
+            option="encoder",
         )
     if ignored + second:
         text = names([*ignored, *second], limit=_MAX_IGNORED)

@@ -12,8 +12,10 @@ from convert.contract import Overrides
 from convert.families.base import OtherNetworkError, families
 from convert.families.timm import OPTION, note_of_pixels
 from convert.families.timm_index import names_that_fit
+from convert.find import UnknownLayoutError
 from convert.folders import digests
 from convert.in_order import InOrder, of_torchvision
+from convert.mistaken import mistaken
 from convert.prove import Converted
 from convert.read import Entry, about_objects, at, flatten, is_array, is_converted
 from convert.recognize import Recognized, from_contract, recognize
@@ -64,7 +66,10 @@ def _through_timm(
         DataError: The error, with the reason why timm's network does not do or, if the file names
             none, with the names of timm's networks that have its tensors.
     """
-    where, sidecar = str(src), read_sidecar(src)
+    where = str(src)
+    if isinstance(error, OtherNetworkError) and (text := mistaken(raw)):
+        raise DataError(f"{where}: {text}") from error
+    sidecar = read_sidecar(src)
     names = recorded_names(raw, sidecar.arch if sidecar else None, tags=True)
     in_timm = [(place, name) for place, name in names.items() if prove.in_timm(name)]
     if not in_timm:
@@ -74,7 +79,10 @@ def _through_timm(
         if alike := of_torchvision(entries, where):
             return _in_order(alike, entries, src, raw, overrides, *details)
         shapes = {e.name: tuple(e.value.shape) for e in entries if e.name and is_array(e.value)}
-        raise DataError(f"{error}{names_that_fit(shapes, OPTION.flag)}") from error
+        fitting = names_that_fit(shapes, OPTION.flag)
+        if fitting and isinstance(error, UnknownLayoutError):
+            raise OtherNetworkError(f"{error.what}{fitting}") from error
+        raise type(error)(f"{error}{fitting}") from error
     place, name = in_timm[0]
     options = {**overrides.options, OPTION.name: name}
     try:
@@ -82,7 +90,8 @@ def _through_timm(
             src, raw, dataclasses.replace(overrides, options=options), *details
         )
     except UserError as reason:
-        text = f"{str(error).partition('; supported are ')[0]}; {place} names {name}"
+        what = error.what if isinstance(error, UnknownLayoutError) else str(error)
+        text = f"{what}; {place} names {name}"
         if not any(prove.is_plain(name.partition(".")[0], family) for family in families()):
             text += f", but {str(reason).removeprefix(f'{where}: ')}"
         elif not isinstance(error, OtherNetworkError):

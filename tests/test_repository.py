@@ -125,6 +125,7 @@ STAGES = [
     "families",
     "contract",
     "read",
+    "mistaken",
     "folders",
     "facts",
     "literals",

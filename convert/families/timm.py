@@ -178,7 +178,7 @@ def timm() -> Family:
     loaded_by_timm = later("convert.modeling.timm_features:LoadedByTimm")
     return Family(
         name="timm",
-        networks="with --timm-model any network of timm with maps of strides 4 to 32",
+        networks="others of timm with --timm-model (any with maps of strides 4 to 32)",
         architecture=TimmArchitecture,
         schemes={},
         dropped={},

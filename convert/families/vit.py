@@ -420,7 +420,8 @@ def _activation(hints: Hints, *, is_known: bool) -> str:
         raise UserError(
             f"{where}: its names are those of networks with several activations, which no tensor "
             "determines; give --activation as its training had it (OpenAI, MetaCLIP, DFN "
-            "quick_gelu; LAION gelu; SigLIP gelu_tanh, in some of timm's gelu), or its config.json"
+            "quick_gelu; LAION gelu; SigLIP gelu_tanh, in some of timm's gelu), or its config.json",
+            option="activation",
         )
     return known
 
@@ -545,7 +546,8 @@ def _num_heads(width: int, hints: Hints) -> int:
     named = f" named {shown(hints.arch)}" if isinstance(hints.arch, str) else ""
     raise UserError(
         f"{where}: a vision transformer{named} of width {width}, whose number of attention heads "
-        f"no tensor determines; give --num-heads as its training had it ({_USUAL_HEADS})"
+        f"no tensor determines; give --num-heads as its training had it ({_USUAL_HEADS})",
+        option="num_heads",
     )
 
 

@@ -62,7 +62,13 @@ def read_weights(weights: str, timm_model: str | None = None) -> Converted | Non
     if is_converted(raw):
         converted = read_converted(found.path, raw)
     else:
-        converted = convert_in_memory(found.path, raw, objects, timm_model=timm_model)
+        try:
+            converted = convert_in_memory(found.path, raw, objects, timm_model=timm_model)
+        except UserError as error:
+            if not error.option:  # MODEL.WEIGHTS takes none
+                raise
+            advice = f"convert the file first with this option of `{converter()}`"
+            raise type(error)(f"{error}; {advice}, and use its output") from error
     return replace(converted, notes=(*found.notes, *converted.notes), path=found.path)
 
 

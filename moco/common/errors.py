@@ -58,9 +58,17 @@ def _printable(char: str) -> str:
 
 
 class UserError(Exception):
-    """Unusable input. The message is one line: what, where, how to fix."""
+    """Unusable input. The message is one line: what, where, how to fix.
+
+    Attributes:
+        option: Name of the option without which the input is unusable, or "".
+    """
 
     exit_code = 2
+
+    def __init__(self, text: object = "", *, option: str = "") -> None:
+        super().__init__(text)
+        self.option = option
 
 
 class DataError(UserError):

@@ -43,6 +43,11 @@ _FOREIGN = (
     (rb"\x89PNG", "a PNG image, which holds no tensors"),
     (rb"\x1f\x8b", "compressed by gzip: unpack it with gunzip or tar -xzf"),
     (rb"\x89HDF\r\n", "an HDF5 file, as Keras writes: torch.save its weights"),
+    (rb"GGUF", "a GGUF file, as llama.cpp reads: give the weights that it was made from"),
+    (
+        rb"\x08[\x01-\x1f](\x12.[\x20-\x7e]|:)",
+        "an ONNX file, a graph of operations: give the weights that it was exported from",
+    ),
     (rb"\x93NUMPY", "one numpy array (.npy): torch.save a dict of named tensors"),
     (
         rb"(\xef\xbb\xbf)?\s*<(?i:!doctype html|html|head|!--|\?xml)",

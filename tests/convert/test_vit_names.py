@@ -10,12 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from convert.backbone import load_backbone
 from convert.contract import Overrides
-from convert.convert_to_d2 import convert_file, convert_in_memory
+from convert.convert_to_d2 import convert_file
 from convert.families.vit import FEATURE, SCHEMES, ViTArchitecture, known
 from convert.prove import build_backbone, read_converted
 from convert.read import read_file
 from convert.recognize import Recognized, recognize
+from detection.config.weights import read_weights
 from moco.common.errors import DataError, UserError
 from moco.modeling.soundness import fixed_image
 from tests.convert.test_vit import make_state
@@ -151,10 +153,13 @@ def test_a_sidecar_has_heads_and_pixels(tmp_path: Path) -> None:
         convert_file(src, tmp_path / "out.pth")
 
 
-def test_in_memory_the_message_names_the_converter(tmp_path: Path) -> None:
+def test_in_memory_the_message_names_the_converter_or_the_argument(tmp_path: Path) -> None:
     torch.save({"model": make_state()}, tmp_path / "a.file")
     with pytest.raises(UserError, match=r"--num-heads.*convert the file first"):
-        convert_in_memory(tmp_path / "a.file")
+        read_weights(str(tmp_path / "a.file"))
+    with pytest.raises(UserError, match="give num_heads= as its training") as error:
+        load_backbone(tmp_path / "a.file")
+    assert "convert the file first" not in str(error.value) and "--" not in str(error.value)
 
 
 @pytest.mark.parametrize("first_version", [False, True])

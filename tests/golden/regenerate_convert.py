@@ -22,7 +22,7 @@ import yaml
 
 from convert.convert_to_d2 import convert_file
 from convert.inspect_file import inspect_file
-from moco.common.errors import UserError
+from moco.common.errors import DataError, UserError
 from tests.oracles import (
     convert_damaged,
     convert_files,
@@ -80,7 +80,8 @@ def verdict(file: File, folder: Path) -> dict[str, Any]:
         report = convert_file(path, folder / "out.pth", **file.options)
     except UserError as error:
         reason = _reason(error, path)
-        refused = {type(error).__name__: reason}
+        kind = DataError if isinstance(error, DataError) else UserError
+        refused = {kind.__name__: reason}
         if inspected and reason not in description:
             refused["inspect"] = "does not refuse it"
         return refused
@@ -129,7 +130,9 @@ def origin(model: Mapping[str, torch.Tensor], content: Any) -> list[str]:
 
 def _reason(error: UserError, path: Path) -> str:
     """Return an error's message without parts that depend on the machine or are always the same."""
-    reason = str(error).removeprefix(f"{path}: ").split("; supported are ")[0]
+    message = str(error).removeprefix(f"{path}: ")
+    assert len(message) <= 300 and "\n" not in message, f"{len(message)}: {message}"
+    reason = message.split("; supported are ")[0]
     # A library's reason has another text in another version.
     reason = re.sub(r"(or damaged|not JSON) \(.*\)", r"\1", reason)
     return reason.replace(str(path.parent), "FOLDER").replace(str(path.parent.parent), "PARENT")
