@@ -35,16 +35,18 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command line."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
     args = build_parser().parse_args(argv)
     from convert.convert_to_d2 import announce
 
     announce(args.weights)
-    from convert.inspect_file import inspect_file
+    from convert.inspect_file import inspected
     from detection.config.weights import fitting_tasks
 
-    print(inspect_file(args.weights, fitting_tasks))
+    text, exit_code = inspected(args.weights, fitting_tasks)
+    print(text)
+    return exit_code
 
 
 if __name__ == "__main__":

@@ -25,16 +25,24 @@ from moco.common.unpickler import Inert
 MAX_ENTRIES = 12
 
 
-def inspect_file(
+def inspect_file(weights: PathLike) -> str:
+    """Describe weights as text, see `inspected`."""
+    return inspected(weights)[0]
+
+
+def inspected(
     weights: PathLike, find_tasks: Callable[[InputContract], Sequence[str]] | None = None
-) -> str:
-    """Describe weights as text.
+) -> tuple[str, int]:
+    """Describe weights as text, with the exit code of `convert` for them.
 
     A file that can be read but not converted is described with the reason.
 
     Args:
         weights: File, folder, name or address.
         find_tasks: Function that returns the names of the tasks for a contract.
+
+    Returns:
+        The description, and 0 if a network in the file can be converted.
 
     Raises:
         UserError: If they cannot be downloaded.
@@ -68,7 +76,7 @@ def inspect_file(
         encoder = f" --encoder {found[0][0].contract.encoder}" if problem is not None else ""
         source = quoted(weights)
         rows.append(("next", f"{command()} {source} weights.pth{encoder}"))
-    return lines(rows)
+    return lines(rows), 0 if found or problem is None else problem.exit_code
 
 
 def _networks(

@@ -23,7 +23,7 @@ from convert.families.base import LEFT_AT_INIT, Architecture, Family, first_rule
 from convert.read import describe, is_converted, names, read_file, to_tensor
 from convert.recorded import to_255
 from moco.common.command import converter
-from moco.common.errors import DataError, UserError, shown
+from moco.common.errors import DataError, UserError, plural, shown
 from moco.common.files import PathLike
 from moco.modeling import soundness
 from moco.modeling.soundness import fixed_image
@@ -150,7 +150,7 @@ def check_model(
             problems.setdefault(problem, []).append(named(key))
     texts = [f"{what}: {names(sorted(keys), 3)}" for what, keys in problems.items() if keys]
     if texts:
-        more = f"; {len(texts) - 2} more kinds" if len(texts) > 2 else ""
+        more = f"; {plural(len(texts) - 2, 'more kind')}" if len(texts) > 2 else ""
         text = f"{'; '.join(texts[:2])}{more}"
         raise DataError(f"{where}: not a sound {contract.architecture} ({text})")
 

@@ -284,7 +284,9 @@ def _transformers(
     if not isinstance(kind, str):
         raise DataError(f"{CONFIGURATION}: model_type: got {shown(kind)}, expected a text")
     facts = _node(config)
-    used = {name: facts[name] for name in USED if facts.get(name) is not None}
+    # Other kinds may have lists in the same place; they are refused by their type.
+    names = USED if is_known(config) else ()
+    used = {name: facts[name] for name in names if facts.get(name) is not None}
     for name, value in used.items():
         if not _has_type(value, USED[name]):
             expected = _EXPECTED[USED[name]]

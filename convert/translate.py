@@ -19,8 +19,8 @@ from convert.mistaken import mistaken
 from convert.prove import Converted
 from convert.read import Entry, about_objects, at, flatten, is_array, is_converted
 from convert.recognize import Recognized, from_contract, recognize
-from convert.recorded import read_sidecar, recorded_names
-from moco.common.errors import DataError, UserError
+from convert.recorded import NEXT_TO_IT, read_sidecar, recorded_names
+from moco.common.errors import DataError, UserError, shown
 
 # Start of the SHA-256 of torchvision's V2 weights, as in resnet50-11ad3fa6.pth. Tensors of V1 and
 # V2 have the same names and shapes, so only the hash tells them apart.
@@ -80,6 +80,8 @@ def _through_timm(
             return _in_order(alike, entries, src, raw, overrides, *details)
         shapes = {e.name: tuple(e.value.shape) for e in entries if e.name and is_array(e.value)}
         fitting = names_that_fit(shapes, OPTION.flag)
+        if sidecar and (kind := sidecar.facts.get("model_type")):
+            fitting = f"; {NEXT_TO_IT} is of a {shown(kind)}{fitting}"
         if fitting and isinstance(error, UnknownLayoutError):
             raise OtherNetworkError(f"{error.what}{fitting}") from error
         raise type(error)(f"{error}{fitting}") from error

@@ -73,6 +73,11 @@ def test_a_converted_file(save: Save, tmp_path: Path) -> None:
         assert f"MODEL.WEIGHTS {dst}" in out.splitlines()[-1]
 
 
+def test_the_exit_code_is_that_of_a_conversion(save: Save) -> None:
+    assert main([str(save(official()))]) == 0
+    assert main([str(save({"weights": {"a": torch.ones(2, 3)}}))]) == 3
+
+
 def test_a_file_that_cannot_be_converted_is_described_with_the_reason(save: Save) -> None:
     broken = official()
     broken["state_dict"]["module.encoder_q.bn1.bias"][0] = torch.nan

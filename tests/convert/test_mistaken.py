@@ -78,7 +78,7 @@ def test_each_has_its_sentence_and_way_out(
     ("start", "words"),
     [
         (b"GGUF\x03\x00\x00\x00" + bytes(64), "a GGUF file"),
-        # onnx 1.20's SerializeToString of a model: ir_version 14, its producer or its graph
+        # onnx 1.23's SerializeToString of a model: ir_version 14, its producer or its graph
         (b'\x08\x0e\x12\x07pytorch:3\n\x0c\n\x01x\x12\x01y"\x04Relu' + bytes(64), "an ONNX file"),
         (b'\x08\x0e:3\n\x0c\n\x01x\x12\x01y"\x04Relu\x12\x01gZ\x0f\n' + bytes(64), "an ONNX file"),
     ],

@@ -97,3 +97,12 @@ def test_a_network_inside_another_one(tmp_path: Path) -> None:
     randomize(net).save_pretrained(tmp_path / "in")
     report = convert_file(tmp_path / "in", tmp_path / "out.pth", encoder="backbone")
     assert any(note.startswith("compared with Dinov2Model") for note in report.notes), report.notes
+
+
+def test_a_sound_folder_of_another_kind_is_refused_by_its_type(tmp_path: Path) -> None:
+    """Its lists are no damage."""
+    transformers: Any = pytest.importorskip("transformers")
+    config = transformers.SegformerConfig(hidden_sizes=[8, 8, 8, 8], depths=[1, 1, 1, 1])
+    transformers.SegformerModel(config).save_pretrained(tmp_path / "in")
+    with pytest.raises(DataError, match=r"unknown layout .*next to it is of a 'segformer'"):
+        convert_file(tmp_path / "in", tmp_path / "out.pth")
