@@ -22,7 +22,7 @@ SINGLE = "single"
 MAX_DEPTH = 3  # keys above a network of an unknown project
 MAX_NETWORKS = 32
 # Words in names of networks that are moving averages of others.
-_AVERAGE_WORDS = {"ema", "modelema", "swa", "average", "averaged", "avg", "polyak"}
+_AVERAGE_WORDS = {"ema", "modelema", "swa", "average", "averaged", "avg", "polyak", "shadow"}
 _MAX_NAME = 200  # limit of the input contract
 # Keys of whole detectors; torchvision's and DETR's wrap their backbone as `body`.
 _DETECTRON2 = re.compile(
@@ -369,7 +369,14 @@ def _is_plain(network: Network) -> bool:
 
 def _is_dropped(network: Network, project: Project) -> bool:
     keys = (*network.keys, network.prefix + network.scheme.first[1])
+    if project.is_unknown and any(map(is_average, network.keys)):
+        return False  # e.g. in the state of a callback
     return any(rule_of(key, project) is not None for key in keys)
+
+
+def is_average(key: Any) -> bool:
+    """Return whether a key has a word for moving averages."""
+    return bool(_AVERAGE_WORDS & set(re.split(r"[\W_]+", str(key).lower())))
 
 
 def _is_same(network: Network, other: Network, values: Mapping[str, Any]) -> bool:
@@ -402,11 +409,7 @@ def _averages(found: Mapping[str, Network], raw: Any) -> list[str]:
             return [name for name, n in found.items() if n.keys[:1] == ("state_dict",)]
     parts = {name: set(name.lower().split(".")) for name in found}
     common = set.intersection(*parts.values())
-    return [
-        name
-        for name, own in parts.items()
-        if any(_AVERAGE_WORDS & set(re.split(r"[\W_]+", part)) for part in own - common)
-    ]
+    return [name for name, own in parts.items() if any(map(is_average, own - common))]
 
 
 def _other_network(keys: Iterable[str]) -> str | None:

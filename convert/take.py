@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from convert.families.base import OtherNetworkError, first_rule
-from convert.find import Choice, rule_of
+from convert.find import Choice, is_average, rule_of
 from convert.projects import DROPPED
 from convert.read import Entry, is_array, names, to_tensor, unwrapped
 from moco.common.errors import DataError, shown
@@ -112,6 +112,13 @@ def take(choice: Choice, entries: Sequence[Entry], where: str, explicit: bool) -
             f"{names(unknown, limit=2)}{why or f'; not the network of a {project.name} checkpoint'}"
         )
     for path, group in outside.items():
+        if _is_average_without_names(group):
+            parts.warnings.append(
+                f"{names([path[-1]])} looks like a moving average of the network, without names, "
+                "and is not used; to convert it, copy it into the model and save that"
+            )
+            parts.dropped["average without names"] += len(group)
+            continue
         rule = _rule_of_group(choice, path, group)
         if rule is None:
             (second if any(map(_is_large_convolution, group)) else ignored).append(path[-1])
@@ -134,6 +141,12 @@ def take(choice: Choice, entries: Sequence[Entry], where: str, explicit: bool) -
             "network, its backbone may be dilated, but this one is not"
         )
     return parts
+
+
+def _is_average_without_names(group: Sequence[Entry]) -> bool:
+    """Return whether entries are a list of arrays, as torch_ema and diffusers save averages."""
+    lists = [entry for entry in group if is_array(entry.value) and type(entry.keys[-1]) is int]
+    return len(lists) >= 10 and any(is_average(key) for key in lists[0].keys[:-1])
 
 
 def _shared(keys: Sequence[Any], path: Sequence[str]) -> int:

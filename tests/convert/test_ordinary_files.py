@@ -224,3 +224,25 @@ def test_kuangliu_cifar(container: str | None) -> None:
     found = taken(raw, net)
     assert found.dropped["linear head"] == 2
     assert any("3x3 stem" in warning for warning in found.warnings)
+
+
+def test_an_average_in_the_state_of_a_callback() -> None:
+    """As callbacks of Lightning that have their own `state_dict` save it."""
+    average = {f"net.{k}": v for k, v in make_resnet(18, seed=1).state_dict().items()}
+    raw = {
+        "state_dict": {f"net.{k}": v for k, v in make_resnet(18).state_dict().items()},
+        "callbacks": {"EMACallback": {"ema_state_dict": average, "decay": 0.999}},
+        "pytorch-lightning_version": "2.5.0",
+    }
+    found = recognize(raw, "x")
+    assert torch.equal(found.state["conv1.weight"], average["net.conv1.weight"])
+    assert any("was chosen as the moving average" in note for note in found.notes)
+
+
+def test_an_average_without_names_is_said_to_be_unused() -> None:
+    """As fadel/pytorch_ema and diffusers' EMAModel save it."""
+    net = make_resnet(18)
+    average = {"decay": 0.9, "num_updates": 3, "shadow_params": [*net.parameters()]}
+    found = recognize({"model": net.state_dict(), "ema": average}, "x")
+    assert torch.equal(found.state["conv1.weight"], net.state_dict()["conv1.weight"])
+    assert any("'ema' looks like a moving average" in text for text in found.warnings)
