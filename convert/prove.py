@@ -293,6 +293,12 @@ def check_names(
             )
         if (is_plain(name, family) or name == given) and not own:
             continue
+        if name == given:
+            raise DataError(
+                f"{where}: {place} says that it was built with {', '.join(sorted(own))}, and of "
+                "such networks timm's are converted without arguments; give its state dict alone "
+                "if they change no feature"
+            )
         if given and in_timm(name):
             raise UserError(
                 f"--{family.named_by.replace('_', '-')} {given}: {where} is of another network, "

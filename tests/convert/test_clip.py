@@ -243,6 +243,14 @@ def test_open_clips_configuration(tmp_path: Path) -> None:
             "has act_kwargs a dict, but its tensors have none",
         ),
         ({"head_width": -1}, r"open_clip_config\.json: head_width: got -1"),
+        ({"layers": 3}, "has layers 3, but its tensors have 2"),
+        ({"mlp_ratio": 3.0}, r"has mlp_ratio 3\.0, but its tensors have 2"),
+        ({"no_ln_pre": True}, "has no_ln_pre True, but its tensors have False"),
+        ({"ls_init_value": 0.1}, "has ls_init_value"),
+        ({"qk_norm": True}, "has qk_norm True"),
+        ({"norm_kwargs": {"eps": 1e-6}}, "has norm_kwargs a dict"),
+        ({"a_new_key": 0}, "has 'a_new_key' 0, and what it does is not known here"),
+        ({"timm_model_name": "vit_base_patch16_siglip_224", "qk_norm": True}, "has 'qk_norm' True"),
         ({"timm_model_name": "vit_base_patch16_siglip_224"}, "x"),
     ):
         with pytest.raises(DataError, match=reason):

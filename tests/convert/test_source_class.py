@@ -19,7 +19,8 @@ pytestmark = pytest.mark.slow
 def saved(folder: Path, kind: str, around: str = "", **changes: Any) -> Path:
     """Save a network as transformers does; `around` names a class that has it inside."""
     transformers: Any = pytest.importorskip("transformers")
-    config = transformers.CONFIG_MAPPING[kind](**{**CONFIGURATIONS[kind], **changes})
+    sizes = CONFIGURATIONS.get(kind, CONFIGURATIONS["clip_vision_model"])
+    config = transformers.CONFIG_MAPPING[kind](**{**sizes, **changes})
     torch.manual_seed(0)
     make = getattr(transformers, around) if around else transformers.MODEL_MAPPING[type(config)]
     randomize(make(config)).save_pretrained(folder)
@@ -30,6 +31,8 @@ def saved(folder: Path, kind: str, around: str = "", **changes: Any) -> Path:
     ("kind", "around", "by"),
     [
         *((kind, "", "") for kind in CONFIGURATIONS),
+        *((kind, "", "") for kind in ("vit_msn", "ijepa", "siglip_vision_model")),
+        ("chinese_clip_vision_model", "", "ChineseCLIPVisionModel"),
         ("vit", "ViTForImageClassification", "ViTModel"),
         ("dinov2", "Dinov2ForImageClassification", "Dinov2Model"),
         ("dinov2", "Dinov2Backbone", "Dinov2Model"),

@@ -102,6 +102,22 @@ def test_equal_or_refused_by_name(
     assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
 
 
+@pytest.mark.slow
+def test_the_epsilon_of_timms_train_py(tmp_path: Path) -> None:
+    """Its option --bn-eps is an argument of `create_model` as well."""
+    name = "mobilenetv3_small_050"
+    for eps in (0.1, None):  # None is its default
+        net = built(name, {} if eps is None else {"bn_eps": eps})
+        args = {"model": name, "bn_eps": eps, "model_kwargs": {}}
+        saved = {"args": args, "arch": name, "state_dict": net.state_dict()}
+        torch.save(saved, tmp_path / "last.pth.tar")
+        if eps is None:
+            assert convert_file(tmp_path / "last.pth.tar", tmp_path / "out.pth")
+            continue
+        with pytest.raises(DataError, match="bn_eps"):
+            convert_file(tmp_path / "last.pth.tar", tmp_path / "out.pth")
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
