@@ -24,6 +24,7 @@ from convert.projects import Project
 from convert.read import at, flatten, is_array, to_tensor
 from convert.recorded import (
     Recorded,
+    check_kind,
     check_recorded,
     generic_record,
     recorded_arguments,
@@ -174,6 +175,7 @@ def recognize(
         tokens=tokens,
         assumed_pixels="" if recorded.mean or overrides.mean is not None else project.name,
     )
+    check_kind(recorded, network.family, where)
     backbone = network.family.complete(backbone, hints)
     for name in tokens.keys() & backbone.keys():
         del taken.dropped[first_rule(name, network.family.dropped)]

@@ -292,7 +292,8 @@ def _transformers(
             expected = _EXPECTED[USED[name]]
             raise DataError(f"{CONFIGURATION}: {name}: got {shown(value)}, expected {expected}")
     metadata = {"model_type": facts["model_type"], **used}
-    arch = facts["backbone"] if facts["model_type"] == IN_TIMM else None
+    its = facts.get("backbone")
+    arch = its if facts["model_type"] == IN_TIMM and isinstance(its, str) else None
     pixels = _processed(processor, processor_file)
     files = f"{CONFIGURATION} and {processor_file}" if pixels else CONFIGURATION
     note = _NOTE.format(files)
@@ -301,8 +302,8 @@ def _transformers(
 
 def is_known(config: Mapping[str, Any]) -> bool:
     """Return whether a configuration of transformers is that of a network of a family."""
-    known = {kind for family in families() for kind in family.model_types}
-    return _node(config).get("model_type") in known
+    kind = _node(config).get("model_type")
+    return any(kind in family.model_types for family in families())
 
 
 def _node(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -313,9 +314,25 @@ def _node(config: Mapping[str, Any]) -> Mapping[str, Any]:
     nested = (_dict(config, name) for name in _NODES)
     node = next((node for node in nested if "model_type" in node), config)
     name = node.get("backbone")  # of DETR and others in the same dict, of timm, or of the Hub
-    if isinstance(name, str):
+    if isinstance(name, str) and node.get("model_type") != IN_TIMM:
         return {**_dict(node, "backbone_kwargs"), "backbone": name, "model_type": IN_TIMM}
     return node
+
+
+def check_kind(recorded: Recorded, family: Family, where: str) -> None:
+    """Check that a record of transformers is of a kind of network that a family has.
+
+    Raises:
+        DataError: If it is of another kind.
+    """
+    kind = recorded.facts.get("model_type", "")
+    if kind in ("", IN_TIMM, *family.model_types):
+        return
+    its = f"its tensors are those of {family.networks.partition(' (')[0]}"
+    text = f"but {its}"
+    if not any(kind in each.model_types for each in families()):
+        text = f"a kind that is not known here; {its}: remove that file if it is a plain one"
+    raise DataError(f"{where}: {recorded.file} is of a {shown(kind)}, {text}")
 
 
 def check_recorded(
@@ -335,15 +352,6 @@ def check_recorded(
     if not recorded.kind:
         return
     start, kind = f"{where}: {recorded.file}", recorded.facts.get("model_type", "")
-    if kind not in ("", IN_TIMM, *family.model_types):
-        if any(kind in each.model_types for each in families()):
-            text = f"but its tensors are those of a {network[0]}"
-        else:
-            text = (
-                f"a kind that is not known here; its tensors are those of a {network[0]}: remove "
-                "that file if it is a plain one"
-            )
-        raise DataError(f"{start} is of a {shown(kind)}, {text}")
     table = kind if kind in COMPARED[recorded.kind] else family.name
     check_facts(recorded.kind, recorded.facts, (table, *network), start)
 

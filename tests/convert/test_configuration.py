@@ -170,7 +170,11 @@ def resnet(folder: Path, **config: Any) -> Path:
 @pytest.mark.parametrize(
     ("make", "config", "words"),
     [
-        (vit, {"model_type": "convnext"}, "is of a 'convnext', but its tensors are those of a ViT"),
+        (
+            vit,
+            {"model_type": "convnext"},
+            "is of a 'convnext', but its tensors are those of plain vis",
+        ),
         (vit, {"num_hidden_layers": 24}, "has num_hidden_layers 24, but its tensors have 2"),
         (vit, {"intermediate_size": 99}, "has intermediate_size 99, but its tensors have"),
         (vit, {"num_register_tokens": 4}, "has num_register_tokens 4, but its tensors have 0"),
@@ -181,7 +185,7 @@ def resnet(folder: Path, **config: Any) -> Path:
         (resnet, {"depths": [3, 4, 23, 3]}, r"has depths \[3, 4, 23, 3\], but its tensors have"),
         (resnet, {"hidden_act": "gelu"}, "has hidden_act 'gelu', but its tensors have relu"),
         (resnet, {"downsample_in_bottleneck": True}, "has downsample_in_bottleneck True"),
-        (resnet, {"model_type": "vit"}, "is of a 'vit', but its tensors are those of a ResNet-50"),
+        (resnet, {"model_type": "vit"}, "is of a 'vit', but its tensors are those of ResNets"),
     ],
 )
 def test_a_contradiction_is_refused(make: Any, config: Any, words: str, tmp_path: Path) -> None:
@@ -196,6 +200,22 @@ def test_an_unknown_kind_of_network_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=rf"config\.json next to it {reason}"):
         convert_file(vit(tmp_path, model_type="mine"), tmp_path / "out.pth")
     assert convert_file(vit(tmp_path), tmp_path / "out.pth")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "clip", "vision_config": {"model_type": ["vit"]}},
+        {"model_type": "x", "encoder": {"model_type": {}}},
+        {"model_type": "timm_backbone"},
+        {"model_type": "timm_backbone", "backbone": 3},
+        {"model_type": "timm_backbone", "backbone": "vit_tiny_patch16_224", "output_stride": 8},
+    ],
+)
+def test_a_strange_configuration_is_refused(config: Any, tmp_path: Path) -> None:
+    save_file(make_state(), write(tmp_path, config))
+    with pytest.raises(UserError):
+        convert_file(tmp_path / "model.safetensors", tmp_path / "out.pth")
 
 
 def test_a_copy_has_its_configuration_beside_it(tmp_path: Path) -> None:
