@@ -838,7 +838,7 @@ def vit() -> Family:
         effect=later("convert.modeling.vit_reference:effect_of_tokens"),
         adapt=later("convert.families.vit:adapt"),
         required_option=f"--num-heads if the network has no name ({_USUAL_HEADS})",
-        assumes="pre-norm, additive positions only",
+        assumes="pre-norm, additive positions of a square grid only",
         pixels="vision transformers of timm often have 127.5 for both: if so, give --mean 127.5 "
         "127.5 127.5 --std 127.5 127.5 127.5",
         words=("vit", "deit"),
