@@ -48,6 +48,22 @@ def test_it_is_verified_by_its_own_class(kind: str, around: str, by: str, tmp_pa
     assert note in str(convert_in_memory(tmp_path / "in").notes)
 
 
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("dinov2", {"use_swiglu_ffn": True, "mlp_ratio": 4}),
+        ("dinov3_vit", {"use_gated_mlp": True, "hidden_act": "silu"}),
+        ("dinov3_vit", {"key_bias": True}),
+        ("swin", {"qkv_bias": False}),
+        ("resnet", {"layer_type": "basic", "depths": [2, 2, 2, 2]}),
+        ("resnet", {"downsample_in_bottleneck": True}),
+    ],
+)
+def test_variants_of_a_kind(kind: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    report = convert_file(saved(tmp_path / "in", kind, **changes), tmp_path / "out.pth")
+    assert report.is_verified and any(note.startswith("compared with ") for note in report.notes)
+
+
 def test_a_class_that_computes_other_features_refuses_the_file(tmp_path: Path) -> None:
     """As a release of transformers might: here its norms have another epsilon than recorded."""
     transformers: Any = pytest.importorskip("transformers")
