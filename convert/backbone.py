@@ -137,7 +137,7 @@ def load_backbone(source: PathLike | nn.Module, **options: Any) -> Backbone:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, f"{name}.pth")
         state = {key: _plain(value, key, name) for key, value in source.state_dict().items()}
-        atomic_torch_save(path, state)
+        atomic_torch_save(path, {"state_dict": state})
         if configuration := _configuration(source):
             atomic_write_text(path.with_name(CONFIGURATION), configuration)
         try:

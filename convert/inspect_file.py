@@ -42,7 +42,7 @@ def inspected(
         find_tasks: Function that returns the names of the tasks for a contract.
 
     Returns:
-        The description, and 0 if a network in the file can be converted.
+        The description, and 0 if a network in the file can be converted, perhaps with an option.
 
     Raises:
         UserError: If they cannot be downloaded.
@@ -76,7 +76,9 @@ def inspected(
         encoder = f" --encoder {found[0][0].contract.encoder}" if problem is not None else ""
         source = quoted(weights)
         rows.append(("next", f"{command()} {source} weights.pth{encoder}"))
-    return lines(rows), 0 if found or problem is None else problem.exit_code
+    if found or problem is None or problem.option:
+        return lines(rows), 0
+    return lines(rows), problem.exit_code
 
 
 def _networks(

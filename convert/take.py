@@ -99,7 +99,7 @@ def take(choice: Choice, entries: Sequence[Entry], where: str, explicit: bool) -
     if unknown:
         foreign = (unwrapped(key).removeprefix(network.prefix) for key in unknown)
         reasons = dict.fromkeys(first_rule(name, family.obstacles) for name in foreign)
-        first = next((reason for reason in reasons if reason), "")
+        first = next((reason for reason in family.obstacles if reason in reasons), "")
         why = f"; {first} is not supported" if first else ""
         start = network.prefix.rstrip(".")
         if start and unknown == heads:

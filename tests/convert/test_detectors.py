@@ -89,5 +89,5 @@ class Student(nn.Module):
 
 def test_the_encoder_of_a_module_is_its_name() -> None:
     assert load_backbone(Student(), encoder="teacher").contract.encoder == "single"
-    with pytest.raises(UserError, match=r"a single network, teacher"):
+    with pytest.raises(UserError, match=r"a single network, state_dict\.teacher"):
         load_backbone(Student(), encoder="student")

@@ -12,6 +12,7 @@ from benchmarks.inspect_weights import main
 from convert.convert_to_d2 import convert_file
 from convert.inspect_file import inspect_file
 from moco.common.files import sha256_file
+from tests.convert.test_vit import make_state
 from tests.oracles.checkpoints import official
 
 Save = Callable[..., Path]
@@ -76,6 +77,7 @@ def test_a_converted_file(save: Save, tmp_path: Path) -> None:
 def test_the_exit_code_is_that_of_a_conversion(save: Save) -> None:
     assert main([str(save(official()))]) == 0
     assert main([str(save({"weights": {"a": torch.ones(2, 3)}}))]) == 3
+    assert main([str(save(make_state()))]) == 0  # with --num-heads
 
 
 def test_a_file_that_cannot_be_converted_is_described_with_the_reason(save: Save) -> None:

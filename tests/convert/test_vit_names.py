@@ -229,7 +229,7 @@ def test_lightlys_own_modules(kind: str, encoder: str, other: str | None, tmp_pa
 @pytest.mark.parametrize(
     ("name", "option", "words"),
     [
-        ("BeitModel", "", "lambda_1.*BEiT"),
+        ("BeitModel", "", "lambda_[12].*BEiT"),
         ("BeitModel", "use_relative_position_bias", "table of relative positions, as BEiT's"),
         (
             "Data2VecVisionModel",
