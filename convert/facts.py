@@ -344,6 +344,12 @@ NO_EFFECT: dict[str, frozenset[str]] = {
 }
 
 
+def facts_of(kind: str, family: str, model_type: str = "") -> dict[str, Fact]:
+    """Return the facts that a kind of record states about a network of a family."""
+    tables = COMPARED[kind]
+    return {**tables.get("", {}), **tables.get(model_type or family, tables.get(family, {}))}
+
+
 def check_facts(
     kind: str,
     facts: Mapping[str, Any],
@@ -357,16 +363,15 @@ def check_facts(
     Args:
         kind: Kind of the record, a key of `COMPARED`.
         facts: The record: values by name.
-        network: Table of the recognized network in `COMPARED`, its architecture, and its tensors by
-            the family's names.
+        network: Family of the recognized network, its architecture, and its tensors by the
+            family's names.
         where: Name of the record, for messages.
 
     Raises:
         DataError: If a fact contradicts the network, or nothing is known of it.
     """
-    table, architecture, state = network
-    tables = COMPARED[kind]
-    known = {**tables.get("", {}), **tables.get(table, {})}
+    family, architecture, state = network
+    known = facts_of(kind, family, facts.get("model_type", ""))
     for name, value in facts.items():
         if value is None or name in NO_EFFECT[kind] or str(name).startswith("_"):
             continue

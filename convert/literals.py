@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import collections
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 MAX_CHARACTERS = 1 << 18  # configurations have up to 50,000
+MAX_ENTRIES = 1 << 17  # of all dicts together
 
 
 class Settings:
@@ -26,6 +28,7 @@ class Settings:
         if len(source) > MAX_CHARACTERS:
             raise ValueError("source is too long")
         self.values: dict[str, Any] = {}
+        self._entries = 0
         for statement in ast.parse(source).body:
             if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
                 self.values[statement.targets[0].id] = self._value(statement.value)
@@ -33,10 +36,13 @@ class Settings:
                 self.values.setdefault("", []).append(self._value(statement.value))
 
     def dicts(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Yield every dict and the name or key under which it is, outer ones first."""
-        waiting = list(self.values.items())
+        """Yield every dict and the name or key under which it is, outer ones first, each once."""
+        waiting, seen = collections.deque(self.values.items()), set[tuple[str, int]]()
         while waiting:
-            key, value = waiting.pop(0)
+            key, value = waiting.popleft()
+            if (key, id(value)) in seen:  # names may hold each other in many ways
+                continue
+            seen.add((key, id(value)))
             if isinstance(value, dict):
                 yield key, value
                 waiting += [(str(name), inner) for name, inner in value.items()]
@@ -69,4 +75,7 @@ class Settings:
                 found |= value
             elif isinstance(key, str):
                 found[key] = value
+        self._entries += len(found)
+        if self._entries > MAX_ENTRIES:
+            raise ValueError("dicts are merged too often")
         return found

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from convert.facts import COMPARED, MM, NO_EFFECT, TIMM, TRANSFORMERS, check_facts
+from convert.facts import MM, NO_EFFECT, TIMM, TRANSFORMERS, check_facts
 from convert.facts import OPEN_CLIP as OPEN_CLIP_RECORD
 from convert.families.base import Family, families
 from convert.literals import Settings
@@ -351,9 +351,8 @@ def check_recorded(
     """
     if not recorded.kind:
         return
-    start, kind = f"{where}: {recorded.file}", recorded.facts.get("model_type", "")
-    table = kind if kind in COMPARED[recorded.kind] else family.name
-    check_facts(recorded.kind, recorded.facts, (table, *network), start)
+    start = f"{where}: {recorded.file}"
+    check_facts(recorded.kind, recorded.facts, (family.name, *network), start)
 
 
 def _has_type(value: Any, kind: Any) -> bool:

@@ -1,8 +1,8 @@
 """The network of a folder of transformers as its own class computes it, for a comparison.
 
 The class is the one of the configuration's `model_type`, and is given the file's tensors by
-transformers' own loader. Of the configuration it gets the facts that describe a network alone: no
-attribute that names files, code or a kernel.
+transformers' own loader. Of the configuration it gets the facts that were compared with the tensors
+alone: no attribute that names files, code or a kernel, or asks for memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from convert.contract import Overrides
-from convert.facts import COMPARED, TRANSFORMERS
+from convert.facts import NONE, TRANSFORMERS, facts_of
 from convert.read import flatten, is_array, to_tensor
 from convert.recognize import Recognized
 from convert.source_module import ModuleCheck, check_module
@@ -56,13 +56,10 @@ def check_source(
         if isinstance(made, str):
             text = f"not verified by the class of transformers: {made}"
             return found, ModuleCheck(text, verified=False)
-        where = f"{where}: transformers' {type(made).__name__}"
-        check = check_module(made, found, overrides, where)
-        pixels = found.assumed_pixels  # a class has none
-    else:
-        check = check_module(module, found, overrides, where)
-        pixels = "" if check.pixels else found.assumed_pixels
+        module, where = made, f"{where}: transformers' {type(made).__name__}"
+    check = check_module(module, found, overrides, where)
     if check.verified:  # it determines everything but its pixels
+        pixels = "" if check.pixels else found.assumed_pixels
         found = dataclasses.replace(found, assumed=pixels, assumed_pixels=pixels)
     return found, check
 
@@ -78,24 +75,25 @@ def _made(raw: Any, found: Recognized, where: str) -> nn.Module | str:
     entries = [entry for entry in flatten(raw, where) if is_array(entry.value)]
     inside = {entry.name.rpartition("/")[2]: entry.value for entry in entries
               if entry.keys[:-1] == found.keys}  # fmt: skip
-    return _filled(found.configuration, inside, names, where)
+    kind = found.configuration["model_type"]
+    # Others, such as the width of a pooler, could ask for any amount of memory.
+    own = facts_of(TRANSFORMERS, found.contract.family.name, kind)
+    facts = {name: value for name, value in found.configuration.items()
+             if own.get(name, NONE) is not NONE and value is not None}  # fmt: skip
+    return _filled(kind, facts, inside, names, where)
 
 
 def _filled(
-    facts: Mapping[str, Any], arrays: Mapping[str, Any], names: set[str], where: str
+    kind: str, facts: Mapping[str, Any], arrays: Mapping[str, Any], names: set[str], where: str
 ) -> nn.Module | str:
     import transformers
     from transformers.utils import logging
 
-    kind = facts["model_type"]
-    tables = COMPARED[TRANSFORMERS]
-    known = {name for table in tables.values() for name in table}
-    its = {name: value for name, value in facts.items() if name in known and value is not None}
     verbosity, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)
     logging.disable_progress_bar()
     try:
-        config = transformers.CONFIG_MAPPING[kind](**its)
+        config = transformers.CONFIG_MAPPING[kind](**facts)
         make: Any = transformers.MODEL_MAPPING[type(config)]
         lost: set[str] = set()
         starts = itertools.accumulate(f"{part}." for part in min(names).split(".")[:-1])

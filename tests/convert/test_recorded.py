@@ -117,6 +117,21 @@ def test_an_mm_configuration_is_not_executed(tmp_path: Path) -> None:
     assert not file.exists()
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("repeated", ["[{0}, {0}, {0}, {0}]", "dict(a={0}, b={0}, c={0}, d={0})"])
+def test_names_that_hold_each_other_take_no_time(repeated: str) -> None:
+    """Written out, the last of them would have 4 ** 60 values."""
+    lines = [f"x{i + 1} = {repeated.format(f'x{i}')}" for i in range(60)]
+    found = recognize(of_mm("\n".join([RGB, "x0 = dict(k=1)", *lines])), "x")
+    assert found.contract.pixels.mean == IMAGENET_MEAN
+
+
+def test_dicts_that_are_merged_too_often_are_refused() -> None:
+    many = ", ".join(f"k{i}=1" for i in range(1000))
+    with pytest.raises(DataError, match="configuration has no literals"):
+        recognize(of_mm(f"{RGB}\nx = dict({many})\n" + "dict(**x)\n" * 1000), "x")
+
+
 def test_the_stride_of_an_mm_configuration() -> None:
     text = "model = dict(backbone=dict(type='mmdet.ResNet', depth=50, style='caffe'))"
     assert recognize(of_mm(text), "x").contract.architecture.stride_in_1x1

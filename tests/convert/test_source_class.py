@@ -86,6 +86,7 @@ def test_a_configuration_names_no_code(tmp_path: Path) -> None:
     folder = saved(tmp_path / "in", "vit")
     record = folder / "config.json"
     config = json.loads(record.read_text())
+    config["pooler_output_size"] = 1 << 40
     config["attn_implementation"] = config["_attn_implementation"] = "nobody/no-such-kernel"
     record.write_text(json.dumps(config))
     report = convert_file(folder, tmp_path / "out.pth")
