@@ -1,43 +1,21 @@
 """Vision transformers under Detectron2's simple feature pyramid, or its FPN, from a yacs config.
 
 Detectron2 itself needs LazyConfig. The transformer is in convert/modeling/vit.py, for both engines.
-A pyramid pads batches to whole cells, which a misspelled key prevents in Detectron2's own.
 """
 
 from detectron2.config import CfgNode
 from detectron2.layers import ShapeSpec
 from detectron2.modeling import BACKBONE_REGISTRY, Backbone
-from detectron2.modeling.backbone.fpn import LastLevelMaxPool
-from detectron2.modeling.backbone.vit import SimpleFeaturePyramid
 from torch import Tensor
 
-from convert.families.vit import FEATURE
 from convert.modeling.vit import ViT
-from detection.d2.fpn import StageFPN, WithShapes, build_fpn
-from detection.modeling.backbones.vit import MAPS, SCALES, build_plain, build_vit, ends_of_quarters
+from detection.d2.fpn import SimplePyramid, StageFPN, WithShapes, build_fpn
+from detection.modeling.backbones.vit import build_plain, build_vit, ends_of_quarters
 from detection.modeling.vit_maps import FourMaps
 
 
 class ViTBackbone(ViT, WithShapes):
     """`ViT` as a Detectron2 backbone."""
-
-
-class SimplePyramid(SimpleFeaturePyramid):
-    """Detectron2's simple feature pyramid with maps p2..p6 for any patch size."""
-
-    def __init__(self, net: ViTBackbone, channels: int, norm: str, square_pad: int) -> None:
-        top = LastLevelMaxPool()
-        super().__init__(net, FEATURE, channels, SCALES, top, norm=norm, square_pad=square_pad)
-        strides = [shape.stride for shape in self.output_shape().values()]
-        self._out_features = list(MAPS)
-        self._out_feature_strides = dict(zip(MAPS, strides, strict=True))
-        self._out_feature_channels = dict.fromkeys(MAPS, channels)
-
-    @property
-    def size_divisibility(self) -> int:
-        """Stride of p5, to whose whole cells a batch is padded."""
-        # Deviation: Detectron2's pads to whole cells only if it pads to a square.
-        return self._out_feature_strides["p5"]
 
 
 class _Maps(FourMaps, WithShapes):

@@ -18,6 +18,7 @@ from convert.families.base import Family
 from convert.modeling.resnet import FEATURES, ConvNorm, NormLayer, ResNet, make_stage
 from detection.embedded.layers import NORMS, conv, freeze, norm_layer
 from detection.modeling.backbones.pyramids import network_arguments, register_pyramids
+from detection.modeling.backbones.vit import MAPS, SCALES
 
 BACKBONES = Registry("embedded backbones")
 DILATED_CHANNELS = 512
@@ -124,6 +125,46 @@ class FPN(nn.Module):
         return dict(zip(self.strides, maps, strict=True))
 
 
+def scaling(scale: float, dim: int, norm: NormLayer) -> tuple[list[nn.Module], int]:
+    """Return layers that scale a map of `dim` channels, and the number of their output channels."""
+    if scale == 4:
+        first = nn.ConvTranspose2d(dim, dim // 2, kernel_size=2, stride=2)
+        second = nn.ConvTranspose2d(dim // 2, dim // 4, kernel_size=2, stride=2)
+        return [first, norm(dim // 2), nn.GELU(), second], dim // 4
+    if scale == 2:
+        return [nn.ConvTranspose2d(dim, dim // 2, kernel_size=2, stride=2)], dim // 2
+    return [nn.MaxPool2d(kernel_size=2, stride=2)] if scale == 0.5 else [], dim
+
+
+class SimplePyramid(nn.Module):
+    """Simple feature pyramid of one map: (N, 3, H, W) -> {"p2": (N, C, H/4, W/4), ..., "p6"}.
+
+    Equal to SimpleFeaturePyramid in detectron2/modeling/backbone/vit.py, which names its layers by
+    log2 of their stride (simfp_2: 4 px); p6 is max-pooled.
+    """
+
+    def __init__(self, net: Any, channels: int, norm: NormLayer) -> None:
+        super().__init__()
+        self.net = net
+        ((name, stride),) = net.strides.items()
+        dim = net.stage_channels[name]
+        strides = [int(stride / scale) for scale in SCALES]
+        for scale, own in zip(SCALES, strides, strict=True):
+            layers, out = scaling(scale, dim, norm)
+            layers += [conv(out, channels, 1, norm), conv(channels, channels, 3, norm)]
+            self.add_module(f"simfp_{own.bit_length() - 1}", nn.Sequential(*layers))
+        self.strides = dict(zip(MAPS, [*strides, 2 * strides[-1]], strict=True))
+        self.stage_channels = dict.fromkeys(MAPS, channels)
+        self.size_divisibility = strides[-1]
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        """Map images to p2..p6."""
+        (x,) = self.net(images).values()
+        maps = [layers(x) for name, layers in self.named_children() if name != "net"]
+        maps.append(F.max_pool2d(maps[-1], kernel_size=1, stride=2))
+        return dict(zip(MAPS, maps, strict=True))
+
+
 class DilatedC5(nn.Module):
     """Dilated res5 of stride 1 and a convolution: (N, 3, H, W) -> {"c5": (N, 512, H/16, W/16)}.
 
@@ -183,10 +224,12 @@ def build_fpn(
     return FPN(bottom_up, names, fpn.OUT_CHANNELS, norm, fpn.FUSE_TYPE, top_block)
 
 
-def _build_pyramid(family: Family, has_fpn: bool, model: CfgNode) -> nn.Module:
+def _build_pyramid(family: Family, kind: str, model: CfgNode) -> nn.Module:
     assert family.pyramid
     net: Any = family.pyramid.network()(**network_arguments(family, model))
-    module: nn.Module = build_fpn(model, net) if has_fpn else net
+    if kind == "_sfp":
+        return SimplePyramid(net, model.FPN.OUT_CHANNELS, NORMS[model.FPN.NORM])
+    module: nn.Module = build_fpn(model, net) if kind == "_fpn" else net
     return module
 
 
