@@ -20,7 +20,7 @@ from torch.nn.parameter import is_lazy
 
 from convert import write
 from convert.convert_to_d2 import convert_in_memory
-from convert.families.base import LEFT_AT_INIT, Option, families, first_rule
+from convert.families.base import LEFT_AT_INIT, TIMM, Option, families, first_rule
 from convert.find import UnknownLayoutError
 from convert.folders import find_file
 from convert.prove import Converted, filled_backbone
@@ -35,7 +35,13 @@ _TRIPLE: Check = (
     lambda v: isinstance(v, list | tuple) and len(v) == 3 and all(isinstance(x, Real) for x in v),
     "three numbers",
 )
-_GENERAL = {"encoder": _TEXT, "mean": _TRIPLE, "std": _TRIPLE, "channel_order": _TEXT}
+_GENERAL: dict[str, Check] = {
+    "encoder": _TEXT,
+    "mean": _TRIPLE,
+    "std": _TRIPLE,
+    "channel_order": _TEXT,
+    "family": (lambda value: value == TIMM, repr(TIMM)),
+}
 OWN_FAMILY = "a family of your own is one file, see docs/architecture.md and tests/example_family/"
 
 

@@ -84,6 +84,8 @@ class Overrides:
         encoder: Name of one of the file's networks, e.g. "query", "key", "teacher".
         mean, std: Pixel statistics, 0..255, in the order of `channel_order`.
         channel_order: "RGB" or "BGR"; a mean and std without an override are permuted with it.
+        family: "timm" to read the file as the network of timm that it names, even if another
+            family has it.
         options: Values of the family's own options, by name.
     """
 
@@ -91,6 +93,7 @@ class Overrides:
     mean: Triple | None = None
     std: Triple | None = None
     channel_order: str | None = None
+    family: str | None = None
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod

@@ -26,7 +26,7 @@ if not __package__:
 
 from convert import write
 from convert.contract import Overrides
-from convert.families.base import LEFT_AT_INIT, Option, families, first_rule
+from convert.families.base import LEFT_AT_INIT, TIMM, Option, families, first_rule
 from convert.folders import find_file, source_file
 from convert.projects import PROJECTS
 from convert.read import is_converted, read_file
@@ -226,6 +226,13 @@ def build_parser() -> argparse.ArgumentParser:
         choices=CHANNEL_ORDERS,
         help="channel order that the network was trained with (default: the source's)",
     )
+    parser.add_argument(
+        "--as",
+        dest="family",
+        choices=[TIMM],
+        help="read the file as the network of timm that it or --timm-model names, also where a "
+        "family of this project has it (default: that family)",
+    )
     for option in _family_options():
         if option.is_text:
             parser.add_argument(option.flag, metavar="NAME", help=option.help)
@@ -258,6 +265,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         mean=args.mean and [value * scale for value in args.mean],
         std=args.std and [value * scale for value in args.std],
         channel_order=args.channel_order,
+        family=args.family,
         **options,
     )
     print(report.text())

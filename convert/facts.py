@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from convert.families.resnet import NUM_BLOCKS, is_bottleneck
 from convert.families.swin import LAYER_NORM_EPS, PATCH_PX
+from convert.families.timm_arguments import WITHOUT_EFFECT
 from convert.families.vit import ACTIVATIONS, THETA
 from moco.common.errors import DataError, shown
 
@@ -334,13 +335,7 @@ NO_EFFECT: dict[str, frozenset[str]] = {
     OPEN_CLIP: frozenset(),
     MM: frozenset(),
     # Arguments of timm's `create_model`; all others are given to timm, whose signatures decide.
-    TIMM: frozenset(
-        (
-            *("num_classes", "drop_rate", "drop_path_rate", "attn_drop_rate", "proj_drop_rate"),
-            *("pos_drop_rate", "patch_drop_rate", "weight_init", "head_init_scale"),
-            *("strict_img_size",),
-        )
-    ),
+    TIMM: WITHOUT_EFFECT,
 }
 
 

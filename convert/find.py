@@ -347,7 +347,7 @@ def _unknown_project(
         return Project(plain[0].scheme.plain)
     for family in (family for family in families() if family.named_by in requested):
         (scheme,) = family.schemes_of(requested).values()
-        raise DataError(
+        raise OtherNetworkError(
             f"{where}: not a {requested[family.named_by]} in {scheme.plain}'s names; missing: "
             f"{' or '.join(scheme.first)}"
         )

@@ -1,25 +1,34 @@
-"""torchvision's networks that no family has, read as the timm network of the same tensors in order.
+"""Networks under other names than timm's, read as the timm network of the same tensors.
 
-Both libraries have an EfficientNet, MNASNet and MobileNetV2, whose tensors have the same shapes in
-order, but other names. Whether they are the same network is tried: torchvision's own is run.
+timm's own loader renames the tensors of many projects. Of others, the tensors have timm's shapes in
+order. Whether a network of torchvision is the one of timm is tried: torchvision's own is run.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from convert.contract import Overrides, Pixels
-from convert.families.timm_index import index, networks_in, without_counters
+from convert.families.timm_index import (
+    EFFICIENTNET_PYTORCH,
+    index,
+    networks_in,
+    without_counters,
+)
+from convert.modeling.timm_network import renamed_by_timm, usual_names
 from convert.read import Entry, is_array, to_tensor
 from convert.recognize import Recognized
 from convert.recorded import to_255
 from convert.source_module import check_module
 from moco.common.errors import DataError, shown
+
+_MAX_NETWORKS = 8  # prefixes that are tried
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +38,8 @@ class InOrder:
     Attributes:
         name: Name of torchvision's network.
         start: Prefix of its tensors in the flattened file.
-        candidates: Networks of timm that may have its maps, see `Index.torchvision`.
+        candidates: Networks of timm that may have its maps, see `Index.torchvision`, possibly with
+            an argument, e.g. "efficientnet_b5:bn_eps=0.001".
     """
 
     name: str
@@ -52,13 +62,20 @@ class InOrder:
 
     def names(self, candidate: str) -> dict[str, str]:
         """Return the map from its names of tensors to those of one of the candidates."""
-        from convert.modeling.timm_features import usual_names
-
-        with torch.device("meta"):
-            own = self.build().state_dict()
-        return dict(
-            zip(without_counters(own), without_counters(usual_names(candidate)), strict=True)
-        )
+        try:
+            with torch.device("meta"):
+                own = without_counters(self.build().state_dict())
+        except NotImplementedError:  # RegNets compute with tensors while they are built
+            own = without_counters(self.build().state_dict())
+        name, _, arguments = candidate.partition(":")
+        usual = without_counters(usual_names(name, arguments))
+        numbered = {
+            name: torch.tensor(float(i)).expand(value.shape)
+            for i, (name, value) in enumerate(own.items())
+        }
+        if renamed := renamed_by_timm(name, arguments, numbered):
+            return {[*own][int(value.flatten()[0])]: new for new, value in renamed.items()}
+        return dict(zip(own, usual, strict=True))
 
     def renamed(
         self, raw: Any, entries: Sequence[Entry], names: Mapping[str, str], where: str
@@ -128,6 +145,84 @@ def _renamed(raw: Any, path: Sequence[Any], changed: Mapping[Any, tuple[str, Any
     if path:
         return {**raw, path[0]: _renamed(raw[path[0]], path[1:], changed)}
     return dict(changed.get(key, (key, value)) for key, value in raw.items())
+
+
+@dataclasses.dataclass(frozen=True)
+class Renamed:
+    """File whose network has timm's names of tensors.
+
+    Attributes:
+        raw: Its contents.
+        note: How the tensors got these names, as text.
+        is_assumed: True if only the shapes say so.
+    """
+
+    raw: Any
+    note: str
+    is_assumed: bool
+
+
+def under_other_names(
+    entries: Sequence[Entry], raw: Any, name: str, arguments: str, where: str
+) -> Renamed | None:
+    """Return a file with the tensors of a network of timm under other names, or None.
+
+    Args:
+        entries: All values of the file.
+        raw: Contents of the file.
+        name: timm's name of the network.
+        arguments: Arguments of `timm.create_model` as text.
+        where: Name of the file, for messages.
+
+    Raises:
+        DataError: If a tensor is not dense, or the names are those of code with another padding.
+    """
+    arrays = {e.name: e for e in entries if e.name and is_array(e.value)}
+    shapes = {key: tuple(entry.value.shape) for key, entry in arrays.items()}
+    usual = without_counters(usual_names(name, arguments))
+    for start, network in itertools.islice(networks_in(shapes), _MAX_NETWORKS):
+        path = arrays[start + next(iter(network))].keys[:-1]
+        tensors = {
+            key: to_tensor(key, arrays[start + key].value, where)
+            for key in network
+            if arrays[start + key].keys[:-1] == path
+        }
+        text = f"timm's own loader renamed its {len(tensors)} tensors"
+        made = renamed_by_timm(name, arguments, tensors)
+        if made is None and (names := _by_order(without_counters(tensors), usual)):
+            if EFFICIENTNET_PYTORCH in tensors and not name.startswith("tf_"):
+                raise DataError(
+                    f"{where}: its names are those of efficientnet-pytorch, whose padding is "
+                    f"TensorFlow's, as in timm's networks that begin with tf_, and {name} has "
+                    "another one"
+                )
+            made = {new: tensors[old] for old, new in names.items()}
+            text = f"its {len(names)} tensors have, in order, the shapes of timm's {name}"
+        if made is not None:
+            return Renamed(_replaced(raw, path, start.rpartition("/")[2], made), text,
+                           is_assumed="in order" in text)  # fmt: skip
+    return None
+
+
+def _by_order(tensors: Mapping[str, Tensor], usual: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return timm's names of tensors that have its shapes in order, but for a classifier; or {}."""
+    if len(usual) - len(tensors) not in (0, 2) or tensors.keys() <= usual.keys():
+        return {}
+    pairs = zip(tensors.items(), usual.items(), strict=False)  # a classifier may be missing
+    for i, ((old, value), (new, other)) in enumerate(pairs):
+        is_classifier = i >= len(usual) - 2 and value.shape[1:] == other.shape[1:]
+        is_same = value.shape == other.shape or is_classifier
+        if not is_same or old.rpartition(".")[2] != new.rpartition(".")[2]:
+            return {}
+    return dict(zip(tensors, usual, strict=False))
+
+
+def _replaced(raw: Any, path: Sequence[Any], prefix: str, tensors: Mapping[str, Tensor]) -> Any:
+    """Return the contents of a file with other tensors in place of those that have a prefix."""
+    if path:
+        return {**raw, path[0]: _replaced(raw[path[0]], path[1:], prefix, tensors)}
+    kept = {k: v for k, v in raw.items() if not str(k).startswith(prefix) or not is_array(v)}
+    return {**kept, **tensors}
 
 
 def of_torchvision(entries: Sequence[Entry], where: str) -> InOrder | None:

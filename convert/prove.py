@@ -291,14 +291,8 @@ def check_names(
                 "installed timm has no such network; give its state dict alone if that changes "
                 "no feature"
             )
-        if (is_plain(name, family) or name == given) and not own:
+        if name == given or (is_plain(name, family) and not own):
             continue
-        if name == given:
-            raise DataError(
-                f"{where}: {place} says that it was built with {', '.join(sorted(own))}, and of "
-                "such networks timm's are converted without arguments; give its state dict alone "
-                "if they change no feature"
-            )
         if given and in_timm(name):
             raise UserError(
                 f"--{family.named_by.replace('_', '-')} {given}: {where} is of another network, "

@@ -395,8 +395,10 @@ def _twins(family: Family, requested: Mapping[str, Any], *every: Shapes) -> str:
     """
     its = index()
     if family.named_by in requested:
-        twins = its.twins(str(requested[family.named_by]).partition(".")[0])
-        return f"could also be {listed(twins)}, whose features differ" if twins else ""
+        name = str(requested[family.named_by]).partition(".")[0]
+        twins = its.twins(name)
+        others = f", which could also be {listed(twins)}, whose features differ" if twins else ""
+        return f"that it is timm's {name}{others}"
     named = {name for shapes in every for name in its.named(exact=its.exact(shapes))}
     twins = sorted(name for name in named if not prove.is_plain(name, family))
     if len(named) < 2 or any(o.in_timm for o in family.options if o.name in requested):

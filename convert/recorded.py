@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from convert.facts import MM, NO_EFFECT, TIMM, TRANSFORMERS, check_facts
+from convert.facts import MM, TRANSFORMERS, check_facts
 from convert.facts import OPEN_CLIP as OPEN_CLIP_RECORD
 from convert.families.base import Family, families
+from convert.families.timm_arguments import network_arguments
 from convert.literals import Settings
 from convert.read import at, is_array, to_tensor
 from moco.common.errors import DataError, shown
@@ -243,7 +244,7 @@ def read_sidecar(weights: Path) -> Recorded | None:
         pixels = _pixels(pretrained, "mean", "std", CONFIGURATION)
         metadata = {"tag": pretrained["tag"]} if isinstance(pretrained.get("tag"), str) else {}
         note = _NOTE.format(CONFIGURATION)
-        arguments = timm_built(config.get("model_args"), f"{CONFIGURATION}: model_args")
+        arguments = network_arguments(config.get("model_args"), f"{CONFIGURATION}: model_args")
         return Recorded(config["architecture"], metadata, **pixels, arguments=arguments, note=note)
     if "model_type" in config:
         # transformers 5 writes both in one, and reads that one first.
@@ -453,52 +454,7 @@ def _pixels(
     return found
 
 
-# Arguments of timm's `create_model` that name files or other code, or ask for another kind of
-# module. A record that sets one is no description of a network.
-NOT_OF_A_NETWORK = (
-    *("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir"),
-    *("features_only", "out_indices", "feature_cls", "scriptable", "exportable", "no_jit"),
-    *("device", "dtype"),
-)
-_MAX_NUMBER, _MAX_DEPTH = 2**16, 256  # a network of more blocks takes long to describe
 _ARGUMENTS = "model_kwargs"  # of timm's train.py in `args`, of Lightning's in `hyper_parameters`
-
-
-def timm_built(recorded: Any, where: str) -> dict[str, Any]:
-    """Return the recorded arguments of `timm.create_model` that may change features.
-
-    They are given to timm, whose signatures decide which ones there are, so they may hold numbers,
-    truth values, texts and lists of them alone.
-
-    Args:
-        recorded: Value in the record; None if there is none.
-        where: Name of the record, for messages.
-
-    Raises:
-        DataError: If it is no mapping, or an argument is not one of a network.
-    """
-    if recorded is None:
-        return {}
-    if not isinstance(recorded, Mapping):
-        raise DataError(f"{where}: got {shown(recorded)}, expected arguments by name")
-    found = {}
-    for name, value in recorded.items():
-        if (name in NOT_OF_A_NETWORK and not value) or name in NO_EFFECT[TIMM]:
-            continue
-        limit = _MAX_DEPTH if "depth" in str(name) or "layers" in str(name) else _MAX_NUMBER
-        is_text = isinstance(name, str) and name not in NOT_OF_A_NETWORK
-        if not (is_text and _is_plain_value(value, limit)):
-            raise DataError(f"{where} has {shown(name)}, which is not supported as it is set there")
-        found[name] = value
-    return found
-
-
-def _is_plain_value(value: Any, limit: int) -> bool:
-    if isinstance(value, list | tuple):
-        return len(value) <= 64 and all(_is_plain_value(item, limit) for item in value)
-    if isinstance(value, int | float):
-        return math.isfinite(value) and abs(value) <= limit
-    return value is None or (isinstance(value, str) and len(value) <= 100)
 
 
 def recorded_arguments(raw: Any, sidecar: Recorded | None) -> dict[str, dict[str, Any]]:
@@ -510,9 +466,9 @@ def recorded_arguments(raw: Any, sidecar: Recorded | None) -> dict[str, dict[str
     found = {} if sidecar is None else {NEXT_TO_IT: dict(sidecar.arguments)}
     for holder in _HOLDERS[1:]:
         where = ".".join((*holder, _ARGUMENTS))
-        arguments = timm_built(at(raw, (*holder, _ARGUMENTS)), where)
+        arguments = network_arguments(at(raw, (*holder, _ARGUMENTS)), where)
         if holder == ("args",) and at(raw, ("args", "bn_eps")) is not None:  # --bn-eps
-            arguments |= timm_built({"bn_eps": at(raw, ("args", "bn_eps"))}, "args")
+            arguments |= network_arguments({"bn_eps": at(raw, ("args", "bn_eps"))}, "args")
         found |= {".".join((*holder, key)): arguments for key in _KEYS}
         if holder == ("args",):  # timm's train.py repeats the name beside them
             found |= dict.fromkeys(_KEYS[:2], arguments)

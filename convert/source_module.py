@@ -273,6 +273,9 @@ def _expected(
             for name, value in maps.items()}  # fmt: skip
 
 
+_ANY = " (its tokens in another order)"  # e.g. Hiera's, by their windows
+
+
 class _Comparison:
     """Search for maps among the outputs of modules.
 
@@ -285,13 +288,17 @@ class _Comparison:
         self.nearest: dict[str, tuple[float, str]] = {}
 
     def look(self, name: str, output: Tensor) -> None:
-        """Compare an output, in NCHW, NHWC or as tokens after any number of others."""
+        """Compare an output: in NCHW, in NHWC, or as tokens after others, in any order."""
         for feature, expected in self.maps.items():
             for value in _as_tokens(output, *expected.shape):
                 scale = max(1.0, float(expected.abs().max()))
-                difference = float((value - expected).abs().max()) / scale
-                if difference < self.nearest.get(feature, (float("inf"), ""))[0]:
-                    self.nearest[feature] = (difference, name)
+                for order in ("", _ANY):
+                    pair = (_sorted(value), _sorted(expected)) if order else (value, expected)
+                    difference = float((pair[0] - pair[1]).abs().max()) / scale
+                    if difference < self.nearest.get(feature, (float("inf"), ""))[0]:
+                        self.nearest[feature] = (difference, name + order)
+                    if difference <= TOLERANCE:
+                        break
 
     def check(self, where: str, architecture: str) -> None:
         """Raise DataError if a map is not among the outputs."""
@@ -319,6 +326,11 @@ class _Comparison:
             f"compared with {label} itself, run on one image: {pairs} (difference up to "
             f"{largest:.2g}, relative to the largest value of a map){inside}"
         )
+
+
+def _sorted(tokens: Tensor) -> Tensor:
+    """Sort tokens, (T, C), by their sums."""
+    return tokens[tokens.double().sum(dim=1).argsort()]
 
 
 def _as_tokens(output: Tensor, count: int, channels: int) -> Iterator[Tensor]:

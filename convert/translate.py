@@ -9,22 +9,39 @@ from typing import Any
 
 from convert import prove
 from convert.contract import Overrides
-from convert.families.base import OtherNetworkError, families
-from convert.families.timm import OPTION, note_of_pixels
+from convert.families.base import TIMM, OtherNetworkError, families
+from convert.families.timm import (
+    ARGUMENTS,
+    OPTION,
+    architecture_of,
+    note_of_pixels,
+)
+from convert.families.timm_arguments import as_text, from_text
 from convert.families.timm_index import names_that_fit
 from convert.find import UnknownLayoutError
 from convert.folders import digests
-from convert.in_order import InOrder, of_torchvision
+from convert.in_order import InOrder, of_torchvision, under_other_names
 from convert.mistaken import mistaken
 from convert.prove import Converted
 from convert.read import Entry, about_objects, at, flatten, is_array, is_converted
 from convert.recognize import Recognized, from_contract, recognize
-from convert.recorded import NEXT_TO_IT, read_sidecar, recorded_names
+from convert.recorded import NEXT_TO_IT, read_sidecar, recorded_arguments, recorded_names
 from moco.common.errors import DataError, UserError, shown
 
 # Start of the SHA-256 of torchvision's V2 weights, as in resnet50-11ad3fa6.pth. Tensors of V1 and
 # V2 have the same names and shapes, so only the hash tells them apart.
 TORCHVISION_V2 = "11ad3fa6"
+# Types of networks in transformers' configurations -> timm's names of the same networks. No
+# converter of timm takes the names of their tensors in transformers.
+TYPES_IN_TIMM = {
+    **{"aimv2": "aimv2_*", "aimv2_vision_model": "aimv2_*", "beit": "beit*", "bit": "resnetv2_*"},
+    **{"deit": "deit_*distilled*", "efficientformer": "efficientformer_*"},
+    **{"efficientnet": "tf_efficientnet_*", "focalnet": "focalnet_*", "hiera": "hiera_*"},
+    **{"internvl_vision": "vit_intern*", "mobilenet_v2": "mobilenetv2_*"},
+    **{"mobilevit": "mobilevit_*", "mobilevitv2": "mobilevitv2_*", "poolformer": "poolformer_*"},
+    **{"pvt_v2": "pvt_v2_*", "regnet": "regnet*", "sam_vision_model": "samvit_*"},
+    **{"sam": "samvit_*", "swiftformer": "swiftformer_*", "swinv2": "swinv2_*"},
+}
 
 
 def translate(
@@ -48,13 +65,90 @@ def translate(
         DataError: If the checkpoint is unknown or damaged.
     """
     hashes = hashes or digests(src)
+    is_ours = isinstance(at(raw, ("format",)), str) or is_converted(raw)
+    if is_ours and overrides.family:
+        raise UserError(f"--as timm: {src} is a file of this project, not one of timm's networks")
+    if not is_ours and (overrides.family or OPTION.name in overrides.options):
+        return _as_timm(src, raw, overrides, objects, hashes)
     try:
         return _translate(src, raw, overrides, objects, hashes)
     except DataError as error:
-        is_ours = isinstance(at(raw, ("format",)), str) or is_converted(raw)
-        if is_ours or OPTION.name in overrides.options:
+        if is_ours:
             raise DataError(str(error)) from error
         return _through_timm(error, src, raw, overrides, objects, hashes)
+
+
+def _as_timm(
+    src: Path, raw: Any, overrides: Overrides, *details: Any
+) -> tuple[Recognized, Converted]:
+    """Convert a file as the network of timm that an option or its record names.
+
+    Arguments with which that was built are the file's, unless they are given.
+
+    Raises:
+        UserError: If neither names one.
+        DataError: If it is not that network.
+    """
+    where, options = str(src), dict(overrides.options)
+    sidecar = read_sidecar(src)
+    names = recorded_names(raw, sidecar.arch if sidecar else None, tags=True)
+    recorded = {place: name for place, name in names.items() if prove.in_timm(name)}
+    if OPTION.name not in options:
+        if not recorded:
+            raise UserError(
+                f"--as timm: {where} names no network of timm; give {OPTION.flag} with its name",
+                option=OPTION.name,
+            )
+        options[OPTION.name] = next(iter(recorded.values()))
+    given = str(options[OPTION.name]).partition(".")[0]
+    if ARGUMENTS.name in options:
+        options[ARGUMENTS.name] = as_text(from_text(options[ARGUMENTS.name], ARGUMENTS.flag))
+    arguments = recorded_arguments(raw, sidecar)
+    for place, name in recorded.items():
+        if name.partition(".")[0] != given:
+            continue  # `prove.check_names` refuses it
+        own = as_text(arguments.get(place, {}))
+        if options.setdefault(ARGUMENTS.name, own) != own:
+            raise UserError(
+                f"{ARGUMENTS.flag} {options[ARGUMENTS.name]}: {where} says in {place} that its "
+                f"network was built with {own or 'none'}; give its state dict alone if that is "
+                "wrong"
+            )
+    overrides = dataclasses.replace(overrides, options=options)
+    entries = flatten(raw, where)
+    alike = of_torchvision(entries, where)
+    fitting = [
+        each for each in (alike.candidates if alike else ()) if each.partition(":")[0] == given
+    ]
+    if alike and fitting:
+        alike = dataclasses.replace(alike, candidates=tuple(fitting))
+        return _in_order(alike, entries, src, raw, overrides, *details)
+    notes, assumed = [_path_of(given)], []
+    try:
+        found, converted = _translate(src, raw, overrides, *details)
+    except OtherNetworkError:
+        its = architecture_of(options)
+        renamed = under_other_names(entries, raw, its.name, its.arguments, where)
+        if renamed is None:
+            raise
+        found, converted = _translate(src, renamed.raw, overrides, *details)
+        notes.append(renamed.note)
+        if renamed.is_assumed:
+            assumed.append(f"that these are its tensors: {renamed.note}")
+    found = dataclasses.replace(
+        found,
+        assumed=", ".join([*assumed, *filter(None, [found.assumed])]),
+        notes=[*notes, *found.notes],
+    )
+    return found, Converted(converted.model, converted.contract, (*found.notes, *found.warnings))
+
+
+def _path_of(name: str) -> str:
+    """Describe that timm's own network is the backbone, and what differs from another family's."""
+    note = "the backbone is timm's own network, every block as timm computes it, with its tokens"
+    plain = [f.name for f in families() if f.name != TIMM and prove.is_plain(name, f)]
+    windows = "without ViTDet's windows, " if plain == ["vit"] else ""
+    return note + (f", {windows}instead of the family {plain[0]}'s" if plain else "")
 
 
 def _through_timm(
@@ -81,14 +175,18 @@ def _through_timm(
         shapes = {e.name: tuple(e.value.shape) for e in entries if e.name and is_array(e.value)}
         fitting = names_that_fit(shapes, OPTION.flag)
         if sidecar and (kind := sidecar.facts.get("model_type")):
-            fitting = f"; {NEXT_TO_IT} is of a {shown(kind)}{fitting}"
+            timms = TYPES_IN_TIMM.get(kind) if isinstance(kind, str) else None
+            what = (
+                f", which timm has as {timms}, under other names: give timm's file" if timms else ""
+            )
+            fitting = f"; {NEXT_TO_IT} is of a {shown(kind)}{what}{fitting}"
         if fitting and isinstance(error, UnknownLayoutError):
             raise OtherNetworkError(f"{error.what}{fitting}") from error
         raise type(error)(f"{error}{fitting}") from error
     place, name = in_timm[0]
     options = {**overrides.options, OPTION.name: name}
     try:
-        found, converted = _translate(
+        found, converted = _as_timm(
             src, raw, dataclasses.replace(overrides, options=options), *details
         )
     except UserError as reason:
@@ -99,10 +197,7 @@ def _through_timm(
         elif not isinstance(error, OtherNetworkError):
             text = str(error)  # the file of a network that its family has is damaged
         raise DataError(text) from error
-    note = (
-        f"{place} names {name}, which no family but timm has: the backbone is timm's own network, "
-        f"as with {OPTION.flag} {name}"
-    )
+    note = f"{place} names {name}, which no family but timm has: as with {OPTION.flag} {name}"
     found.notes.insert(0, note)
     return found, dataclasses.replace(converted, notes=(note, *converted.notes))
 
@@ -117,7 +212,8 @@ def _in_order(
     """
     for candidate in alike.candidates:
         names = alike.names(candidate)
-        options = {**overrides.options, OPTION.name: candidate}
+        name, _, arguments = candidate.partition(":")
+        options = {**overrides.options, OPTION.name: name, ARGUMENTS.name: arguments}
         found, converted = _translate(
             src,
             alike.renamed(raw, entries, names, str(src)),

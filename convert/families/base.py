@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 FAMILIES = Registry("backbone families")
+STRIDES = {"res2": 4, "res3": 8, "res4": 16, "res5": 32}  # of the maps under an FPN
 # Family of input contracts that name none.
 DEFAULT_FAMILY = "resnet"
 
@@ -36,6 +37,7 @@ DEFAULT_FAMILY = "resnet"
 PLAIN = "state dict"
 PLAIN_DETECTRON2 = "Detectron2's names"
 HUGGING_FACE = "huggingface/transformers"
+TIMM = "timm"  # the family of its networks, whatever they are
 # Name of the naming scheme that most projects use.
 USUAL = "usual"
 
@@ -325,14 +327,21 @@ class Pyramid:
     Attributes:
         network: Function that returns its class. Instances have `strides` and `stage_channels` of
             the features "res2" to "res5", of strides 4 to 32, and a `size_divisibility`.
-        arguments: Map from (the family's keys, MODEL.BACKBONE.FREEZE_AT) to arguments of the class.
-            Raises UserError for values out of their range.
-        num_parts: Number of parts that FREEZE_AT can freeze.
+        arguments: Map from (the family's keys, MODEL.BACKBONE) to arguments of the class. Raises
+            UserError for values out of their range.
+        num_parts: Map from the family's keys to the number of parts that FREEZE_AT can freeze.
+        freezes_whole: Whether FREEZE_AT -1 freezes all of it.
+        features: Map from the family's keys to the strides of the maps, by name.
+        kinds: What its builders may put on it: nothing, an FPN over four maps, ViTDet's simple
+            pyramid over one.
     """
 
     network: Callable[[], type[Any]]
-    arguments: Callable[[Any, int], dict[str, Any]]
-    num_parts: int
+    arguments: Callable[[Any, Any], dict[str, Any]]
+    num_parts: Callable[[Any], int]
+    freezes_whole: bool = False
+    features: Callable[[Any], Mapping[str, int]] = lambda keys: STRIDES
+    kinds: tuple[str, ...] = ("", "_fpn")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -345,7 +354,7 @@ class Family:
         architecture: Its subclass of `Architecture`.
         schemes: Naming schemes of its tensors, by the name that convert/projects.py uses.
         named_by: Option that names a network of this family if the tensors do not identify it.
-        named_scheme: Map from a value of that option to the network's naming scheme.
+        named_scheme: Map from values of options, that one among them, to the network's scheme.
         dropped: Drop rule -> patterns of names inside a network that are not part of the backbone.
         heads: A head's tensor -> its description in a report; "" describes a missing head.
         to_detectron2, from_detectron2: Maps between the family's names and Detectron2's; None for
@@ -387,6 +396,9 @@ class Family:
             network.
         adapt: Map from (architecture, state, values of options, file name) to the backbone after
             the requested changes. Raises UserError if they do not fit.
+        resample: Map from (architecture, state, MODEL) to the tensors for the sizes of images and
+            patches in a detector, and a description of the change, or "". Raises UserError if they
+            cannot be resampled.
     """
 
     name: str
@@ -405,7 +417,7 @@ class Family:
     keys: tuple[Key, ...] = ()
     pyramid: Pyramid | None = None
     named_by: str = ""
-    named_scheme: Callable[[str], Scheme] | None = None
+    named_scheme: Callable[[Mapping[str, Any]], Scheme] | None = None
     options: tuple[Option, ...] = ()
     lookalikes: tuple[tuple[str, str, str], ...] = ()
     obstacles: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -429,11 +441,14 @@ class Family:
             architecture, state, (), (architecture, state)
         )
     )
+    resample: Callable[[Any, Mapping[str, Tensor], Any], tuple[Mapping[str, Tensor], str]] = (
+        lambda architecture, state, model: (state, "")
+    )
 
     def schemes_of(self, requested: Mapping[str, Any]) -> Mapping[str, Scheme]:
         """Return the naming schemes under values of the options."""
         if self.named_scheme and self.named_by in requested:
-            return {self.named_by: self.named_scheme(requested[self.named_by])}
+            return {self.named_by: self.named_scheme(requested)}
         return self.schemes
 
     def check_options(self, names: Collection[str], where: str) -> None:

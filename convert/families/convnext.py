@@ -295,7 +295,7 @@ def convnext() -> Family:
         pyramid=Pyramid(
             lambda: pkgutil.resolve_name("convert.modeling.convnext:ConvNeXt"),
             network_arguments(ConvNeXtArchitecture, "MODEL.CONVNEXT"),
-            num_parts=1 + len(FEATURES),
+            num_parts=lambda keys: 1 + len(FEATURES),
         ),
         features={f"stages.{i}": feature for i, feature in enumerate(FEATURES)},
         lookalikes=LOOKALIKES,

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from convert.families.base import Architecture
+from convert.families.base import STRIDES, Architecture
 from moco.common.errors import UserError, shown
 from moco.common.keys import Key, below
 
-FEATURES = ("res2", "res3", "res4", "res5")  # Detectron2's names of strides 4 to 32
+FEATURES = (*STRIDES,)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class StagedArchitecture(Architecture):
 
 def network_arguments(
     architecture: type[StagedArchitecture], node: str
-) -> Callable[[Any, int], dict[str, Any]]:
+) -> Callable[[Any, Any], dict[str, Any]]:
     """Return `Pyramid.arguments` of a network that takes such an architecture.
 
     Args:
@@ -53,7 +53,7 @@ def network_arguments(
         node: Name of its node of the configuration, e.g. "MODEL.SWIN".
     """
 
-    def arguments(keys: Any, freeze_at: int) -> dict[str, Any]:
+    def arguments(keys: Any, backbone: Any) -> dict[str, Any]:
         fields = {
             field.name: keys[field.name.upper()] for field in dataclasses.fields(architecture)
         }
@@ -65,7 +65,7 @@ def network_arguments(
             "architecture": built,
             "drop_path": keys.DROP_PATH,
             "output_norms": True,
-            "freeze_at": freeze_at,
+            "freeze_at": backbone.FREEZE_AT,
         }
 
     return arguments

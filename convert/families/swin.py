@@ -334,7 +334,7 @@ def swin() -> Family:
         pyramid=Pyramid(
             lambda: pkgutil.resolve_name("convert.modeling.swin:Swin"),
             network_arguments(SwinArchitecture, "MODEL.SWIN"),
-            num_parts=1 + len(FEATURES),
+            num_parts=lambda keys: 1 + len(FEATURES),
         ),
         features={name: name for name in FEATURES},
         source_features=later("convert.modeling.swin:source_features"),

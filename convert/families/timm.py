@@ -1,7 +1,7 @@
-"""Networks of timm with feature maps of strides 4 to 32, by timm's model name.
+"""Networks of timm by their names, as timm builds them; see convert/modeling/timm_network.py.
 
-The tensors do not identify the network, so its name is an option. The family's own names are those
-of timm's `features_only` model, prefixed with `net.`; files have the names of the whole classifier.
+The tensors do not identify the network, so its name is an option, or recorded in the file. The
+family's own names of tensors are timm's, prefixed with `net.`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from convert.families.base import (
     FAMILIES,
     LEFT_AT_INIT,
+    TIMM,
     Architecture,
     Family,
     Hints,
@@ -26,6 +27,8 @@ from convert.families.base import (
     later,
 )
 from convert.families.stages import FEATURES
+from convert.families.timm_arguments import as_text, from_text
+from convert.families.vit import FEATURE
 from moco.common.errors import UserError, shown
 from moco.common.keys import Key, below
 from moco.modeling import soundness
@@ -36,50 +39,82 @@ if TYPE_CHECKING:
 OPTION = Option(
     "timm_model",
     None,
-    "read the file as this network of timm, any with feature maps of strides 4 to 32, e.g. "
-    "regnety_004 or regnety_004.tag; mean and std are those of timm's tag",
+    "read the file as this network of timm, e.g. regnety_004 or regnety_004.tag; mean and std are "
+    "those of timm's tag",
+    is_text=True,
+)
+ARGUMENTS = Option(
+    "timm_arguments",
+    None,
+    "arguments of timm.create_model with which the network of --timm-model was built, e.g. "
+    "'img_size=384 act_layer=relu' (default: the file's)",
     is_text=True,
 )
 _NAME = re.compile(r"[a-z0-9_]{1,100}", re.ASCII)
+EXAMPLE_PX = 400  # of the images of the example task, at most
+PATCH_PX = 16  # to which patches are resampled whose side is no power of two
 
 
 @dataclasses.dataclass(frozen=True)
 class TimmArchitecture(Architecture):
-    """Architecture given by timm's model name without a tag, e.g. "regnety_004".
+    """Architecture given by timm's model name and its arguments.
+
+    Attributes:
+        name: Model name without a tag, e.g. "regnety_004".
+        arguments: Arguments of `timm.create_model` as text, see `as_text`.
 
     Raises:
-        UserError: If it cannot be a model name.
+        UserError: If they cannot be a model name, or arguments of a network.
     """
 
     name: str
+    arguments: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise UserError(f"name: got {shown(self.name)}, expected a model name of timm")
+        if not isinstance(self.arguments, str):
+            raise UserError(f"arguments: got {shown(self.arguments)}, expected a text")
+        object.__setattr__(self, "arguments", as_text(from_text(self.arguments)))
 
     def __str__(self) -> str:
-        return f"timm {self.name}"
+        return f"timm {self.name}" + (f" with {self.arguments}" if self.arguments else "")
 
     def d2_keys(self) -> dict[str, Any]:
-        """Return the key MODEL.TIMM.NAME."""
-        return {"MODEL.TIMM.NAME": self.name}
+        """Return the keys MODEL.TIMM.NAME and ARGUMENTS."""
+        return {"MODEL.TIMM.NAME": self.name, "MODEL.TIMM.ARGUMENTS": self.arguments}
 
     def details(self) -> str:
         """Describe that the installed timm defines the network."""
         return "the network as the installed timm defines it"
 
     def lost_options(self) -> list[str]:
-        """Return --timm-model."""
-        return [f"--timm-model {self.name}"]
+        """Return --timm-model and --timm-arguments."""
+        arguments = [f"--timm-arguments '{self.arguments}'"] if self.arguments else []
+        return [f"--timm-model {self.name}", *arguments]
 
     def task_key(self) -> tuple[str, str]:
         """Return MODEL.TIMM.NAME."""
         return "MODEL.TIMM.NAME", "timm {}"
 
     def example_task(self) -> tuple[str, dict[str, Any], str]:
-        """Return the VOC task of regnety_002."""
-        keys = {"MODEL.TIMM.NAME": "regnety_002"}
-        return "configs/voc/faster_rcnn_timm_small.yaml", keys, "DATASETS.VOC_DIR path/to/voc "
+        """Return the VOC task of regnety_002 or, for a single map, of DeiT-Ti."""
+        from convert.modeling.timm_network import maps_of
+
+        one_map = FEATURE in maps_of(self.name, self.arguments).strides
+        task, name = ("_vit", "deit_tiny_patch16_224") if one_map else ("", "regnety_002")
+        config = f"configs/voc/faster_rcnn_timm{task}_small.yaml"
+        return config, {"MODEL.TIMM.NAME": name}, "DATASETS.VOC_DIR path/to/voc "
+
+    def keys_to_set(self) -> dict[str, Any]:
+        """Return the network's name, and the square that one of a single size needs."""
+        from convert.modeling.timm_network import FIXED, maps_of
+
+        maps = maps_of(self.name, self.arguments)
+        needs_square = maps.sizes == FIXED and FEATURE not in maps.strides
+        side = maps.image_size[0]
+        square = {"MODEL.BACKBONE.SQUARE_PAD": -(-EXAMPLE_PX // side) * side}
+        return {**super().keys_to_set(), **(square if needs_square else {})}
 
 
 def check_trained(
@@ -92,21 +127,25 @@ def check_trained(
     return check_layer_norms(vectors, where, named, pattern=r"\.weight$")
 
 
-def scheme_of(model: str) -> Scheme:
-    """Return the naming scheme and normalization of one network of timm.
+def architecture_of(requested: Mapping[str, Any]) -> TimmArchitecture:
+    """Return the architecture that the options name."""
+    name = str(requested[OPTION.name]).partition(".")[0]
+    return TimmArchitecture(name, requested.get(ARGUMENTS.name, ""))
 
-    Args:
-        model: timm's model name, with or without the tag that selects the normalization.
+
+def scheme_of(requested: Mapping[str, Any]) -> Scheme:
+    """Return the naming scheme and normalization of the network of timm that the options name.
 
     Raises:
-        UserError: If timm has no such network, or it has no feature pyramid.
+        UserError: If timm has no such network, or it has no maps for a pyramid.
     """
     from timm.models import get_pretrained_cfg
 
-    from convert.modeling.timm_features import own_names, usual_names
+    from convert.modeling.timm_network import own_names, usual_names
 
-    name = TimmArchitecture(model.partition(".")[0]).name
-    own, usual = own_names(name), usual_names(name)
+    model, architecture = str(requested[OPTION.name]), architecture_of(requested)
+    name, arguments = architecture.name, architecture.arguments
+    own, usual = own_names(name, arguments), usual_names(name, arguments)
     original = {new: key for key, new in own.items()}
     weights = [key for key in own if key.endswith(".weight")]
     heads = {*(usual.keys() - own.keys())}
@@ -139,10 +178,10 @@ def note_of_pixels(model: str) -> str:
 
 
 def recognize(state: Mapping[str, Tensor], hints: Hints) -> TimmArchitecture:
-    """Return the network that the option names; see `Family.recognize`."""
+    """Return the network that the options name; see `Family.recognize`."""
     if "pixels of" in hints.metadata:
         hints.notes.append(note_of_pixels(hints.metadata["pixels of"]))
-    return TimmArchitecture(hints.requested[OPTION.name].partition(".")[0])
+    return architecture_of(hints.requested)
 
 
 # Keys of a detector's configuration.
@@ -150,35 +189,149 @@ TASK_KEYS = (
     Key(
         "MODEL.TIMM.NAME",
         "",
-        "Model name of timm without a tag; any network with feature maps of strides 4 to 32. Set "
-        "by weights from timm://...; required for a file.",
+        "Model name of timm without a tag. Set by weights from timm://..., and by the weights' "
+        "contract; required for a file that names no network.",
+    ),
+    Key(
+        "MODEL.TIMM.ARGUMENTS",
+        "",
+        "Arguments of timm.create_model, e.g. img_size=384 act_layer=relu; empty: none. Set by the "
+        "weights' contract.",
+    ),
+    Key(
+        "MODEL.TIMM.PATCH_SIZE",
+        0,
+        "Side of a patch, px, to which timm resamples the weights' patches; 0: the network's own "
+        f"or, if that is no power of two, {PATCH_PX}. For networks with one map.",
     ),
     Key("MODEL.TIMM.DROP_PATH", 0.0, "timm's drop_path_rate.", below(0, 1)),
+    Key(
+        "MODEL.TIMM.CHECKPOINT_BLOCKS",
+        False,
+        "Recompute activations in the backward pass as timm does it: less memory, more time. "
+        "Batch norm then updates its statistics twice.",
+    ),
 )
 
 
-def _arguments(keys: Any, freeze_at: int) -> dict[str, Any]:
-    """Return the arguments of `convert.modeling.timm_features.TimmFeatures` in a detector."""
+def _arguments_in(keys: Any) -> str:
+    return as_text(from_text(keys.ARGUMENTS, "MODEL.TIMM.ARGUMENTS"))
+
+
+def _network(keys: Any) -> tuple[Any, int]:
+    """Return the maps of the network in a detector's keys, and the side of its patches or 0.
+
+    Raises:
+        UserError: If timm has no such network, or not with these arguments.
+    """
     if not keys.NAME:
         raise UserError("MODEL.TIMM.NAME: expected timm's model name, e.g. regnety_004")
-    from convert.modeling.timm_features import probe  # imports torch and timm
+    from convert.modeling.timm_network import maps_of  # imports torch and timm
 
+    arguments = _arguments_in(keys)
     try:
-        probe(keys.NAME)
+        maps = maps_of(keys.NAME, arguments)
     except UserError as error:
         raise UserError(f"MODEL.TIMM.NAME: {error}") from error
-    return {"name": keys.NAME, "drop_path": keys.DROP_PATH}
+    if FEATURE not in maps.strides:
+        if keys.PATCH_SIZE:
+            raise UserError(
+                f"MODEL.TIMM.PATCH_SIZE {keys.PATCH_SIZE}: timm {keys.NAME} has maps of several "
+                "strides, whose patches are not resampled; set it to 0"
+            )
+        return maps, 0
+    own = maps.strides[FEATURE]
+    patch = keys.PATCH_SIZE or (PATCH_PX if own & (own - 1) else own)
+    return maps, 0 if patch == own else patch
+
+
+def _sizes(keys: Any, backbone: Any) -> dict[str, int]:
+    """Return the arguments of `convert.modeling.timm_network.sizes_of` in a detector.
+
+    Raises:
+        UserError: If the network takes images of one size alone, and that is not set or not one
+            that it takes.
+    """
+    from convert.modeling.timm_network import FIXED, check_size
+
+    maps, patch = _network(keys)
+    side = backbone.SQUARE_PAD if maps.sizes == FIXED else 0
+    if maps.sizes == FIXED and not side:
+        raise UserError(
+            f"MODEL.BACKBONE.SQUARE_PAD 0: timm {keys.NAME} takes images of one size alone, so a "
+            "detector pads them to a square; set it, with INPUT.MAX_SIZE_TRAIN and MAX_SIZE_TEST "
+            "at most that"
+        )
+    if side or patch:
+        key = f"MODEL.BACKBONE.SQUARE_PAD {side}" if side else f"MODEL.TIMM.PATCH_SIZE {patch}"
+        arguments = _arguments_in(keys)
+        if reason := check_size(keys.NAME, arguments, side, patch):
+            raise UserError(f"{key}: timm {keys.NAME} does not take it ({reason})")
+    return {"image_size": side, "patch_size": patch}
+
+
+def _arguments(keys: Any, backbone: Any) -> dict[str, Any]:
+    """Return the arguments of `convert.modeling.timm_network.TimmNetwork` in a detector."""
+    return {
+        "name": keys.NAME,
+        "arguments": _arguments_in(keys),
+        **_sizes(keys, backbone),
+        "drop_path": keys.DROP_PATH,
+        "freeze_at": backbone.FREEZE_AT,
+        "checkpoint_blocks": keys.CHECKPOINT_BLOCKS,
+    }
+
+
+def _features(keys: Any) -> dict[str, int]:
+    """Return the strides of the maps by name, see `Pyramid.features`."""
+    maps, patch = _network(keys)
+    return dict.fromkeys(maps.strides, patch) if patch else dict(maps.strides)
+
+
+def _num_parts(keys: Any) -> int:
+    from convert.modeling.timm_network import parts
+
+    return len(parts(keys.NAME, _arguments_in(keys)))
+
+
+def resample(
+    architecture: TimmArchitecture, state: Mapping[str, Tensor], model: Any
+) -> tuple[Mapping[str, Tensor], str]:
+    """Return tensors for the sizes of images and patches in a detector, and what changed.
+
+    Args:
+        architecture: Architecture of the weights.
+        state: Tensors of the weights.
+        model: Node MODEL of the detector's configuration.
+
+    Raises:
+        UserError: If timm does not resample them.
+    """
+    from convert.modeling.timm_network import maps_of, resampled
+
+    sizes = _sizes(model.TIMM, model.BACKBONE)
+    maps = maps_of(architecture.name, architecture.arguments)
+    own, patch = max(maps.strides.values()), sizes["patch_size"]
+    side = sizes["image_size"]
+    is_own = side in (0, maps.image_size[0]) and maps.image_size[0] == maps.image_size[1]
+    if not patch and (is_own or not side):
+        return state, ""
+    made = resampled(architecture.name, architecture.arguments, state, **sizes)
+    changes = [f"patches resampled from {own} to {patch} px"] if patch else []
+    changes += [f"tables of {' x '.join(map(str, maps.image_size))} px resampled for {side} px"
+                if side else ""]  # fmt: skip
+    return made, f"{', '.join(filter(None, changes))}, as timm's loader does it"
 
 
 @FAMILIES.register()
 @functools.cache
 def timm() -> Family:
     """Return the family of timm's networks."""
-    features = later("convert.modeling.timm_features:TimmFeatures")
-    loaded_by_timm = later("convert.modeling.timm_features:LoadedByTimm")
+    network = later("convert.modeling.timm_network:TimmNetwork")
+    loaded_by_timm = later("convert.modeling.timm_network:LoadedByTimm")
     return Family(
-        name="timm",
-        networks="others of timm with --timm-model (any with maps of strides 4 to 32)",
+        name=TIMM,
+        networks="any of timm by its name (with maps of strides 4 to 32, or of one stride)",
         architecture=TimmArchitecture,
         schemes={},
         dropped={},
@@ -186,19 +339,23 @@ def timm() -> Family:
         to_detectron2=str,
         from_detectron2=str,
         recognize=recognize,
-        build=lambda architecture: features(architecture.name),
-        reference=lambda architecture: loaded_by_timm(architecture.name),
+        build=lambda architecture: network(architecture.name, architecture.arguments),
+        reference=lambda architecture: loaded_by_timm(architecture.name, architecture.arguments),
         owner="timm's own network, as both sides of the comparison are",
         keys=TASK_KEYS,
-        # The tensors that precede a feature map differ between networks, so none can be frozen.
         pyramid=Pyramid(
-            lambda: pkgutil.resolve_name("convert.modeling.timm_features:TimmFeatures"),
+            lambda: pkgutil.resolve_name("convert.modeling.timm_network:TimmNetwork"),
             _arguments,
-            num_parts=0,
+            num_parts=_num_parts,
+            freezes_whole=True,
+            features=_features,
+            kinds=("", "_fpn", "_sfp"),
         ),
-        features={name: name for name in FEATURES},
+        features={name: name for name in (*FEATURES, FEATURE)},
         named_by=OPTION.name,
         named_scheme=scheme_of,
-        options=(OPTION,),
+        options=(OPTION, ARGUMENTS),
         check_trained=check_trained,
+        image_size=later("convert.modeling.timm_network:proof_size"),
+        resample=resample,
     )

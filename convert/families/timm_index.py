@@ -34,6 +34,8 @@ _VARYING = re.compile(
 # Tensors of a network (timm's largest has 3108), their part in a file, and the keys above them.
 _MIN_TENSORS, _MAX_TENSORS, _MIN_PART, _MAX_DEPTH = 40, 5_000, 0.2, 8
 _MAX_NAMES = 5  # in a message
+# A tensor of efficientnet-pytorch, whose padding is TensorFlow's, as of timm's networks with `tf_`.
+EFFICIENTNET_PYTORCH = "_conv_stem.weight"
 
 
 class Digests(NamedTuple):
@@ -51,7 +53,7 @@ class Row(NamedTuple):
         exact: Digest of the names and shapes of all tensors but the classifier.
         loose: Digest of those that do not depend on the size of the image, the pooling or the head.
         order: Digest of the shapes of all tensors in order, without names or a last linear layer.
-        maps: `MAPS` if it has maps of strides 4 to 32 for images of every size.
+        maps: `MAPS` if it has maps for a pyramid, see `convert.modeling.timm_network.maps_of`.
         stands_for: Name of a network with equal tensors and features, often its own.
     """
 
@@ -162,17 +164,19 @@ def names_that_fit(shapes: Shapes, flag: str) -> str:
     give = f"give {flag} with the name of its network"
     for column, like, advice in (
         ("exact", "are those of {}", f"; {give}"),
-        ("order", "have, in order, the shapes of {}", f"; rename them as timm does and {give}"),
+        ("order", "have, in order, the shapes of {}", f"; {give}"),
         ("loose", "are like those of {}", f", but its size or pooling differs; {give}"),
     ):
         names = [name for each in found for name in its.named(**{column: getattr(each, column)})]
+        if any(key.endswith(EFFICIENTNET_PYTORCH) for key in shapes):
+            names = [name for name in names if name.startswith("tf_")]
         served = sorted({name for name in names if its.rows[name].maps == MAPS})
         if served:
             twins = ", whose features differ" if served[1:] and column != "loose" else ""
             return f"; its tensors {like.format(listed(served))}{twins}{advice}"
         if names:
             text = like.format(listed(sorted({*names})))
-            return f"; its tensors {text}, without maps of strides 4 to 32"
+            return f"; its tensors {text}, without maps for a pyramid"
     return ""
 
 

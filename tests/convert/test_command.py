@@ -110,7 +110,7 @@ def test_the_flags_are_these() -> None:
     expected = (
         "-h --help --to --encoder --mean --std --scale --channel-order --stride-in-1x1 "
         "--stem --num-heads --activation --patch-size --patch-rule --image-size "
-        "--fold-layer-scale --timm-model --overwrite --debug"
+        "--fold-layer-scale --timm-model --timm-arguments --as --overwrite --debug"
     )
     assert flags == set(expected.split())
 

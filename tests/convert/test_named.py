@@ -81,9 +81,9 @@ def test_a_network_that_only_timm_has(name: str, place: str, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("name", "place"),
     [
-        ("vit_small_patch16_rope_ape_224", "arch"),
-        pytest.param("vit_base_patch16_rpn_224", "args.model", marks=pytest.mark.slow),
-        ("mixer_s32_224", "arch"),
+        ("pit_ti_224", "arch"),
+        ("crossvit_tiny_240", "args.model"),
+        ("levit_128s", "arch"),
     ],
 )
 def test_a_network_without_a_pyramid_is_refused_by_its_name(

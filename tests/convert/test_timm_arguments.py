@@ -29,18 +29,19 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], bool]] = [
     ("vit_tiny_patch16_224", VIT, {"act_layer": "quick_gelu"}, True),
     ("vit_tiny_patch16_224", VIT, {"qkv_bias": False}, True),
     ("vit_tiny_patch16_224", VIT, {"dynamic_img_size": True, "drop_path_rate": 0.1}, True),
-    ("vit_tiny_patch16_224", VIT, {"act_layer": "relu"}, False),
-    ("vit_tiny_patch16_224", VIT, {"img_size": [128, 32]}, False),
-    ("vit_tiny_patch16_224", VIT, {"qk_norm": True}, False),
+    # The family of vision transformers lacks these: they are timm's own network.
+    ("vit_tiny_patch16_224", VIT, {"act_layer": "relu"}, True),
+    ("vit_tiny_patch16_224", VIT, {"img_size": [128, 32]}, True),
+    ("vit_tiny_patch16_224", VIT, {"qk_norm": True}, True),
     ("resnet18", RESNET, {}, True),
     ("resnet18", RESNET, {"drop_rate": 0.5}, True),
     ("resnet18", RESNET, {"output_stride": 16}, False),
-    ("resnet18", RESNET, {"act_layer": "gelu"}, False),
+    ("resnet18", RESNET, {"act_layer": "gelu"}, True),
     ("swin_tiny_patch4_window7_224", SWIN, {}, True),
     ("swin_tiny_patch4_window7_224", SWIN, {"img_size": 128}, True),
     ("convnext_atto", CONVNEXT, {}, True),
-    ("convnext_atto", CONVNEXT, {"act_layer": "relu"}, False),
-    ("convnext_atto", CONVNEXT, {"norm_eps": 1e-2}, False),
+    ("convnext_atto", CONVNEXT, {"act_layer": "relu"}, True),
+    ("convnext_atto", CONVNEXT, {"norm_eps": 1e-2}, True),
 ]
 
 
@@ -89,11 +90,12 @@ def test_equal_or_refused_by_name(
         with pytest.raises(DataError) as caught:
             convert_file(file, tmp_path / "out.pth")
         [key] = changed
-        assert any(text in str(caught.value) for text in (key, "q_norm", "k_norm"))
+        assert key in str(caught.value)
         return
     backbone = load_backbone(file)
     side = changed.get("img_size", 64)
-    image = torch.rand(2, 3, side, side)
+    size = (side, side) if isinstance(side, int) else side
+    image = torch.rand(2, 3, *size)
     with torch.no_grad():
         pixels, options = (image - 0.5) / 0.25, {"intermediates_only": True, "norm": False}
         expected = net.forward_intermediates(pixels, **options)[-1]  # type: ignore[operator]
@@ -106,16 +108,16 @@ def test_equal_or_refused_by_name(
 def test_the_epsilon_of_timms_train_py(tmp_path: Path) -> None:
     """Its option --bn-eps is an argument of `create_model` as well."""
     name = "mobilenetv3_small_050"
+    image = torch.rand(2, 3, 64, 96)
     for eps in (0.1, None):  # None is its default
         net = built(name, {} if eps is None else {"bn_eps": eps})
-        args = {"model": name, "bn_eps": eps, "model_kwargs": {}}
+        args = {"model": name, "bn_eps": eps, "model_kwargs": {}, "mean": [0] * 3, "std": [1] * 3}
         saved = {"args": args, "arch": name, "state_dict": net.state_dict()}
         torch.save(saved, tmp_path / "last.pth.tar")
-        if eps is None:
-            assert convert_file(tmp_path / "last.pth.tar", tmp_path / "out.pth")
-            continue
-        with pytest.raises(DataError, match="bn_eps"):
-            convert_file(tmp_path / "last.pth.tar", tmp_path / "out.pth")
+        backbone = load_backbone(tmp_path / "last.pth.tar")
+        with torch.no_grad():
+            expected = net.forward_intermediates(image, intermediates_only=True)  # type: ignore[operator]
+            assert torch.allclose(backbone(image)["res5"], expected[-1], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

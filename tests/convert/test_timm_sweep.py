@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.oracles import timm_sweep
-from tests.oracles.timm_sweep import EQUAL, REFUSED, WRONG, Outcome, outcomes, table
+from tests.oracles.timm_sweep import EQUAL, REFUSED, UNTRAINABLE, WRONG, Outcome, outcomes, table
 
 # Networks by what becomes of them with their name recorded.
 NETWORKS = {
@@ -24,13 +24,22 @@ NETWORKS = {
     "test_efficientnet": f"timm, {EQUAL}",
     "test_nfnet": f"timm, {EQUAL}",
     "swin_tiny_patch4_window7_224": f"swin, {EQUAL}",
-    "swin_s3_tiny_224": REFUSED,
+    "swin_s3_tiny_224": f"timm, {EQUAL}",
     "deit_tiny_patch16_224": f"vit, {EQUAL}",
     "vit_tiny_patch16_224": f"vit, {EQUAL}",
     "test_vit": f"vit, {EQUAL}",
-    "test_vit3": REFUSED,
-    "test_mambaout": REFUSED,
-    "test_coatnet": REFUSED,
+    "test_vit3": f"timm, {EQUAL}",
+    "test_mambaout": f"timm, {EQUAL}",
+    "test_coatnet": f"timm, {EQUAL}",
+    "test_maxvit": f"timm, {EQUAL}",
+    "mvitv2_tiny": f"timm, {EQUAL}",
+    "hiera_tiny_224": f"timm, {EQUAL}",
+    "deit_tiny_distilled_patch16_224": f"timm, {EQUAL}",
+    "eva02_tiny_patch14_224": f"timm, {EQUAL}",
+    "xcit_nano_12_p16_224": f"timm, {EQUAL}",
+    "mobilenetv4_conv_small": f"timm, {EQUAL}",
+    "levit_128s": REFUSED,
+    "pit_ti_224": REFUSED,
 }
 
 
@@ -39,7 +48,10 @@ NETWORKS = {
 def test_a_network_of_timm(name: str) -> None:
     made = outcomes(name)
     assert made["named"].what == NETWORKS[name], made
-    assert made["plain"].what not in WRONG, made
+    assert not {outcome.what for outcome in made.values()} & {*WRONG}, made
+    is_equal = made["module"].what.endswith(EQUAL)
+    assert is_equal == (NETWORKS[name] != REFUSED), made
+    assert (made["sizes"].what == UNTRAINABLE) == (NETWORKS[name] == REFUSED), made
 
 
 @pytest.mark.slow
@@ -61,7 +73,7 @@ def test_a_network_of_timm(name: str) -> None:
     ],
 )
 def test_networks_with_rotary_positions_are_right_or_refused(name: str) -> None:
-    made = outcomes(name)
+    made = outcomes(name, kinds=("named", "plain"))
     assert not {outcome.what for outcome in made.values()} & {*WRONG}, made
 
 
@@ -73,7 +85,7 @@ def test_a_difference_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr(timm_sweep, "_features", lambda name, net, image: [
             [2 * value for value in other.forward_intermediates(image, intermediates_only=True)]
         ])  # fmt: skip
-        made = outcomes("resnet18")
+        made = outcomes("resnet18", kinds=("named", "plain"))
     assert made["named"].what == timm_sweep.SILENT
     assert made["plain"].what == f"resnet, {timm_sweep.ASSUMED}"
 
@@ -81,4 +93,7 @@ def test_a_difference_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_table_counts() -> None:
     one = {"named": Outcome(REFUSED), "plain": Outcome(f"vit, {EQUAL}", 2e-7)}
     lines = table({"a": one, "b": {**one, "named": Outcome(f"vit, {EQUAL}", 1e-7)}}).splitlines()
-    assert [line.split()[-3:] for line in lines[1:]] == [["1", "0", "0"], ["1", "2", "2e-07"]]
+    assert [line.split()[-5:] for line in lines[1:]] == [
+        ["1", "0", "0", "0", "0"],
+        ["1", "2", "0", "0", "2e-07"],
+    ]

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from convert.facts import COMPARED, MM, NO_EFFECT, NONE, OPEN_CLIP, TIMM, TRANSFORMERS
-from convert.recorded import NOT_OF_A_NETWORK, USED
+from convert.families.timm_arguments import NOT_OF_A_NETWORK
+from convert.recorded import USED
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "recorded-facts.md"
 TEXT = """# Recorded facts

@@ -8,6 +8,7 @@ convert/families/timm_index.txt, in about ten minutes. Run it for each version o
 
 from __future__ import annotations
 
+import collections
 import functools
 from collections.abc import Iterable
 from typing import Any
@@ -27,8 +28,9 @@ from convert.families.timm_index import (
     Row,
     Shapes,
     digests,
+    without_counters,
 )
-from convert.modeling.timm_features import probe, whole_network
+from convert.modeling.timm_network import own_names, whole_network
 from moco.common.errors import UserError
 
 # Attributes of modules that change no feature. Sizes of the image are in the tensors where they do.
@@ -58,7 +60,7 @@ def shapes_of(net: nn.Module) -> Shapes:
 def has_maps(name: str) -> bool:
     """Return whether the converter takes a network by its name."""
     try:
-        probe(name)
+        own_names(name)
     except UserError:
         return False
     return True
@@ -113,21 +115,41 @@ def of_torchvision() -> dict[str, Shapes]:
 
 
 def alike(name: str, others: list[str]) -> list[str]:
-    """Return those of timm's networks with the layers of a network of torchvision."""
+    """Return those of timm's networks with the layers of a network of torchvision.
+
+    `name:bn_eps=0.001` is one with that argument.
+    """
     if not others:
         return []
-    with torch.device("meta"):
+    with _WithoutMemory():
         own = layers(torchvision.models.get_model(name))
-    return [other for other in others if layers(whole_network(other)) == own]
+    found = []
+    for other in others:
+        for arguments in ("", "bn_eps=0.001"):
+            try:
+                net = whole_network(other, arguments)
+            except UserError:
+                continue
+            # Both libraries have a last convolution as a linear layer in some networks.
+            if own in (layers(net), layers(net, without="conv_head")):
+                found.append(f"{other}:{arguments}".rstrip(":"))
+                break
+    return found
 
 
-def layers(net: nn.Module) -> list[Any]:
-    """Return what the tensors of convolutions and norms do not determine, in order."""
-    return [
+def layers(net: nn.Module, without: str = "") -> collections.Counter[Any]:
+    """Return what the tensors of convolutions and norms do not determine."""
+    return collections.Counter(
         module.eps if isinstance(module, nn.BatchNorm2d) else (module.stride, module.padding)
-        for module in net.modules()
-        if isinstance(module, nn.BatchNorm2d | nn.Conv2d)
-    ]
+        for name, module in net.named_modules()
+        if isinstance(module, nn.BatchNorm2d | nn.Conv2d) and name != without
+    )
+
+
+def every_shape(shapes: Shapes) -> tuple[str, ...]:
+    """Return the shapes of all tensors, sorted, of a 1x1 convolution as of a linear layer."""
+    kept = without_counters(shapes).values()
+    return tuple(sorted(str(tuple(n for n in shape if n > 1)) for shape in kept))
 
 
 def lines() -> Iterable[str]:
@@ -140,17 +162,18 @@ def lines() -> Iterable[str]:
     yield f"# timm {timm.__version__}"
     yield f"# classifiers {' '.join(heads)}"
     first: dict[tuple[str, str], str] = {}
-    exact, orders = set(), {}
+    exact, sorted_shapes = set(), {}
     for name, its in shapes.items():
         found = digests(its, heads)
         exact.add(found.exact)
-        orders[name] = found.order
+        sorted_shapes[name] = every_shape(its)
         stands_for = first.setdefault((found.exact, described[name]), name)
         yield " ".join((name, *Row(*found, MAPS if has_maps(name) else NO_MAPS, stands_for)))
     for name, its in torchvisions.items():
         found = digests(its, heads)
         if found.exact not in exact:
-            others = alike(name, [n for n, order in orders.items() if order == found.order])
+            own = every_shape(its)
+            others = alike(name, [n for n, shapes in sorted_shapes.items() if shapes == own])
             yield " ".join((TORCHVISION, name, found.exact, *others))
 
 

@@ -3,10 +3,12 @@
     python -m tests.oracles.timm_sweep 'resnet*' 'vit_*'
 
 Each network is built, saved as timm's train.py saves it with its name and also as a plain state
-dict, and converted. A file that is converted must have the features of the network that it was
-saved from; one that is refused must be refused by its name. A plain state dict has no name: what
-its tensors do not determine is in the report's line `assumed`. Anything else is a silent
-difference, after which the exit code is 1.
+dict, and converted; the module itself is handed over, too. A network that is converted must have
+the features of the one that it was made from; one that is refused must be refused by its name. A
+plain state dict has no name: what its tensors do not determine is in the report's line `assumed`.
+Anything else is a silent difference, after which the exit code is 1. Last, the network of timm's
+family is trained for one step on images of another size than its own. Of networks with more than
+`--max-parameters` one with two blocks, or one in each stage, takes the place.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import fnmatch
 import multiprocessing
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,16 +27,30 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from convert.backbone import load_backbone
 from convert.convert_to_d2 import convert_file
+from convert.families.timm import EXAMPLE_PX
+from convert.families.timm_arguments import as_text
+from convert.modeling.timm_network import (
+    FIXED,
+    TimmNetwork,
+    check_size,
+    maps_of,
+    resampled,
+)
 from convert.prove import Converted, build_backbone, proof_image, read_converted
 from moco.common.errors import UserError
 
-MAX_PARAMETERS = 400e6
+MAX_PARAMETERS = 100e6
+# Arguments of smaller networks, of which the first that timm takes is used.
+SMALLER: tuple[dict[str, Any], ...] = ({"depth": 2}, {"depths": (1, 1, 2, 1)}, {"layers": [1] * 4})
 TOLERANCE = 1e-5  # relative to the largest feature
 # Outcomes.
 EQUAL, REFUSED, ASSUMED = "equal features", "refused", "other features, as the report assumes"
 UNNAMED, SILENT, FAILED = "refused without its name", "SILENT DIFFERENCE", "FAILED"
 TOO_LARGE, NOT_BUILT = "not built: too large", "not built by timm"
+ANY_SIZE, SQUARE, UNTRAINABLE = "trained at another size", "trained in a square", "not trainable"
+KINDS = ("named", "plain", "module", "sizes")
 WRONG = (UNNAMED, SILENT, FAILED)
 
 
@@ -52,7 +68,7 @@ class Outcome(NamedTuple):
     reason: str = ""
 
 
-def make(name: str) -> nn.Module:
+def make(name: str, **arguments: Any) -> nn.Module:
     """Build a network whose features show how it computes, as those of a trained network.
 
     No norm or LayerScale is at its initial value; linear layers are larger than at the start of a
@@ -62,7 +78,7 @@ def make(name: str) -> nn.Module:
     import timm
 
     torch.manual_seed(0)
-    net: nn.Module = timm.create_model(name, num_classes=2).eval()
+    net: nn.Module = timm.create_model(name, num_classes=2, **arguments).eval()
     is_first = True
     with torch.no_grad():
         for value in net.state_dict().values():
@@ -76,27 +92,107 @@ def make(name: str) -> nn.Module:
     return net
 
 
-def outcomes(name: str, max_parameters: float = MAX_PARAMETERS) -> dict[str, Outcome]:
-    """Convert a network with and without its name."""
-    import timm
-
+def outcomes(
+    name: str, max_parameters: float = MAX_PARAMETERS, kinds: Sequence[str] = KINDS
+) -> dict[str, Outcome]:
+    """Convert a network with and without its name, and as a module, and train it."""
     warnings.filterwarnings("ignore")
     try:
-        with torch.device("meta"):
-            size = sum(p.numel() for p in timm.create_model(name).parameters())
-        if size > max_parameters:
-            return dict.fromkeys(("named", "plain"), Outcome(TOO_LARGE))
-        net = make(name)
+        arguments = _smaller(name, max_parameters)
+        if arguments is None:
+            return {**dict.fromkeys(kinds, Outcome(TOO_LARGE)), "sizes": _maps(name)}
+        net = make(name, **arguments)
     except Exception as error:  # of another library, in its optional dependencies
-        return dict.fromkeys(("named", "plain"), Outcome(NOT_BUILT, reason=str(error)))
+        return dict.fromkeys(kinds, Outcome(NOT_BUILT, reason=str(error)))
     state = net.state_dict()
-    named = {"state_dict": state, "arch": name, "version": 2, "epoch": 1}
-    heads = _heads(net)
+    record = {"model": name, "model_kwargs": arguments}
+    named = {"state_dict": state, "arch": name, "args": record, "version": 2, "epoch": 1}
     with tempfile.TemporaryDirectory() as folder:
-        return {
-            "named": _outcome(name, net, named, {}, Path(folder)),
-            "plain": _outcome(name, net, state, heads, Path(folder)),
+        ways: dict[str, Callable[[], Outcome]] = {
+            "named": lambda: _outcome(name, net, named, {}, Path(folder)),
+            "plain": lambda: _outcome(name, net, state, _heads(net), Path(folder)),
+            "module": lambda: _of_module(name, net),
+            "sizes": lambda: _trained(name, arguments),
         }
+        return {kind: ways[kind]() for kind in kinds}
+
+
+def _smaller(name: str, max_parameters: float) -> dict[str, Any] | None:
+    """Return arguments of a network of at most so many parameters, or None if there are none."""
+    import timm
+
+    for arguments in ({}, *SMALLER):
+        try:
+            with torch.device("meta"):
+                net = timm.create_model(name, **arguments)
+        except (TypeError, RuntimeError, AssertionError, ValueError, IndexError):
+            if not arguments:
+                raise
+            continue
+        if sum(p.numel() for p in net.parameters()) <= max_parameters:
+            return arguments
+    return None
+
+
+def _of_module(name: str, net: nn.Module) -> Outcome:
+    """Hand a module over, and compare the maps."""
+    try:
+        backbone = load_backbone(net)
+    except UserError as error:
+        return Outcome(REFUSED, reason=str(error))
+    except Exception as error:  # to go on with the next network
+        return Outcome(FAILED, reason=f"{type(error).__name__}: {error}")
+    family = backbone.contract.family.name
+    converted = Converted(dict(backbone.net.state_dict()), backbone.contract)
+    difference = compare(name, net, converted)
+    notes = [note for note in backbone.notes if "not verified by the module" in note]
+    if difference > TOLERANCE:
+        return Outcome(ASSUMED if notes else SILENT, difference, "".join(notes)[-200:])
+    what = f"{family}, {EQUAL}" + (", not verified by the module" if notes else "")
+    return Outcome(what, difference, "".join(notes)[-200:])
+
+
+def _trained(name: str, arguments: Mapping[str, Any]) -> Outcome:
+    """Train timm's network for one step, on images of another size than its own."""
+    try:
+        built = as_text(arguments)
+        maps = maps_of(name, built)
+        stride = max(maps.strides.values())
+        patch = 16 if len(maps.strides) == 1 and stride & (stride - 1) else 0
+        own = maps.image_size[0]
+        side = -(-EXAMPLE_PX // own) * own if len(maps.strides) > 1 else 320
+        side = side if maps.sizes == FIXED else 0
+        if reason := check_size(name, built, side, patch):
+            return Outcome(UNTRAINABLE, reason=f"{side or patch} px: {reason}")
+        if side or patch:
+            source = TimmNetwork(name, built).state_dict()
+            state = resampled(name, built, source, side, patch)
+        net = TimmNetwork(name, built, image_size=side, patch_size=patch).train()
+        if side or patch:
+            net.load_state_dict(state)
+        size = (side, side) if side else (5 * (patch or stride), 7 * (patch or stride))
+        made = net(torch.randn(2, 3, *size))
+        sum(value.square().mean() for value in made.values()).backward()
+    except UserError as error:
+        return Outcome(UNTRAINABLE, reason=str(error))
+    except Exception as error:  # to go on with the next network
+        return Outcome(FAILED, reason=f"{type(error).__name__}: {error}")
+    without = [n for n, p in net.named_parameters() if p.requires_grad and p.grad is None]
+    shapes = {n: [size[0] // s, size[1] // s] for n, s in net.strides.items()}
+    if without or any(list(value.shape[2:]) != shapes[n] for n, value in made.items()):
+        return Outcome(FAILED, reason=f"no gradient: {without[:3]}, shapes {shapes}")
+    return Outcome(SQUARE if side else ANY_SIZE)
+
+
+def _maps(name: str) -> Outcome:
+    """Describe a network on the meta device alone."""
+    try:
+        maps = maps_of(name)
+    except UserError as error:
+        return Outcome(UNTRAINABLE, reason=str(error))
+    except Exception as error:  # to go on with the next network
+        return Outcome(FAILED, reason=f"{type(error).__name__}: {error}")
+    return Outcome(f"shapes alone: {SQUARE if maps.sizes == FIXED else ANY_SIZE}")
 
 
 def _heads(net: Any) -> dict[str, int]:
@@ -112,6 +208,7 @@ def _outcome(
     file, result = folder / "some.file", folder / "out.pth"
     torch.save(content, file)
     is_named = "arch" in content
+    name = name.partition(".")[0]
     try:
         try:
             report = convert_file(file, result)
@@ -133,7 +230,7 @@ def _outcome(
     return Outcome(SILENT, difference, report.assumed)
 
 
-def compare(name: str, net: nn.Module, converted: Converted) -> float:
+def compare(name: str, net: Any, converted: Converted) -> float:
     """Return the largest difference of a converted backbone's features to timm's own.
 
     Each feature is compared with those of timm's forward pass that have its shape. Where the
@@ -144,7 +241,10 @@ def compare(name: str, net: nn.Module, converted: Converted) -> float:
     backbone.load_state_dict(converted.model, strict=False)
     with torch.no_grad():
         made: Mapping[str, Tensor] = backbone.eval()(image)
-        ways = [_relative(made, expected) for expected in _features(name, net, image)]
+        if converted.contract.family.name == "timm":
+            ways = [_relative(made, net.forward_intermediates(image, intermediates_only=True))]
+        else:
+            ways = [_relative(made, expected) for expected in _features(name, net, image)]
     return min(ways, default=float("inf"))
 
 
@@ -192,27 +292,30 @@ def _image_size(net: Any) -> list[int]:
 def _relative(made: Mapping[str, Tensor], expected: Sequence[Tensor]) -> float:
     largest = 0.0
     for name, value in made.items():
-        others = [other for other in expected if other.shape == value.shape]
         if name == "stem":
             continue  # timm's is before the pooling
+        others = [other for other in expected if other.shape == value.shape]
         scale = max(1.0, float(value.abs().max()))
-        nearest = [float((other - value).abs().max()) / scale for other in others]
-        largest = max(largest, min(nearest, default=float("inf")))
+        last = float((others[-1] - value).abs().max()) / scale if others else float("inf")
+        largest = max(largest, last)
     return largest
 
 
-def _job(task: tuple[str, float]) -> tuple[str, dict[str, Outcome]]:
+def _job(task: tuple[str, float, Sequence[str]]) -> tuple[str, dict[str, Outcome]]:
     torch.set_num_threads(1)
-    name, max_parameters = task
-    return name, outcomes(name, max_parameters)
+    name, max_parameters, kinds = task
+    return name, outcomes(name, max_parameters, kinds)
 
 
 def sweep(
-    names: Sequence[str], jobs: int = 1, max_parameters: float = MAX_PARAMETERS
+    names: Sequence[str],
+    jobs: int = 1,
+    max_parameters: float = MAX_PARAMETERS,
+    kinds: Sequence[str] = KINDS,
 ) -> dict[str, dict[str, Outcome]]:
     """Convert networks in processes of 10 each, and print a line for each."""
     found = {}
-    tasks = [(name, max_parameters) for name in names]
+    tasks = [(name, max_parameters, kinds) for name in names]
     spawn = multiprocessing.get_context("spawn")
     # A Pool would wait forever for a process that is killed for its memory.
     with ProcessPoolExecutor(jobs, spawn, max_tasks_per_child=10) as pool:
@@ -227,7 +330,8 @@ def sweep(
 
 def table(found: Mapping[str, Mapping[str, Outcome]]) -> str:
     """Return the counts by outcome as a table, with the largest difference of each."""
-    lines = [f"{'outcome':44} {'named':>6} {'plain':>6}  largest relative difference"]
+    head = " ".join(f"{kind:>6}" for kind in KINDS)
+    lines = [f"{'outcome':44} {head}  largest relative difference"]
     counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     largest: dict[str, float] = collections.defaultdict(float)
     for made in found.values():
@@ -235,7 +339,8 @@ def table(found: Mapping[str, Mapping[str, Outcome]]) -> str:
             counts[outcome.what][kind] += 1
             largest[outcome.what] = max(largest[outcome.what], outcome.difference)
     for what, its in sorted(counts.items()):
-        lines.append(f"{what:44} {its['named']:6} {its['plain']:6}  {largest[what]:.2g}")
+        numbers = " ".join(f"{its[kind]:6}" for kind in KINDS)
+        lines.append(f"{what:44} {numbers}  {largest[what]:.2g}")
     return "\n".join(lines)
 
 
@@ -248,10 +353,11 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="number of processes")
     parser.add_argument("--max-parameters", type=float, default=MAX_PARAMETERS,
                         help="larger networks are not built")  # fmt: skip
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="what is tried")
     args = parser.parse_args()
     every = timm.list_models()
     names = [n for n in every if any(fnmatch.fnmatch(n, p) for p in args.patterns)]
-    found = sweep(names, args.jobs, args.max_parameters)
+    found = sweep(names, args.jobs, args.max_parameters, args.kinds)
     print(f"\n{len(found)} networks of timm {timm.__version__}\n{table(found)}")
     return int(any(outcome.what in WRONG for made in found.values() for outcome in made.values()))
 

@@ -1,0 +1,509 @@
+"""Networks of timm as backbones: their own modules, maps and tensors, by `forward_intermediates`.
+
+timm computes every block, with its tokens, windows and positions; here are the choice of the maps,
+the size of the image, and what a detector freezes.
+
+Shapes: N images, C channels, H W pixels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import logging
+import math
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from convert.families.base import LEFT_AT_INIT, STRIDES, first_rule
+from convert.families.timm_arguments import from_text
+from convert.families.vit import FEATURE
+from moco.common.errors import UserError, first_few, shown
+from moco.modeling import soundness
+
+# How a network takes images of other sizes than its own.
+ANY_SIZE, DYNAMIC, FIXED = "any", "dynamic", "fixed"
+# It warns of a head in the file, which is dropped by a rule.
+logging.getLogger("timm.models._builder").setLevel(logging.ERROR)
+# Networks that look positions up in a table, of which the meta device does not see the end.
+_INDEXED = ("MultiScaleVit",)
+# Vision transformers on a whole ResNet, whose published weights timm loads first.
+_FETCHES = re.compile(r"_resnet(26|50)d_")
+_PROBE_CELLS = (9, 11)  # of the coarsest map; odd, so that no window divides them
+_PROOF_CELLS = 16  # of a network with one map for images of any size
+# What timm's constructors and networks raise for what they do not support.
+_ERRORS = (
+    *(AssertionError, AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError),
+    *(TypeError, ValueError),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Maps:
+    """Maps that a detector takes from a network of timm.
+
+    Attributes:
+        indices: Their indices in `forward_intermediates`.
+        strides, channels: Strides and channels, by the name of the map: the last of each stride
+            of 4 to 32, or the map of the last block if all have one stride.
+        sizes: `ANY_SIZE`, `DYNAMIC` (with timm's `dynamic_img_size`) or `FIXED` (`img_size`).
+        image_size: Height and width of the images that the network was made for, px.
+    """
+
+    indices: tuple[int, ...]
+    strides: Mapping[str, int]
+    channels: Mapping[str, int]
+    sizes: str
+    image_size: tuple[int, int]
+
+
+class TimmNetwork(nn.Module):
+    """Network of timm: (N, 3, H, W) normalized pixels -> {"res2", …, "res5"} or {"last_feat"}.
+
+    The parts after the last map are removed. Maps are those before a final norm, without tokens.
+
+    Args:
+        name: timm's model name without a tag.
+        arguments: Arguments of `timm.create_model` as text.
+        image_size: Side of the images, px, if the network takes one size alone; 0 for its own.
+        patch_size: Side of a patch, px; 0 for the network's own.
+        drop_path: timm's `drop_path_rate`; 0 uses the network's default.
+        freeze_at: Number of leading parts that are frozen, see `parts`; -1: the whole network.
+        checkpoint_blocks: Recompute activations in the backward pass, as timm does it.
+
+    Attributes:
+        strides: Strides of the maps, by name.
+        stage_channels: Channels of the maps, by name.
+
+    Raises:
+        UserError: If timm has no such network, or it lacks the maps or an argument.
+    """
+
+    strides: Mapping[str, int]
+    stage_channels: Mapping[str, int]
+
+    def __init__(
+        self,
+        name: str,
+        arguments: str = "",
+        *,
+        image_size: int = 0,
+        patch_size: int = 0,
+        drop_path: float = 0.0,
+        freeze_at: int = 0,
+        checkpoint_blocks: bool = False,
+    ) -> None:
+        super().__init__()
+        maps = maps_of(name, arguments)
+        options = sizes_of(maps, image_size, patch_size)
+        if drop_path:
+            options["drop_path_rate"] = drop_path
+        self.net = _pruned(_create(name, arguments, **options), maps)
+        if checkpoint_blocks:
+            self._checkpoint_blocks(name, arguments)
+        self.indices = list(maps.indices)
+        self.strides = maps.strides
+        if patch_size:
+            self.strides = dict.fromkeys(maps.strides, patch_size)
+        self.stage_channels = maps.channels
+        self.is_frozen = freeze_at < 0
+        leading = parts(name, arguments)[:freeze_at] if freeze_at > 0 else ()
+        frozen = {key for part in leading for key in part}
+        for key, parameter in self.net.named_parameters():
+            if self.is_frozen or key in frozen:
+                parameter.requires_grad_(False)
+
+    @property
+    def size_divisibility(self) -> int:
+        """Number of pixels that both sides of a batch are a multiple of, the largest stride."""
+        return max(self.strides.values())
+
+    def _checkpoint_blocks(self, name: str, arguments: str) -> None:
+        net: Any = self.net
+        try:
+            net.set_grad_checkpointing()
+        except _ERRORS as error:
+            what = f"cannot recompute activations ({_first(error)})"
+            raise _refusal(name, arguments, what) from error
+
+    def train(self, mode: bool = True) -> TimmNetwork:
+        """Set the mode; batch norm and drop path of frozen parts stay in eval mode."""
+        super().train(mode)
+        for module in self.net.modules():
+            parameters = list(module.parameters())
+            if self.is_frozen or (parameters and not any(p.requires_grad for p in parameters)):
+                module.eval()
+        return self
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        """Compute the maps."""
+        net: Any = self.net
+        maps = net.forward_intermediates(x, indices=self.indices, intermediates_only=True)
+        return dict(zip(self.strides, maps, strict=True))
+
+
+def sizes_of(maps: Maps, image_size: int, patch_size: int) -> dict[str, Any]:
+    """Return the arguments of `timm.create_model` for a size of the images and the patches."""
+    options: dict[str, Any] = {}
+    if maps.sizes == DYNAMIC:
+        options["dynamic_img_size"] = True
+    if patch_size:
+        # As many patches as the source has, so that its positions need not be resampled.
+        own = max(maps.strides.values())
+        options["patch_size"] = patch_size
+        if maps.sizes != ANY_SIZE:
+            options["img_size"] = tuple(px // own * patch_size for px in maps.image_size)
+    if maps.sizes == FIXED and image_size:
+        options["img_size"] = image_size
+    return options
+
+
+@functools.cache
+def maps_of(name: str, arguments: str = "") -> Maps:
+    """Return the maps of a network of timm.
+
+    The strides are those that timm states. The network runs on images on the meta device, which
+    shows whether they hold, and which sizes it takes.
+
+    Raises:
+        UserError: If timm has no such network, it has no maps for a pyramid, or takes no images of
+            another size than its own.
+    """
+    net = whole_network(name, arguments)
+    if not hasattr(net, "forward_intermediates"):
+        raise _refusal(name, arguments, "the installed timm has no maps of it")
+    its: Any = getattr(net.feature_info, "info", net.feature_info)
+    last = {row["reduction"]: (i, row["num_chs"]) for i, row in enumerate(its)}
+    if {*STRIDES.values()} <= last.keys():
+        chosen = STRIDES
+    elif len(last) == 1:
+        chosen = {FEATURE: next(iter(last))}
+    else:
+        expected = f"expected {[*STRIDES.values()]}, or one"
+        raise _refusal(name, arguments, f"its maps have strides {[*last]}, {expected}")
+    size = _own_size(net, arguments)
+    maps = Maps(
+        tuple(last[stride][0] for stride in chosen.values()),
+        chosen,
+        {feature: last[stride][1] for feature, stride in chosen.items()},
+        ANY_SIZE,
+        size,
+    )
+    other = tuple(max(chosen.values()) * cells for cells in _PROBE_CELLS)
+    reason = _difference(net, maps, other)
+    if type(net).__name__ in _INDEXED:
+        reason = "its tables are for one size"
+    if not reason:
+        return maps
+    for sizes, options, images in (
+        (DYNAMIC, {"dynamic_img_size": True}, other),
+        (FIXED, {"img_size": 2 * size[0]}, (2 * size[0], 2 * size[0])),
+    ):
+        try:
+            changed = whole_network(name, arguments, **options)
+        except UserError:
+            continue
+        if not _difference(changed, maps, images):
+            return dataclasses.replace(maps, sizes=sizes)
+    what = "does not take images of another size, as detectors do"
+    raise _refusal(name, arguments, f"{what} ({reason})")
+
+
+def _own_size(net: Any, arguments: str) -> tuple[int, int]:
+    size = from_text(arguments).get("img_size") or net.pretrained_cfg["input_size"][1:]
+    height, width = (size, size) if isinstance(size, int) else size
+    return height, width
+
+
+def _difference(net: Any, maps: Maps, size: tuple[int, ...]) -> str:
+    """Return how the maps of an image of this size differ from what is expected, or ""."""
+    try:
+        with torch.device("meta"), torch.no_grad():
+            image = torch.empty(1, 3, *size)
+            made = net.forward_intermediates(
+                image, indices=list(maps.indices), intermediates_only=True
+            )
+    except _ERRORS as error:
+        return _first(error)
+    for value, (name, stride) in zip(made, maps.strides.items(), strict=True):
+        expected = [1, maps.channels[name], *(px // stride for px in size)]
+        if list(value.shape) != expected:
+            return f"a map of shape {list(value.shape)} for {size[0]} x {size[1]} px"
+    return ""
+
+
+def proof_size(architecture: Any) -> tuple[int, int]:
+    """Return height and width of the image that verifies a conversion; see `Family.image_size`."""
+    maps = maps_of(architecture.name, architecture.arguments)
+    if maps.sizes != ANY_SIZE:
+        return maps.image_size
+    if len(maps.strides) > 1:
+        return soundness.IMAGE_SIZE_PX
+    side = _PROOF_CELLS * max(maps.strides.values())
+    return side, side
+
+
+@functools.cache
+def check_size(name: str, arguments: str, image_size: int, patch_size: int) -> str:
+    """Return why a network does not take images, patches of such a size, or ""; 0 is its own."""
+    maps = maps_of(name, arguments)
+    try:
+        net = whole_network(name, arguments, **sizes_of(maps, image_size, patch_size))
+    except UserError as error:
+        return str(error)
+    if patch_size:
+        maps = dataclasses.replace(maps, strides=dict.fromkeys(maps.strides, patch_size))
+    side = image_size or _PROOF_CELLS * max(maps.strides.values())
+    return _difference(net, maps, (side, side))
+
+
+@functools.cache
+def parts(name: str, arguments: str = "") -> tuple[tuple[str, ...], ...]:
+    """Return the names of the parameters of each part that can be frozen, from stem to last stage.
+
+    They are timm's coarse groups; empty for a network without groups.
+    """
+    return _groups(name, arguments, coarse=True)
+
+
+@functools.cache
+def layers(name: str, arguments: str = "") -> dict[str, int]:
+    """Return the layer of each parameter for layer-wise decay of learning rates, by timm's groups.
+
+    Raises:
+        UserError: If timm has no groups of this network.
+    """
+    groups = _groups(name, arguments, coarse=False)
+    if not groups:
+        raise _refusal(name, arguments, "timm has no groups of its layers")
+    return {key: i for i, group in enumerate(groups) for key in group}
+
+
+def _groups(name: str, arguments: str, *, coarse: bool) -> tuple[tuple[str, ...], ...]:
+    from timm.models import group_parameters
+
+    net = _pruned(whole_network(name, arguments), maps_of(name, arguments))
+    try:
+        groups = group_parameters(net, net.group_matcher(coarse=coarse))
+    except _ERRORS:
+        return ()
+    return tuple(tuple(groups[i]) for i in sorted(groups))
+
+
+@functools.cache
+def own_names(name: str, arguments: str = "") -> dict[str, str]:
+    """Return timm's names of the tensors that a backbone has -> those of `TimmNetwork`.
+
+    Raises:
+        UserError: If the network has no maps for a pyramid, or timm has another network for its
+            published weights.
+    """
+    if _FETCHES.search(name):
+        raise _refusal(name, arguments, "timm downloads a part of it whenever it loads weights")
+    net = whole_network(name, arguments)
+    published = whole_network(name, arguments, pretrained=True)
+    if str(net) != str(published):
+        raise _refusal(
+            name,
+            arguments,
+            "timm builds another network for its published weights than for others (e.g. another "
+            "eps), and no file says which it has; it is not supported",
+        )
+    return {key: f"net.{key}" for key in _pruned(net, maps_of(name, arguments)).state_dict()}
+
+
+@functools.cache
+def usual_names(name: str, arguments: str = "") -> dict[str, Tensor]:
+    """Return the tensors of timm's whole network on the meta device, by timm's usual names."""
+    state: dict[str, Tensor] = whole_network(name, arguments).state_dict()
+    return state
+
+
+def whole_network(name: str, arguments: str = "", pretrained: bool = False, **options: Any) -> Any:
+    """Return timm's whole network on the meta device.
+
+    With `pretrained`, it is the one that timm builds for published weights.
+    """
+    if pretrained:
+        overlay = {"state_dict": dict(usual_names(name, arguments))}
+        options |= {"pretrained": True, "pretrained_cfg_overlay": overlay}
+    with torch.device("meta"), _WithoutInitialValues():
+        return _create(name, arguments, **options).eval()
+
+
+def loaded(name: str, arguments: str, tensors: Mapping[str, Tensor], **options: Any) -> nn.Module:
+    """Return timm's network filled by timm's own loader, which resamples tables of other sizes.
+
+    Args:
+        name: timm's model name.
+        arguments: Arguments of `timm.create_model` of the source.
+        tensors: Tensors by timm's names; what is missing, such as a head, is filled with zeros.
+        options: Further arguments of the network.
+
+    Raises:
+        UserError: If timm cannot load them.
+    """
+    usual = usual_names(name, arguments)
+    zeros = {key: torch.zeros(value.shape, dtype=value.dtype) for key, value in usual.items()}
+    overlay = {"state_dict": {**zeros, **tensors}}
+    net: nn.Module = _create(
+        name, arguments, pretrained=True, pretrained_cfg_overlay=overlay, **options
+    )
+    return net
+
+
+def resampled(
+    name: str, arguments: str, state: Mapping[str, Tensor], image_size: int, patch_size: int
+) -> dict[str, Tensor]:
+    """Return the tensors of a `TimmNetwork` for images and patches of other sizes, as timm loads.
+
+    Args:
+        name: timm's model name.
+        arguments: Arguments of the source.
+        state: Its tensors, by the names of `TimmNetwork`.
+        image_size: Side of the images, px; 0 for the network's own.
+        patch_size: Side of a patch, px; 0 for the network's own.
+
+    Raises:
+        UserError: If timm does not resample them.
+    """
+    maps = maps_of(name, arguments)
+    options = sizes_of(maps, image_size, patch_size)
+    tensors = {key.removeprefix("net."): value for key, value in state.items()}
+    try:
+        net = loaded(name, arguments, tensors, **options)
+    except UserError:  # its loader leaves the positions of some networks as they are
+        changed = whole_network(name, arguments, **options).state_dict()
+        try:
+            net = loaded(name, arguments, _with_positions(tensors, changed), **options)
+        except UserError as error:
+            raise _refusal(
+                name,
+                arguments,
+                f"timm's loader does not resample its tables of {maps.image_size[0]} px; set "
+                "MODEL.BACKBONE.SQUARE_PAD to that, with images of at most that size",
+            ) from error
+    made = _pruned(net, maps).state_dict()
+    return {key: made[key.removeprefix("net.")] for key in state}
+
+
+def _with_positions(
+    tensors: Mapping[str, Tensor], changed: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return tensors whose added positions, (1, h w, C), are resampled by timm's function."""
+    from timm.layers import resample_abs_pos_embed
+
+    made = dict(tensors)
+    for key, value in tensors.items():
+        other = changed[key].shape
+        if key.rpartition(".")[2] == "pos_embed" and value.shape != other and value.dim() == 3:
+            old, new = (math.isqrt(shape[1]) for shape in (value.shape, other))
+            if (old**2, new**2) == (value.shape[1], other[1]):
+                made[key] = resample_abs_pos_embed(value, [new, new], num_prefix_tokens=0)
+    return made
+
+
+def renamed_by_timm(
+    name: str, arguments: str, tensors: Mapping[str, Tensor]
+) -> dict[str, Tensor] | None:
+    """Return tensors of another project by timm's names, as timm's own loader renames them.
+
+    None if the network has no such converter, or it does not take these tensors.
+    """
+    import timm
+
+    module = sys.modules[timm.model_entrypoint(name).__module__]
+    converters = (getattr(module, each, None) for each in ("checkpoint_filter_fn", "_filter_fn"))
+    usual, own = usual_names(name, arguments), own_names(name, arguments)
+    net = whole_network(name, arguments)
+    for convert in filter(None, converters):
+        takes = len(inspect.signature(convert).parameters)
+        try:
+            made = convert(dict(tensors), *([net] if takes > 1 else []))
+        except Exception:  # it was written for other files
+            continue
+        needed = {key for key in own if not first_rule(key, LEFT_AT_INIT)}
+        if made.keys() <= usual.keys() and needed <= made.keys() != tensors.keys():
+            return dict(made)
+    return None
+
+
+class _WithoutInitialValues(TorchFunctionMode):
+    """Leave out initial values, whose operations on the meta device take most of the time."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _RANDOM and args[0].is_meta:
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+_RANDOM = (Tensor.normal_, Tensor.uniform_, Tensor.clamp_, Tensor.erfinv_, Tensor.mul_, Tensor.add_)
+
+
+class LoadedByTimm(nn.Module):
+    """Reference implementation: timm's whole network, filled by timm's own loader.
+
+    Its modules with names of maps are identities that the maps pass through.
+    """
+
+    def __init__(self, name: str, arguments: str = "") -> None:
+        super().__init__()
+        self.name, self.arguments = name, arguments
+        for feature in (*STRIDES, FEATURE):
+            self.add_module(feature, nn.Identity())
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *_: Any, **__: Any) -> Any:
+        """Load tensors by the names of `TimmNetwork`."""
+        tensors = {key.removeprefix("net."): value for key, value in state_dict.items()}
+        self.net = loaded(self.name, self.arguments, tensors)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """Compute the maps and pass them through the identities."""
+        maps, net = maps_of(self.name, self.arguments), self.net
+        made: Any = net.forward_intermediates(x, indices=list(maps.indices))  # type: ignore[operator]
+        return [
+            self.get_submodule(feature)(value)
+            for feature, value in zip(maps.strides, made[1], strict=True)
+        ]
+
+
+def _pruned(net: Any, maps: Maps) -> Any:
+    """Remove the parts after the last map, in place."""
+    net.prune_intermediate_layers(list(maps.indices), prune_norm=True, prune_head=True)
+    return net
+
+
+def _create(name: str, arguments: str, **options: Any) -> Any:
+    """Create timm's network; nothing is downloaded."""
+    import timm
+
+    if not timm.is_model(name):
+        near = first_few(timm.list_models(f"{name.partition('_')[0]}*"), 3) or "timm.list_models()"
+        raise _refusal(name, "", f"the installed timm has no such network; e.g. {near}")
+    its = from_text(arguments)
+    try:
+        return timm.create_model(name, **{**its, **options})
+    except _ERRORS as error:
+        added = options.keys() - {"pretrained", "pretrained_cfg_overlay"}
+        what = f" with {', '.join(sorted(added))}" if added else ""
+        text = f"timm does not build it{what} ({_first(error)})"
+        raise _refusal(name, arguments, text) from error
+
+
+def _refusal(name: str, arguments: str, reason: str) -> UserError:
+    """Return the error about a network of timm."""
+    its = from_text(arguments).items()
+    built = ", ".join(f"{key}={shown(value)}" for key, value in its)
+    return UserError(f"timm {name}{f' with {built}' if built else ''}: {reason}")
+
+
+def _first(error: BaseException) -> str:
+    """Return the first line of an error, shortened."""
+    return shown((str(error).splitlines() or [type(error).__name__])[0], 160)
