@@ -20,7 +20,7 @@ from detection.datasets.base import (
 from detection.datasets.coco_json import require_polygons
 from detection.datasets.coco_names import PERSON_KEYPOINTS
 from detection.datasets.flips import pairs_note
-from detection.modeling.layer_decay import LAYER_RULES, family_of
+from detection.modeling.layer_decay import LAYER_RULES, family_of, layer_of
 from detection.modeling.norms import process_norms
 from detection.modeling.optimizer import OPTIMIZERS
 from moco.common.cfgnode import flatten, same_value
@@ -70,6 +70,11 @@ def check_values(cfg: CfgNode) -> None:
             f"SOLVER.LR_DECAY {solver.LR_DECAY}: the layers of MODEL.BACKBONE.NAME "
             f"{cfg.MODEL.BACKBONE.NAME} are unknown; only {families} support it; set it to 1.0"
         )
+    if solver.LR_DECAY != 1 and cfg.MODEL.TIMM.NAME:
+        try:
+            layer_of("", cfg)
+        except UserError as error:  # a network of which timm has no groups
+            raise UserError(f"SOLVER.LR_DECAY {solver.LR_DECAY}: {error}; set it to 1.0") from error
     if solver.LR_DECAY_BY_STAGE and family_of(cfg) != "convnext":
         raise UserError(
             "SOLVER.LR_DECAY_BY_STAGE True: only ConvNeXts have layers by stage, not "

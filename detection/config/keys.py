@@ -118,10 +118,10 @@ _DETECTRON2S = (
             "build_vit_sfp_backbone",
             "build_vit_fpn_backbone",
             *(
-                f"build_{family.name}{fpn}_backbone"
-                for fpn in ("", "_fpn")
+                f"build_{family.name}{kind}_backbone"
+                for kind in ("", "_fpn", "_sfp")
                 for family in FAMILIES
-                if family.pyramid
+                if family.pyramid and kind in family.pyramid.kinds
             ),
         ),
     ),
@@ -129,8 +129,8 @@ _DETECTRON2S = (
         "MODEL.BACKBONE.FREEZE_AT",
         2,
         "Number of leading parts to freeze, batch norm included. ResNet: the stem and the "
-        "stages, 0..5. ViT: the patch and position embeddings, then the blocks; "
-        "-1: all of it.",
+        "stages, 0..5. ViT: the patch and position embeddings, then the blocks; timm: timm's "
+        "groups of stem and stages, or blocks. Of the last two, -1: all of it.",
         training=True,
     ),
     Key(

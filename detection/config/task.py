@@ -44,6 +44,7 @@ from detection.config.weights import (
     apply_contract,
     apply_random,
     check_weights,
+    fitted,
     read_weights,
     weights_sha256,
 )
@@ -265,12 +266,13 @@ def _before_data(
         apply_trained(cfg, explicit)
     else:
         kind = backbone_type(cfg.MODEL.BACKBONE.NAME)
-        weights = read_weights(cfg.MODEL.WEIGHTS, kind.timm_model(cfg))
+        weights = read_weights(cfg.MODEL.WEIGHTS, **kind.options(cfg))
         if weights is None:
             apply_random(cfg, explicit)
             notes += frozen_random(flatten(cfg))
         else:
             apply_contract(cfg, weights.contract, explicit, explicit - overrides)
+            weights = fitted(cfg, weights)
             notes += weights.notes
 
     resolve_device(cfg, explicit, num_processes)

@@ -39,14 +39,14 @@ TORCHVISION_INPUT: dict[str, Any] = {
 }
 
 
-def read_weights(weights: str, timm_model: str | None = None) -> Converted | None:
+def read_weights(weights: str, **options: str) -> Converted | None:
     """Read the backbone that MODEL.WEIGHTS names; None for `random`.
 
     `Converted.notes` holds what a reader of the result has to know.
 
     Args:
         weights: Value of MODEL.WEIGHTS.
-        timm_model: See `BackboneType.timm_model`.
+        options: See `BackboneType.options`.
 
     Raises:
         UserError: If the value is empty, names a whole detector, or cannot be downloaded.
@@ -63,7 +63,7 @@ def read_weights(weights: str, timm_model: str | None = None) -> Converted | Non
         converted = read_converted(found.path, raw)
     else:
         try:
-            converted = convert_in_memory(found.path, raw, objects, timm_model=timm_model)
+            converted = convert_in_memory(found.path, raw, objects, **options)
         except UserError as error:
             if not error.option:  # MODEL.WEIGHTS takes none
                 raise
@@ -92,6 +92,25 @@ def check_weights(weights: str) -> None:
             f"MODEL.WEIGHTS {weights}: would be called {RANDOM!r} in a table, as if it had no "
             "weights; rename the file"
         )
+
+
+def fitted(cfg: CfgNode, weights: Converted) -> Converted:
+    """Return weights with tensors for the sizes of images and patches in a detector.
+
+    Raises:
+        UserError: If they cannot be resampled.
+    """
+    contract = weights.contract
+    family = contract.family
+    model, change = family.resample(contract.architecture, weights.model, cfg.MODEL)
+    if not change:
+        return weights
+    return replace(
+        weights,
+        model=dict(model),
+        contract=replace(contract, source=f"{contract.source} ({change})"),
+        notes=(*weights.notes, f"changed for this detector: {change}"),
+    )
 
 
 def weights_sha256(weights: Converted | None) -> str | None:

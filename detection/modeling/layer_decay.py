@@ -81,6 +81,17 @@ def convnext(name: str, cfg: CfgNode) -> tuple[int, int]:
     return layer, last
 
 
+@LAYER_RULES.register()
+def timm(name: str, cfg: CfgNode) -> tuple[int, int]:
+    """Use the layers of timm's own networks (`group_matcher`), and one for the rest."""
+    from convert.modeling.timm_network import layers  # imports timm
+
+    of = layers(cfg.MODEL.TIMM.NAME, cfg.MODEL.TIMM.ARGUMENTS)
+    last = max(of.values()) + 1
+    start = re.match(r"backbone\.(?:bottom_up\.|net\.(?=net\.))?net\.", name)
+    return (of[name[start.end() :]] if start else last), last
+
+
 def _by_stages(name: str, depths: Sequence[int], first_stage: int) -> tuple[int, int]:
     """Use one layer for the stem, each stage, but every 3 blocks of the third, and the rest."""
     top = 4 + (depths[2] - 1) // 3

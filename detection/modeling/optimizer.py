@@ -18,7 +18,8 @@ OPTIMIZERS = Registry("OPTIMIZERS")
 
 # Position embeddings, Swin's among them, tokens and LayerScale, which recipes with AdamW do not
 # decay. The first two are from Detectron2's ViTDet (projects/ViTDet/configs, `overrides`),
-# LayerScale from ConvNeXt's code; `no_weight_decay` of timm's transformers has tokens as well.
+# LayerScale from ConvNeXt's code; `no_weight_decay` of timm's transformers has tokens as well, and
+# is asked in a network of timm.
 EMBEDDINGS = ("pos_embed", "relative_position_bias_table", "cls_token", "reg_token", "gamma")
 
 
@@ -68,6 +69,12 @@ def parameter_groups(cfg: CfgNode, model: "nn.Module") -> list[dict[str, Any]]:
         nn.LocalResponseNorm,
     )
     solver, seen = cfg.SOLVER, set[nn.Parameter]()
+    undecayed = {
+        f"{start}.{name}"
+        for start, module in model.named_modules()
+        if hasattr(module, "no_weight_decay")
+        for name in module.no_weight_decay()
+    }
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for module_name, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -85,7 +92,8 @@ def parameter_groups(cfg: CfgNode, model: "nn.Module") -> list[dict[str, Any]]:
             if name == "bias":
                 lr *= solver.BIAS_LR_FACTOR
                 decay = decay if solver.WEIGHT_DECAY_BIAS is None else solver.WEIGHT_DECAY_BIAS
-            if name in EMBEDDINGS and solver.OPTIMIZER == "AdamW":
+            is_embedding = name in EMBEDDINGS or f"{module_name}.{name}" in undecayed
+            if is_embedding and solver.OPTIMIZER == "AdamW":
                 decay = solver.WEIGHT_DECAY_EMBED
             groups.setdefault((lr, decay), []).append(parameter)
     return [

@@ -103,9 +103,12 @@ REFUSED = (
     (SWIN, "SWIN.DEPTHS", [2, 2, 6], "MODEL.SWIN: depths"),
     (TIMM, "TIMM.NAME", "", r"MODEL\.TIMM\.NAME: expected timm\'s model name"),
     (TIMM, "TIMM.NAME", "regnetq_002", r"MODEL\.TIMM\.NAME: .*no such network"),
-    (TIMM, "TIMM.NAME", "vit_tiny_patch16_224", r"MODEL\.TIMM\.NAME: .*strides \[16, 16, 16\]"),
-    (TIMM, "TIMM.NAME", "swin_tiny_patch4_window7_224", r"MODEL\.TIMM\.NAME: .*every size"),
-    (TIMM, "BACKBONE.FREEZE_AT", 1, "FREEZE_AT"),
+    (TIMM, "TIMM.NAME", "levit_128s", r"MODEL\.TIMM\.NAME: .*strides \[16, 32, 64\]"),
+    (TIMM, "TIMM.NAME", "test_vit", r"test_vit has one map; set build_timm_sfp_backbone"),
+    (TIMM, "TIMM.NAME", "test_maxvit", r"MODEL\.BACKBONE\.SQUARE_PAD 0: .*images of one size"),
+    (TIMM, "TIMM.ARGUMENTS", "img_size", r"MODEL\.TIMM\.ARGUMENTS: .*expected e\.g\. img_size"),
+    (TIMM, "TIMM.PATCH_SIZE", 16, r"MODEL\.TIMM\.PATCH_SIZE 16: .*several strides"),
+    (TIMM, "BACKBONE.FREEZE_AT", 6, r"0 \(nothing is frozen\) to 5 \(all of it\), or -1"),
 )
 ON = "train --engine embedded MODEL.WEIGHTS random OUTPUT_DIR run"
 DATA = "DATASETS.VOC_DIR {tmp}/voc"

@@ -30,17 +30,18 @@ class BackboneType:
         maps: Config -> names of the feature maps, from fine to coarse. Raises UserError for keys of
             the backbone that contradict each other.
         num_parts: Config -> number of parts that MODEL.BACKBONE.FREEZE_AT can freeze.
+        freezes_whole: Whether -1 freezes the whole network.
         pyramid: Whether the maps are p2, p3, ..., each of half the size of the one before.
-        timm_model: Config -> timm's name of the network in MODEL.WEIGHTS; None if the file records
-            it.
+        options: Config -> options with which MODEL.WEIGHTS is converted.
     """
 
     family: str
     prefixes: tuple[str, ...]
     maps: Callable[[CfgNode], list[str]]
     num_parts: Callable[[CfgNode], int]
+    freezes_whole: bool = False
     pyramid: bool = False
-    timm_model: Callable[[CfgNode], str | None] = lambda cfg: None
+    options: Callable[[CfgNode], dict[str, str]] = lambda cfg: {}
 
 
 # For builders that are registered only with Detectron2: its own and users'.
@@ -92,11 +93,12 @@ def check_backbone(cfg: CfgNode) -> list[str]:
     name, keys = cfg.MODEL.BACKBONE.NAME, cfg.MODEL.BACKBONE
     kind = backbone_type(name)
     maps, parts = kind.maps(cfg), kind.num_parts(cfg)
-    # A ViT's number of parts follows from the weights.
-    if not (-1 if kind.family == "vit" else 0) <= keys.FREEZE_AT <= parts:
+    # The number of parts of a ViT and of timm's networks follows from the weights.
+    if not (-1 if kind.freezes_whole else 0) <= keys.FREEZE_AT <= parts:
+        whole = ", or -1: the whole network" if kind.freezes_whole else ""
         raise UserError(
             f"MODEL.BACKBONE.FREEZE_AT {keys.FREEZE_AT}: {name} has 0 (nothing is frozen) to "
-            f"{parts} (all of it)"
+            f"{parts} (all of it){whole}"
         )
     heads = cfg.MODEL.ROI_HEADS.NAME
     is_detector = cfg.MODEL.META_ARCHITECTURE == "GeneralizedRCNN"

@@ -1,22 +1,23 @@
-"""Backbones of families with maps of strides 4 to 32, plain and under an FPN, for both engines.
+"""Backbones of families with maps for a pyramid, plain and under one, for both engines.
 
-Each family of convert/families with a `Pyramid` gets two builders, such as
-`build_convnext_backbone`, with the maps res2 to res5, and `build_convnext_fpn_backbone`.
+Each family of convert/families with a `Pyramid` gets builders such as `build_convnext_backbone`,
+with the maps res2 to res5, `build_convnext_fpn_backbone`, and, for networks with one map,
+`build_timm_sfp_backbone`.
 """
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
 from fvcore.common.config import CfgNode
 from fvcore.common.registry import Registry
 
-from convert.families.base import Family, families
+from convert.families.base import STRIDES, Family, families
 from detection.modeling.backbones.base import BACKBONE_TYPES, BackboneType
 from moco.common.errors import UserError
 from moco.common.keys import Keys
 
-STAGES = ["res2", "res3", "res4", "res5"]
+STAGES = [*STRIDES]
+_PYRAMID = ["p2", "p3", "p4", "p5", "p6"]
 _STAGED = [family for family in families() if family.pyramid]
 
 
@@ -28,51 +29,83 @@ def network_arguments(family: Family, model: CfgNode) -> dict[str, Any]:
     """
     assert family.pyramid
     Keys(family.keys).check({"MODEL": model})
-    arguments = family.pyramid.arguments(model[family.name.upper()], model.BACKBONE.FREEZE_AT)
+    arguments = family.pyramid.arguments(model[family.name.upper()], model.BACKBONE)
     return arguments
 
 
-def _type(family: Family, has_fpn: bool) -> BackboneType:
+def _type(family: Family, kind: str) -> BackboneType:
+    assert family.pyramid
+    pyramid = family.pyramid
+
     def maps(cfg: CfgNode) -> list[str]:
         network_arguments(family, cfg.MODEL)
-        if not has_fpn:
-            return STAGES
-        if (names := list(cfg.MODEL.FPN.IN_FEATURES)) != STAGES:
+        strides = pyramid.features(cfg.MODEL[family.name.upper()])
+        if not kind:
+            return [*strides]
+        has_one = len(strides) == 1
+        if has_one != (kind == "_sfp"):
+            which, other = ("one map", "sfp") if has_one else (f"the maps {STAGES}", "fpn")
+            raise UserError(
+                f"MODEL.BACKBONE.NAME {cfg.MODEL.BACKBONE.NAME}: "
+                f"{cfg.MODEL[family.name.upper()].NAME} has {which}; set "
+                f"build_{family.name}_{other}_backbone"
+            )
+        if has_one:
+            _check_simple(cfg, next(iter(strides.values())))
+        elif (names := list(cfg.MODEL.FPN.IN_FEATURES)) != STAGES:
             raise UserError(f"MODEL.FPN.IN_FEATURES {names}: expected {STAGES}")
-        return ["p2", "p3", "p4", "p5", "p6"]
+        return _PYRAMID
 
-    def timm_model(cfg: CfgNode) -> str | None:
+    def options(cfg: CfgNode) -> dict[str, str]:
+        """Return the family and, unless the file is to name it, the network."""
         scheme, _, model = cfg.MODEL.WEIGHTS.partition("://")
         keys = cfg.MODEL[family.name.upper()]
-        return model if scheme == family.name else keys.NAME or None
+        named = model if scheme == family.name else keys.NAME
+        found = {family.named_by: named, "timm_arguments": keys.ARGUMENTS}
+        return {"family": family.name, **{name: value for name, value in found.items() if value}}
 
-    assert family.pyramid
-    parts = family.pyramid.num_parts
+    prefixes = {"": "backbone.", "_fpn": "backbone.bottom_up.", "_sfp": "backbone.net."}
     return BackboneType(
         family.name,
-        ("backbone.bottom_up.",) if has_fpn else ("backbone.",),
+        (prefixes[kind],),
         maps,
-        num_parts=lambda cfg: parts,
-        pyramid=has_fpn,
-        timm_model=timm_model if family.named_by else lambda cfg: None,
+        num_parts=lambda cfg: pyramid.num_parts(cfg.MODEL[family.name.upper()]),
+        freezes_whole=pyramid.freezes_whole,
+        pyramid=bool(kind),
+        options=options if family.named_by else lambda cfg: {},
     )
 
 
+def _check_simple(cfg: CfgNode, stride: int) -> None:
+    """Raise UserError unless a simple pyramid can be built on a map of this stride."""
+    if not cfg.MODEL.FPN.NORM:
+        raise UserError(
+            "MODEL.FPN.NORM '': the simple pyramid needs norms; set it to LN, as ViTDet"
+        )
+    if stride < 4 or stride & (stride - 1):
+        raise UserError(
+            f"MODEL.TIMM.PATCH_SIZE: a map of stride {stride}, but a pyramid halves from map to "
+            "map, which needs 4, 8, 16 or another power of two"
+        )
+
+
 def register_pyramids(registry: Registry, make: Callable[..., Any]) -> None:
-    """Register two builders for each family with a pyramid, without and with an FPN.
+    """Register the builders of each family with a pyramid, one of each kind that it has.
 
     Args:
         registry: Where the builders are registered.
-        make: Function that a builder calls with its family, whether it has an FPN, and its own
-            arguments.
+        make: Function that a builder calls with its family, its kind (`Pyramid.kinds`), and its
+            own arguments.
     """
-    for family, has_fpn in itertools.product(_STAGED, (False, True)):
+    for family in _STAGED:
+        assert family.pyramid
+        for kind in family.pyramid.kinds:
 
-        def build(*args: Any, family: Family = family, has_fpn: bool = has_fpn) -> Any:
-            return make(family, has_fpn, *args)
+            def build(*args: Any, family: Family = family, kind: str = kind) -> Any:
+                return make(family, kind, *args)
 
-        build.__name__ = f"build_{family.name}{'_fpn' if has_fpn else ''}_backbone"
-        registry.register(build)
+            build.__name__ = f"build_{family.name}{kind}_backbone"
+            registry.register(build)
 
 
 register_pyramids(BACKBONE_TYPES, _type)

@@ -9,7 +9,7 @@ part, and each block as 1. The relative positions of frozen blocks remain 0, whi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fvcore.common.config import CfgNode
@@ -176,19 +176,29 @@ def _four_maps(cfg: CfgNode) -> list[str]:
     return _maps(cfg)
 
 
+def _under_pyramid(maps: Callable[[CfgNode], list[str]]) -> BackboneType:
+    return BackboneType(
+        "vit", ("backbone.net.",), maps, _num_parts, freezes_whole=True, pyramid=True
+    )
+
+
 @BACKBONE_TYPES.register()
 def build_vit_backbone() -> BackboneType:
     """Return the type of a plain transformer, for heads of semantic segmentation."""
-    return BackboneType("vit", ("backbone.",), _plain_maps, _num_parts)
+    return BackboneType("vit", ("backbone.",), _plain_maps, _num_parts, freezes_whole=True)
 
 
 @BACKBONE_TYPES.register()
 def build_vit_sfp_backbone() -> BackboneType:
     """Return the type of ViTDet's simple feature pyramid of the last map (arXiv 2203.16527)."""
-    return BackboneType("vit", ("backbone.net.",), _simple_maps, _num_parts, pyramid=True)
+    return BackboneType(
+        "vit", ("backbone.net.",), _simple_maps, _num_parts, freezes_whole=True, pyramid=True
+    )
 
 
 @BACKBONE_TYPES.register()
 def build_vit_fpn_backbone() -> BackboneType:
     """Return the type of an FPN over four blocks' maps (arXiv 2111.11429)."""
-    return BackboneType("vit", ("backbone.net.",), _four_maps, _num_parts, pyramid=True)
+    return BackboneType(
+        "vit", ("backbone.net.",), _four_maps, _num_parts, freezes_whole=True, pyramid=True
+    )

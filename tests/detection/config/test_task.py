@@ -53,7 +53,8 @@ def test_shipped_files_name_no_weights_and_no_normalization(path):
     assert not forbidden & set(flat)
     frozen_at = {"1x_frozen": 5, "frozen_to_res4": 4, "25ep_frozen": 13}
     expected = next((n for end, n in frozen_at.items() if path.stem.endswith(end)), 0)
-    expected = -1 if path.stem.startswith("linear_frozen") else expected
+    is_whole = path.stem.startswith("linear_frozen") or ("_timm_" in path.stem and expected)
+    expected = -1 if is_whole else expected
     assert flat["MODEL.BACKBONE.FREEZE_AT"] == expected
     if backbone_type(flat.get("MODEL.BACKBONE.NAME", "")).family == "resnet":
         frozen = "frozen_bn" in path.name

@@ -71,8 +71,8 @@ METRICS = {
     "fcn16s": {"sem_seg/mIoU", "sem_seg/pACC"},
     "upernet": {"sem_seg/mIoU", "sem_seg/pACC"},
 }
-# ConvNeXt's, Swin's, vision transformers' and ADE20k's are in parity/, with weights of their own.
-_IN_PARITY = "_small$|ConvNeXt|Swin|ViT|ade20k/"
+# Those of ConvNeXts, Swins, vision transformers, timm and ADE20k are in parity/.
+_IN_PARITY = "_small$|timm|ConvNeXt|Swin|ViT|ade20k/"
 PAPER_TASKS = [path for path in task_files() if not re.search(_IN_PARITY, path)]
 # One of each network, dataset and metric; the others differ in their schedules.
 _OTHER_SCHEDULES = r"_lr|_9k|_12k|_180k|C4_2x|FPN_2x|_6x"

@@ -103,6 +103,21 @@ def test_the_last_stage_of_c4_is_the_backbones_and_its_extra_norm_is_not():
 
 def test_families_by_the_name_of_the_builder():
     assert family_of(cfg("build_transfer_resnet_fpn_backbone")) == "resnet"
-    assert family_of(cfg("build_timm_fpn_backbone")) is None
+    assert family_of(cfg("build_timm_fpn_backbone")) == "timm"
+    assert family_of(cfg("build_other_fpn_backbone")) is None
     with pytest.raises(KeyError, match="None"):
-        layer_of("backbone.stem.weight", cfg("build_timm_fpn_backbone"))
+        layer_of("backbone.stem.weight", cfg("build_other_fpn_backbone"))
+
+
+@pytest.mark.parametrize(
+    ("builder", "start"),
+    [("timm", ""), ("timm_fpn", "bottom_up."), ("timm_sfp", "net.")],
+)
+def test_timms_own_layers(builder, start):
+    """The stem, the last block, and everything after the backbone."""
+    timm = {"NAME": "regnety_002", "ARGUMENTS": ""}
+    config = cfg(f"build_{builder}_backbone", TIMM=timm)
+    stem, last = layer_of(f"backbone.{start}net.stem.conv.weight", config)
+    block, _ = layer_of(f"backbone.{start}net.s4.b7.conv3.conv.weight", config)
+    assert (stem, block) == (0, last - 1)
+    assert layer_of("roi_heads.box_head.fc1.weight", config) == (last, last)
