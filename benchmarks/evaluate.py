@@ -10,7 +10,7 @@ once for a folder, unless the runs are computed elsewhere (--executor slurm, --p
 
 import argparse
 import sys
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from itertools import zip_longest
 from math import ceil
 from pathlib import Path
@@ -28,7 +28,8 @@ from benchmarks.suites.folder import SuiteFolder
 from benchmarks.suites.programs import Programs
 from benchmarks.suites.suite import EMBEDDED
 from benchmarks.suites.suite_file import as_name, parse_inits, read_suite
-from moco.common.cfgnode import split_assignments
+from convert.families.base import TIMM
+from moco.common.cfgnode import flatten, read_yaml, split_assignments
 from moco.common.command import RANDOM, program
 from moco.common.errors import UserError, plural, run_cli, say
 from moco.common.files import expanded
@@ -83,14 +84,14 @@ def choose(
 
     cache_clear()  # files may have changed since an earlier call in this process
     found = find_custom(data)
-    converted = read_weights(weights)
+    words = split_assignments(opts)
+    given = list(zip_longest(words[::2], words[1::2]))
+    converted = read_weights(weights, **_options(task, dict(given)))
     assert converted is not None
     architecture = converted.contract.architecture
     example, _, _ = architecture.example_task()
     keys = {**found, **architecture.keys_to_set()}
     file = str(resolve(task or example).absolute())
-    words = split_assignments(opts)
-    given = list(zip_longest(words[::2], words[1::2]))
 
     def load(without: Container[str] = ()) -> CfgNode:
         pairs = [*keys.items(), ("MODEL.WEIGHTS", RANDOM)]
@@ -114,6 +115,20 @@ def choose(
         f"{epochs:.3g} epochs, steps at {tuple(solver.STEPS)}; --opts replaces any of it",
     )
     return file, keys
+
+
+def _options(task: str | None, given: Mapping[str, str | None]) -> dict[str, str]:
+    """Return the options with which a task reads weights: a task for timm's networks, as timm's.
+
+    The file names the network, unless `given` does: the one in the task file is an example.
+    """
+    from detection.modeling.backbones import backbone_type
+
+    keys = flatten(read_yaml(resolve(task))) if task else {}
+    if backbone_type(keys.get("MODEL.BACKBONE.NAME", "")).family != TIMM:
+        return {}
+    name = given.get("MODEL.TIMM.NAME")
+    return {"family": TIMM, **({"timm_model": name} if name else {})}
 
 
 def build_parser() -> argparse.ArgumentParser:

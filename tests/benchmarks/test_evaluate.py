@@ -180,6 +180,34 @@ def test_random_weights_get_the_network_of_the_others(tmp_path, depth, options, 
     assert mine == random
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "task", "expected"),
+    [
+        ("test_vit3", None, "faster_rcnn_timm_vit_small"),
+        ("test_mambaout", None, "faster_rcnn_timm_small"),
+        ("vit_tiny_patch16_224", None, "faster_rcnn_ViT_Ti_small"),
+        ("vit_tiny_patch16_224", "faster_rcnn_timm_vit_small", "faster_rcnn_timm_vit_small"),
+        ("test_maxvit", None, "faster_rcnn_timm_small"),
+    ],
+)
+def test_the_task_of_a_network_of_timm(tmp_path, name, task, expected):
+    """A family's task where there is one, unless another is given; a square for one size."""
+    import timm
+
+    write_scenes(tmp_path / "scenes", 6, 2, seed=0)
+    state = timm.create_model(name).state_dict()
+    for value in state.values():
+        if value.is_floating_point() and value.dim() == 1:
+            value += 0.1
+    torch.save({"state_dict": state, "arch": name, "epoch": 1}, tmp_path / "mine.pth")
+    file, keys = evaluate.choose(tmp_path / "scenes", str(tmp_path / "mine.pth"), task)
+    assert Path(file).stem == expected
+    if "timm" in expected:
+        assert keys["MODEL.TIMM.NAME"] == name
+    assert ("MODEL.BACKBONE.SQUARE_PAD" in keys) == (name == "test_maxvit")
+
+
 def test_the_help_names_the_number_of_seeds():
     text = " ".join(evaluate.build_parser().format_help().split())
     assert "seeds per row, 0, 1, ... (default: 3)" in text
