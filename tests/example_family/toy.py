@@ -183,8 +183,8 @@ def toy() -> Family:
         keys=TASK_KEYS,
         pyramid=Pyramid(
             _network,
-            lambda keys, freeze_at: {"architecture": ToyArchitecture(tuple(keys.DIMS))},
-            num_parts=0,
+            lambda keys, backbone: {"architecture": ToyArchitecture(tuple(keys.DIMS))},
+            num_parts=lambda keys: 0,
         ),
         check_trained=functools.partial(check_layer_norms, pattern=r"norm\.weight$"),
         assumes="two heads",
