@@ -88,7 +88,7 @@ def test_a_refusal_names_the_networks_that_fit(
 def test_networks_of_another_size_or_with_other_names(tmp_path: Path) -> None:
     state = weights("test_efficientnet_ln")
     other = {"head.mlp.weight": torch.ones(3, 3), **state}
-    renamed = {f"_{key}": value for key, value in state.items()}
+    renamed = {f"x_{key}": value for key, value in state.items()}
     for content, text in (
         (
             other,
