@@ -168,7 +168,7 @@ def names_that_fit(shapes: Shapes, flag: str) -> str:
         ("loose", "are like those of {}", f", but its size or pooling differs; {give}"),
     ):
         names = [name for each in found for name in its.named(**{column: getattr(each, column)})]
-        if any(key.endswith(EFFICIENTNET_PYTORCH) for key in shapes):
+        if any(re.split("[./]", key)[-2:] == EFFICIENTNET_PYTORCH.split(".") for key in shapes):
             names = [name for name in names if name.startswith("tf_")]
         served = sorted({name for name in names if its.rows[name].maps == MAPS})
         if served:
