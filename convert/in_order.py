@@ -181,15 +181,17 @@ def under_other_names(
     shapes = {key: tuple(entry.value.shape) for key, entry in arrays.items()}
     usual = without_counters(usual_names(name, arguments))
     for start, network in itertools.islice(networks_in(shapes), _MAX_NETWORKS):
-        path = arrays[start + next(iter(network))].keys[:-1]
+        path, prefix = arrays[start + next(iter(network))].keys[:-1], start.rpartition("/")[2]
         tensors = {
             key: to_tensor(key, arrays[start + key].value, where)
             for key in network
             if arrays[start + key].keys[:-1] == path
         }
-        text = f"timm's own loader renamed its {len(tensors)} tensors"
         made = renamed_by_timm(name, arguments, tensors)
-        if made is None and (names := _by_order(without_counters(tensors), usual)):
+        if made is not None:
+            text = f"timm's own loader renamed its {len(tensors)} tensors"
+            return Renamed(_replaced(raw, path, prefix, made), text, is_assumed=False)
+        if names := _by_order(without_counters(tensors), usual):
             if EFFICIENTNET_PYTORCH in tensors and not name.startswith("tf_"):
                 raise DataError(
                     f"{where}: its names are those of efficientnet-pytorch, whose padding is "
@@ -198,9 +200,7 @@ def under_other_names(
                 )
             made = {new: tensors[old] for old, new in names.items()}
             text = f"its {len(names)} tensors have, in order, the shapes of timm's {name}"
-        if made is not None:
-            return Renamed(_replaced(raw, path, start.rpartition("/")[2], made), text,
-                           is_assumed="in order" in text)  # fmt: skip
+            return Renamed(_replaced(raw, path, prefix, made), text, is_assumed=True)
     return None
 
 

@@ -29,7 +29,7 @@ from convert.families.base import (
 from convert.families.stages import FEATURES
 from convert.families.timm_arguments import as_text, from_text
 from convert.families.vit import FEATURE
-from moco.common.errors import UserError, shown
+from moco.common.errors import UserError, plural, shown
 from moco.common.keys import Key, below
 from moco.modeling import soundness
 
@@ -311,16 +311,19 @@ def resample(
 
     sizes = _sizes(model.TIMM, model.BACKBONE)
     maps = maps_of(architecture.name, architecture.arguments)
-    own, patch = max(maps.strides.values()), sizes["patch_size"]
-    side = sizes["image_size"]
-    is_own = side in (0, maps.image_size[0]) and maps.image_size[0] == maps.image_size[1]
-    if not patch and (is_own or not side):
+    side, patch = sizes["image_size"], sizes["patch_size"]
+    has_own_size = not side or maps.image_size == (side, side)
+    if has_own_size and not patch:
         return state, ""
     made = resampled(architecture.name, architecture.arguments, state, **sizes)
-    changes = [f"patches resampled from {own} to {patch} px"] if patch else []
-    changes += [f"tables of {' x '.join(map(str, maps.image_size))} px resampled for {side} px"
-                if side else ""]  # fmt: skip
-    return made, f"{', '.join(filter(None, changes))}, as timm's loader does it"
+    number = sum(value.shape != state[key].shape for key, value in made.items())
+    changes = []
+    if patch:
+        changes.append(f"patches of {patch} px instead of {max(maps.strides.values())}")
+    if not has_own_size:
+        height, width = maps.image_size
+        changes.append(f"images of {side} px instead of {height} x {width}")
+    return made, f"{', '.join(changes)}: timm resampled {plural(number, 'tensor')}"
 
 
 @FAMILIES.register()

@@ -118,7 +118,7 @@ def outcomes(
 
 
 def _smaller(name: str, max_parameters: float) -> dict[str, Any] | None:
-    """Return arguments of a network of at most so many parameters, or None if there are none."""
+    """Return arguments of a network of at most `max_parameters`, or None if there are none."""
     import timm
 
     for arguments in ({}, *SMALLER):

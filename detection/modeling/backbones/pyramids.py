@@ -13,11 +13,11 @@ from fvcore.common.registry import Registry
 
 from convert.families.base import STRIDES, Family, families
 from detection.modeling.backbones.base import BACKBONE_TYPES, BackboneType
+from detection.modeling.backbones.vit import MAPS, check_simple_norm
 from moco.common.errors import UserError
 from moco.common.keys import Keys
 
 STAGES = [*STRIDES]
-_PYRAMID = ["p2", "p3", "p4", "p5", "p6"]
 _STAGED = [family for family in families() if family.pyramid]
 
 
@@ -54,7 +54,7 @@ def _type(family: Family, kind: str) -> BackboneType:
             _check_simple(cfg, next(iter(strides.values())))
         elif (names := list(cfg.MODEL.FPN.IN_FEATURES)) != STAGES:
             raise UserError(f"MODEL.FPN.IN_FEATURES {names}: expected {STAGES}")
-        return _PYRAMID
+        return list(MAPS)
 
     def options(cfg: CfgNode) -> dict[str, str]:
         """Return the family and, unless the file is to name it, the network."""
@@ -78,10 +78,7 @@ def _type(family: Family, kind: str) -> BackboneType:
 
 def _check_simple(cfg: CfgNode, stride: int) -> None:
     """Raise UserError unless a simple pyramid can be built on a map of this stride."""
-    if not cfg.MODEL.FPN.NORM:
-        raise UserError(
-            "MODEL.FPN.NORM '': the simple pyramid needs norms; set it to LN, as ViTDet"
-        )
+    check_simple_norm(cfg)
     if stride < 4 or stride & (stride - 1):
         raise UserError(
             f"MODEL.TIMM.PATCH_SIZE: a map of stride {stride}, but a pyramid halves from map to "

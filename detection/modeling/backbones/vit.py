@@ -159,11 +159,16 @@ def _num_parts(cfg: CfgNode) -> int:
     return 1 + depth
 
 
-def _simple_maps(cfg: CfgNode) -> list[str]:
+def check_simple_norm(cfg: CfgNode) -> None:
+    """Raise UserError if MODEL.FPN.NORM is no norm, which a simple pyramid needs."""
     if not cfg.MODEL.FPN.NORM:
         raise UserError(
             "MODEL.FPN.NORM '': the simple pyramid needs norms; set it to LN, as ViTDet"
         )
+
+
+def _simple_maps(cfg: CfgNode) -> list[str]:
+    check_simple_norm(cfg)
     return _maps(cfg)
 
 
@@ -191,14 +196,10 @@ def build_vit_backbone() -> BackboneType:
 @BACKBONE_TYPES.register()
 def build_vit_sfp_backbone() -> BackboneType:
     """Return the type of ViTDet's simple feature pyramid of the last map (arXiv 2203.16527)."""
-    return BackboneType(
-        "vit", ("backbone.net.",), _simple_maps, _num_parts, freezes_whole=True, pyramid=True
-    )
+    return _under_pyramid(_simple_maps)
 
 
 @BACKBONE_TYPES.register()
 def build_vit_fpn_backbone() -> BackboneType:
     """Return the type of an FPN over four blocks' maps (arXiv 2111.11429)."""
-    return BackboneType(
-        "vit", ("backbone.net.",), _four_maps, _num_parts, freezes_whole=True, pyramid=True
-    )
+    return _under_pyramid(_four_maps)
