@@ -100,7 +100,10 @@ def outcomes(
     try:
         arguments = _smaller(name, max_parameters)
         if arguments is None:
-            return {**dict.fromkeys(kinds, Outcome(TOO_LARGE)), "sizes": _maps(name)}
+            return {
+                **dict.fromkeys(kinds, Outcome(TOO_LARGE)),
+                "sizes": _tried(UNTRAINABLE, _maps, name),
+            }
         net = make(name, **arguments)
     except Exception as error:  # of another library, in its optional dependencies
         return dict.fromkeys(kinds, Outcome(NOT_BUILT, reason=str(error)))
@@ -111,8 +114,8 @@ def outcomes(
         ways: dict[str, Callable[[], Outcome]] = {
             "named": lambda: _outcome(name, net, named, {}, Path(folder)),
             "plain": lambda: _outcome(name, net, state, _heads(net), Path(folder)),
-            "module": lambda: _of_module(name, net),
-            "sizes": lambda: _trained(name, arguments),
+            "module": lambda: _tried(REFUSED, _of_module, name, net),
+            "sizes": lambda: _tried(UNTRAINABLE, _trained, name, arguments),
         }
         return {kind: ways[kind]() for kind in kinds}
 
@@ -134,14 +137,19 @@ def _smaller(name: str, max_parameters: float) -> dict[str, Any] | None:
     return None
 
 
-def _of_module(name: str, net: nn.Module) -> Outcome:
-    """Hand a module over, and compare the maps."""
+def _tried(refusal: str, run: Callable[..., Outcome], *args: Any) -> Outcome:
+    """Return the outcome of a function: what it returns, or what it raises."""
     try:
-        backbone = load_backbone(net)
+        return run(*args)
     except UserError as error:
-        return Outcome(REFUSED, reason=str(error))
+        return Outcome(refusal, reason=str(error))
     except Exception as error:  # to go on with the next network
         return Outcome(FAILED, reason=f"{type(error).__name__}: {error}")
+
+
+def _of_module(name: str, net: nn.Module) -> Outcome:
+    """Hand a module over, and compare the maps."""
+    backbone = load_backbone(net)
     family = backbone.contract.family.name
     converted = Converted(dict(backbone.net.state_dict()), backbone.contract)
     difference = compare(name, net, converted)
@@ -154,29 +162,24 @@ def _of_module(name: str, net: nn.Module) -> Outcome:
 
 def _trained(name: str, arguments: Mapping[str, Any]) -> Outcome:
     """Train timm's network for one step, on images of another size than its own."""
-    try:
-        built = as_text(arguments)
-        maps = maps_of(name, built)
-        stride = max(maps.strides.values())
-        patch = 16 if len(maps.strides) == 1 and stride & (stride - 1) else 0
-        own = maps.image_size[0]
-        side = -(-EXAMPLE_PX // own) * own if len(maps.strides) > 1 else 320
-        side = side if maps.sizes == FIXED else 0
-        if reason := check_size(name, built, side, patch):
-            return Outcome(UNTRAINABLE, reason=f"{side or patch} px: {reason}")
-        if side or patch:
-            source = TimmNetwork(name, built).state_dict()
-            state = resampled(name, built, source, side, patch)
-        net = TimmNetwork(name, built, image_size=side, patch_size=patch).train()
-        if side or patch:
-            net.load_state_dict(state)
-        size = (side, side) if side else (5 * (patch or stride), 7 * (patch or stride))
-        made = net(torch.randn(2, 3, *size))
-        sum(value.square().mean() for value in made.values()).backward()
-    except UserError as error:
-        return Outcome(UNTRAINABLE, reason=str(error))
-    except Exception as error:  # to go on with the next network
-        return Outcome(FAILED, reason=f"{type(error).__name__}: {error}")
+    built = as_text(arguments)
+    maps = maps_of(name, built)
+    stride = max(maps.strides.values())
+    patch = 16 if len(maps.strides) == 1 and stride & (stride - 1) else 0
+    own = maps.image_size[0]
+    side = -(-EXAMPLE_PX // own) * own if len(maps.strides) > 1 else 320
+    side = side if maps.sizes == FIXED else 0
+    if reason := check_size(name, built, side, patch):
+        return Outcome(UNTRAINABLE, reason=f"{side or patch} px: {reason}")
+    if side or patch:
+        source = TimmNetwork(name, built).state_dict()
+        state = resampled(name, built, source, side, patch)
+    net = TimmNetwork(name, built, image_size=side, patch_size=patch).train()
+    if side or patch:
+        net.load_state_dict(state)
+    size = (side, side) if side else (5 * (patch or stride), 7 * (patch or stride))
+    made = net(torch.randn(2, 3, *size))
+    sum(value.square().mean() for value in made.values()).backward()
     without = [n for n, p in net.named_parameters() if p.requires_grad and p.grad is None]
     shapes = {n: [size[0] // s, size[1] // s] for n, s in net.strides.items()}
     if without or any(list(value.shape[2:]) != shapes[n] for n, value in made.items()):
@@ -186,12 +189,7 @@ def _trained(name: str, arguments: Mapping[str, Any]) -> Outcome:
 
 def _maps(name: str) -> Outcome:
     """Describe a network on the meta device alone."""
-    try:
-        maps = maps_of(name)
-    except UserError as error:
-        return Outcome(UNTRAINABLE, reason=str(error))
-    except Exception as error:  # to go on with the next network
-        return Outcome(FAILED, reason=f"{type(error).__name__}: {error}")
+    maps = maps_of(name)
     return Outcome(f"shapes alone: {SQUARE if maps.sizes == FIXED else ANY_SIZE}")
 
 
