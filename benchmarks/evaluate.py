@@ -11,6 +11,7 @@ once for a folder, unless the runs are computed elsewhere (--executor slurm, --p
 import argparse
 import sys
 from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from math import ceil
 from pathlib import Path
@@ -23,14 +24,14 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks import run_suite
-from benchmarks.suites.arguments import add_arguments
 from benchmarks.suites.folder import SuiteFolder
+from benchmarks.suites.options import SuiteOptions, add_arguments
 from benchmarks.suites.programs import Programs
 from benchmarks.suites.suite import EMBEDDED
 from benchmarks.suites.suite_file import as_name, parse_inits, read_suite
 from convert.families.base import TIMM
 from moco.common.cfgnode import flatten, read_yaml, split_assignments
-from moco.common.command import RANDOM, program
+from moco.common.command import RANDOM, parse_options, program
 from moco.common.errors import UserError, plural, run_cli, say
 from moco.common.files import expanded
 from moco.common.shipped import resolve, shown
@@ -146,9 +147,18 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(SuiteOptions):
+    """Options of the command `evaluate`; `build_parser` explains them."""
+
+    data: Path
+    task: str | None = None
+    trials: int = SEEDS
+
+
 def main(argv: Sequence[str] | None = None, programs: Programs | None = None) -> None:
     """Choose the task, and run its suite."""
-    args = build_parser().parse_args(argv)
+    args = parse_options(build_parser(), argv, EvaluateOptions)
     data = expanded(args.data)
     inits = parse_inits(args.init)
     weights = [text for text in inits.values() if text != RANDOM]
@@ -160,7 +170,7 @@ def main(argv: Sequence[str] | None = None, programs: Programs | None = None) ->
     content = {"tasks": [{"config": file, "overrides": keys}], "trials": args.trials}
     name = data.resolve().name
     folder = SuiteFolder(args.output or Path("output", name))
-    suite = run_suite.with_arguments(read_suite(content, Path(as_name(name))), args)
+    suite = run_suite.configured(read_suite(content, Path(as_name(name))), args)
     timing = not args.seconds_per_iteration
     run_suite.run(suite, folder, args, programs or Programs(), timing=timing)
 

@@ -26,12 +26,13 @@ if not __package__:
 
 from benchmarks import run_suite
 from benchmarks.suites.folder import SUITE_NAME, SuiteFolder
+from benchmarks.suites.options import SuiteOptions
 from benchmarks.suites.prepare import LIMIT, training_images, voc_splits
 from benchmarks.suites.programs import Programs
 from benchmarks.suites.runs import Run
 from benchmarks.suites.suite import SHRINK, Step, Suite
 from benchmarks.suites.suite_file import load_suite
-from moco.common.command import program, quoted
+from moco.common.command import parse_options, program, quoted
 from moco.common.distributed import usable_cores
 from moco.common.errors import UserError, plural, printable, run_cli, say
 from moco.common.progress import format_seconds
@@ -114,9 +115,23 @@ NETWORKS = {
 }
 
 
+@dataclass(frozen=True)
+class Options:
+    """Options of the command; `build_parser` explains them."""
+
+    output: Path | None = None
+    images: Path | None = None
+    voc: Path | None = None
+    seeds: int | None = None
+    arch: str = "resnet"
+    workers: int = 0
+    overwrite: bool = False
+    smoke: bool = False
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the quickstart's suite, or resume it; print the table and the next commands."""
-    args = build_parser().parse_args(argv)
+    args = parse_options(build_parser(), argv, Options)
     output = args.output or Path("quickstart_out_smoke" if args.smoke else "quickstart_out")
     suite, folder = make_suite(args), SuiteFolder(output)
     if args.overwrite and (output / SUITE_NAME).is_file():
@@ -124,14 +139,13 @@ def main(argv: Sequence[str] | None = None) -> None:
             remove_outputs(output)
     start, trials = time.monotonic(), suite.tasks[0].trials
     workers = args.workers or min(usable_cores(), trials + 1)
-    flags = ["--executor=cpu", f"--workers={workers}", "--engine=embedded", "--retry-failed"]
     finish = partial(report, args=args, trials=trials)
-    options = run_suite.build_parser().parse_args([suite.name, *flags])
+    options = SuiteOptions(executor="cpu", workers=workers, engine="embedded", retry_failed=True)
     run_suite.run(suite, folder, options, Programs(), fail_fast=True, finish=finish)
     print(f"\nDone in {format_seconds(time.monotonic() - start)}, {plural(workers, 'worker')}.")
 
 
-def make_suite(args: argparse.Namespace) -> Suite:
+def make_suite(args: Options) -> Suite:
     """Return the shipped suite with the user's folders and options filled in.
 
     Raises:
@@ -159,7 +173,7 @@ def make_suite(args: argparse.Namespace) -> Suite:
         pretrain |= network.own_images
         if network.has_queue:
             pretrain["MOCO.K"] = str(queue_length(min(number, LIMIT)))
-    if own_scenes:
+    if args.voc is not None:
         limits = ("--limit=8", "--test-limit=6") if args.smoke else ("--limit=2000",)
         scenes = _shrink("scenes", "voc", args.voc, f"data/{args.voc.resolve().name}", *limits)
         steps["scenes"] = scenes
@@ -215,7 +229,7 @@ def report(
     runs: Sequence[Run],
     baseline: str | None,
     *,
-    args: argparse.Namespace,
+    args: Options,
     trials: int,
 ) -> None:
     """Write the tables and figures; print the files, the next commands and, last, the table."""
@@ -244,7 +258,7 @@ def report(
     print(whereabouts(files))
 
 
-def next_commands(output: Path, args: argparse.Namespace, trials: int) -> str:
+def next_commands(output: Path, args: Options, trials: int) -> str:
     """Format the commands to try next, on custom data and with more seeds."""
     again = quoted(output.with_name(f"{output.name}_mine"))
     more = [f"--seeds={trials + 3}", f"--output={output}"]

@@ -31,7 +31,6 @@ import benchmarks.suites.executors  # noqa: F401 - registers them
 from benchmarks.report.progress import PAGE_NAME
 from benchmarks.report.sequential import FIRST_SEEDS, SeedPlan
 from benchmarks.suites import children
-from benchmarks.suites.arguments import add_arguments
 from benchmarks.suites.checks import Findings, option_pairs
 from benchmarks.suites.data_digest import check_outside, data_digests
 from benchmarks.suites.executors.base import EXECUTORS, Executor, Options, PlanExecutor
@@ -48,6 +47,7 @@ from benchmarks.suites.keep import FINAL, disk_line, remove_checkpoints
 from benchmarks.suites.listing import detectable, listing, measured_speeds, status
 from benchmarks.suites.live import Live
 from benchmarks.suites.many import announce, over_datasets
+from benchmarks.suites.options import SuiteOptions, add_arguments
 from benchmarks.suites.plan import expand, write_plan
 from benchmarks.suites.programs import Programs
 from benchmarks.suites.runner import Runner
@@ -76,7 +76,7 @@ from benchmarks.suites.tables import refresh_tables, results_of, write_tables
 from benchmarks.suites.timing import TimedSpeeds, time_runs
 from benchmarks.suites.tuning import read_description, with_grids
 from benchmarks.suites.until_decided import check_options, next_runs, seed_plan, with_seeds
-from moco.common.command import RANDOM, program
+from moco.common.command import RANDOM, parse_options, program
 from moco.common.errors import UserError, plural, printable, run_cli, say
 from moco.common.progress import format_seconds
 from moco.common.shipped import resolve
@@ -84,9 +84,20 @@ from moco.common.shipped import resolve
 MANY = 1000  # runs
 
 
+@dataclass(frozen=True, kw_only=True)
+class CommandOptions(SuiteOptions):
+    """Options of the command `suite`; `build_parser` explains them."""
+
+    suite: str
+    skip: Sequence[str] = ()
+    data: Path | None = None
+    task: str | None = None
+    status: bool = False
+
+
 def main(argv: Sequence[str] | None = None, programs: Programs | None = None) -> None:
     """Run the suite that the command line describes."""
-    args = build_parser().parse_args(argv)
+    args = parse_options(build_parser(), argv, CommandOptions)
     suite = load_suite(resolve(args.suite, suite=True))
     folder = SuiteFolder(args.output or Path("output", suite.name))
     if args.status:
@@ -98,23 +109,22 @@ def main(argv: Sequence[str] | None = None, programs: Programs | None = None) ->
         say(*announce(suite, len(rows)))
     for name in args.skip:
         say(f"left out: {name}, by --skip")
-    suite = with_arguments(suite, args)
-    run(suite, folder, args, programs or Programs())
+    run(configured(suite, args), folder, args, programs or Programs())
 
 
-def with_arguments(suite: Suite, args: argparse.Namespace) -> Suite:
-    """Return a suite with the options of the command line.
+def configured(suite: Suite, options: SuiteOptions) -> Suite:
+    """Return a suite with the seeds, keys, speeds and grids of its options.
 
     Raises:
         UserError: If an option does not fit the suite.
     """
-    check_options(args)
-    stated = parse_stated(args.seconds_per_iteration)
-    trials = args.trials or (FIRST_SEEDS if args.until_decided else None)
-    suite = with_options(suite, option_pairs(suite.tasks, args.opts), stated, trials)
-    if not args.tune:
+    check_options(options)
+    stated = parse_stated(options.seconds_per_iteration)
+    trials = options.trials or (FIRST_SEEDS if options.until_decided else None)
+    suite = with_options(suite, option_pairs(suite.tasks, options.opts), stated, trials)
+    if not options.tune:
         return suite
-    if args.engine == "each":
+    if options.engine == "each":
         raise UserError("--tune: chooses for one engine; give --engine detectron2 or embedded")
     return with_grids(suite)
 
@@ -169,7 +179,7 @@ class Prepared:
 def run(
     suite: Suite,
     folder: SuiteFolder,
-    args: argparse.Namespace,
+    options: SuiteOptions,
     programs: Programs,
     *,
     timing: bool = False,
@@ -179,9 +189,9 @@ def run(
     """Check and compute a suite; `--dry-run` stops after the checks, `--plan` writes the runs.
 
     Args:
-        suite: Suite with the options of the command line.
+        suite: Suite from `configured`.
         folder: Folder of the suite.
-        args: Arguments of `build_parser`.
+        options: Options of the suite.
         programs: Programs of the runs.
         timing: Time runs of unknown speed as `--time` does, if this machine computes them.
         fail_fast: Stop everything at the first failure.
@@ -196,21 +206,21 @@ def run(
         Preempted: If a signal stopped the suite.
         SuiteFailed: If some runs failed; raised when the others are done.
     """
-    prepared = prepare(suite, folder, args, programs, timing)
-    if args.dry_run:
-        show(prepared, args)
+    prepared = prepare(suite, folder, options, programs, timing)
+    if options.dry_run:
+        show(prepared, options.retry_failed)
         refuse(prepared.problems)
         here = " that is here" if any(spec.is_step for spec in prepared.specs) else ""
         print(f"\nchecked every task, dataset and weights file{here}; no run was started")
         return None
     refuse(prepared.problems)
     with folder.lock():
-        if args.plan:
+        if options.plan:
             runs = prepared.runs(prepared.specs, programs)
-            write_plan(args.plan, suite.name, runs, prepared.measured)
+            write_plan(options.plan, suite.name, runs, prepared.measured)
             say(
-                f"wrote {args.plan}: {plural(len(runs), 'run')}; the same command without --plan",
-                "makes the tables when they are done, and computes those that are not",
+                f"wrote {options.plan}: {plural(len(runs), 'run')}; the same command without",
+                "--plan makes the tables when they are done, and computes those that are not",
             )
             return None
         specs, lines = prepared.next_specs()
@@ -218,28 +228,28 @@ def run(
         while len(specs) > computed:
             print(*lines, sep="\n", end="\n" if lines else "", flush=True)
             runs = prepared.runs(specs, programs)
-            states = compute(suite, runs, prepared, args, fail_fast)
+            states = compute(suite, runs, prepared, options, fail_fast)
             computed = len(specs)
             specs, lines = prepared.next_specs()
         print(*lines, sep="\n", end="\n" if lines else "")
-        return conclude(runs, states, prepared, args, finish or write_tables)
+        return conclude(runs, states, prepared, options, finish or write_tables)
 
 
 def prepare(
-    suite: Suite, folder: SuiteFolder, args: argparse.Namespace, programs: Programs, timing: bool
+    suite: Suite, folder: SuiteFolder, options: SuiteOptions, programs: Programs, timing: bool
 ) -> Prepared:
     """Expand a suite into its runs, and check those that are not done.
 
     It writes nothing but the speeds that were timed, so that the next call knows them.
     """
     print(f"suite {suite.name}: reading tasks and weights", flush=True)
-    keep = args.keep or FINAL
-    options = Options(folder.path, args.workers, args.slurm, keep, args.stop_seconds)
-    if args.plan and args.executor == "auto":
+    keep = options.keep or FINAL
+    place = Options(folder.path, options.workers, options.slurm, keep, options.stop_seconds)
+    if options.plan and options.executor == "auto":
         executor: Executor = PlanExecutor()
     else:
-        executor = make_executor(args.executor, options)
-    weights = parse_inits(args.init) if args.init else dict(suite.inits)
+        executor = make_executor(options.executor, place)
+    weights = parse_inits(options.init) if options.init else dict(suite.inits)
     if not weights:
         raise UserError(
             f"suite {suite.name} names no init; give --init [NAME=]WEIGHTS for each row, e.g. "
@@ -247,11 +257,11 @@ def prepare(
         )
     check_references(replace(suite, inits=weights), f"suite {suite.name}")
     rows = dict.fromkeys(map(row_of, weights))
-    if args.baseline is not None and args.baseline not in rows:
+    if options.baseline is not None and options.baseline not in rows:
         choices = ", ".join(rows)
-        raise UserError(f"--baseline {args.baseline}: no such init; choices are {choices}")
+        raise UserError(f"--baseline {options.baseline}: no such init; choices are {choices}")
     later = {name: Init(text, None) for name, text in weights.items() if steps_in([text])}
-    if args.dry_run:
+    if options.dry_run:
         local = {name: text for name, text in weights.items() if name not in later}
         for init, what in programs.not_downloaded(local).items():
             say(f"would download {init}: {what}; its runs are checked as if from random weights")
@@ -264,13 +274,13 @@ def prepare(
     say(*(f"note: {note}" for note in kept))
     files = {f"init {name}": init.weights for name, init in found.items()}
     refuse_placeholders({"--output": str(folder.path.absolute()), **files})
-    engines = programs.choose_engines(args.engine)
-    if args.plan:
-        check_outside(args.plan, suite)
+    engines = programs.choose_engines(options.engine)
+    if options.plan:
+        check_outside(options.plan, suite)
     version, data = project_version(), data_digests(suite, folder.recorded_data())
-    keys: dict[str, Any] = {"version": version, "gpus": args.gpus_per_run, "data": data}
-    baseline = args.baseline or suite.baseline
-    plan = seed_plan(args, inits, baseline)
+    keys: dict[str, Any] = {"version": version, "gpus": options.gpus_per_run, "data": data}
+    baseline = options.baseline or suite.baseline
+    plan = seed_plan(options, inits, baseline)
     most = suite if plan is None else with_seeds(suite, plan.most)
     everything = specs = expand(most, inits, engines, available=executor.gpus, **keys)
     content = suite_content(suite, inits, engines, plan=plan, **keys)
@@ -291,7 +301,7 @@ def prepare(
     hardware = None if executor.remote else findings.hardware or None
     seen = [folder.run(spec) for spec in specs]
     measured = measured_speeds(seen, hardware)
-    if args.time or (timing and not executor.remote):
+    if options.time or (timing and not executor.remote):
         timed = TimedSpeeds(folder.path, content, findings.hardware)
         known = timed.read()
         measured = known | measured
@@ -342,13 +352,13 @@ def time_open(
     return time_runs(ready, executor, command, measured)
 
 
-def show(prepared: Prepared, args: argparse.Namespace) -> None:
+def show(prepared: Prepared, retry_failed: bool) -> None:
     """Print the runs, their hours and disk space, and the smallest gap that they can detect."""
     from benchmarks.report.tables import tables_so_far
 
     specs, _ = prepared.next_specs()
     seen = [prepared.folder.run(spec) for spec in specs]
-    print(listing(specs, seen, prepared.measured, prepared.executor, args.retry_failed))
+    print(listing(specs, seen, prepared.measured, prepared.executor, retry_failed))
     undone = [spec for spec, each in zip(specs, seen, strict=True) if not each.state().settled]
     if trained := [spec for spec in undone if spec.program in (*RECORDED, POINT)]:
         print(
@@ -364,7 +374,7 @@ def compute(
     suite: Suite,
     runs: Sequence[Run],
     prepared: Prepared,
-    args: argparse.Namespace,
+    options: SuiteOptions,
     fail_fast: bool,
 ) -> dict[str, State]:
     """Compute runs while the page shows their progress, and return their states by name."""
@@ -383,10 +393,10 @@ def compute(
             runs,
             prepared.executor,
             name=suite.name,
-            retry_failed=args.retry_failed,
+            retry_failed=options.retry_failed,
             fail_fast=fail_fast,
             measured=prepared.measured,
-            stop_seconds=args.stop_seconds,
+            stop_seconds=options.stop_seconds,
             keep=prepared.keep,
             watch=live.update,
         ).run()
@@ -396,15 +406,15 @@ def conclude(
     runs: Sequence[Run],
     states: Mapping[str, State],
     prepared: Prepared,
-    args: argparse.Namespace,
+    options: SuiteOptions,
     finish: Callable[[SuiteFolder, Sequence[Run], str | None], Any],
 ) -> Any:
     """Make the tables of runs that are over, and return the result of `finish`."""
     folder = prepared.folder
-    if args.keep:  # by default, runs that were done before keep all they have
+    if options.keep:  # by default, runs that were done before keep all they have
         for each in runs:
             if states[each.name].kind == DONE:
-                remove_checkpoints(each.folder, args.keep, done=True)
+                remove_checkpoints(each.folder, options.keep, done=True)
     choices = {spec.name for spec in prepared.specs if spec.program == CHOOSE}
     for each in runs:
         if each.name in choices and each.product is not None:
@@ -413,7 +423,7 @@ def conclude(
         result = finish(folder, runs, prepared.baseline)
     else:  # a process of its own frees the memory of that many records
         result = children.call(finish, folder, runs, prepared.baseline)
-    raise_failures(runs, states, args.retry_failed)
+    raise_failures(runs, states, options.retry_failed)
     return result
 
 

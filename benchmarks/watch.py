@@ -12,6 +12,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import sleep
 
@@ -20,14 +21,14 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.report.along import epoch_of
-from benchmarks.run_suite import SuiteFailed, run, with_arguments
-from benchmarks.suites.arguments import add_arguments
+from benchmarks.run_suite import SuiteFailed, configured, run
 from benchmarks.suites.checkpoints import by_epoch, is_pattern, matching, series
 from benchmarks.suites.folder import SuiteFolder
+from benchmarks.suites.options import SuiteOptions, add_arguments
 from benchmarks.suites.programs import Programs
 from benchmarks.suites.suite import Suite
 from benchmarks.suites.suite_file import as_name, read_suite
-from moco.common.command import program
+from moco.common.command import parse_options, program
 from moco.common.errors import DataError, UserError, first_few, plural, run_cli, say
 from moco.common.files import expanded
 from moco.common.pretrained import ENDINGS
@@ -36,6 +37,17 @@ from moco.common.shipped import resolve
 SEEDS = 3
 # Names in a folder: those of facebookresearch/moco and this project, without those inside an epoch.
 CHECKPOINTS = "checkpoint_????.pth.tar"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchOptions(SuiteOptions):
+    """Options of the command `watch`; `build_parser` explains them."""
+
+    checkpoints: str
+    task: Sequence[str]
+    until_epoch: int | None
+    poll_seconds: float
+    trials: int = SEEDS
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -63,7 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None, programs: Programs | None = None) -> int:
     """Watch a folder, and return 130 if Ctrl-C ended that, as run_cli does."""
-    args = build_parser().parse_args(argv)
+    args = parse_options(build_parser(), argv, WatchOptions)
     if not args.poll_seconds > 0:
         raise UserError(f"--poll-seconds: got {args.poll_seconds}, expected seconds above 0")
     name, equals, place = args.checkpoints.partition("=")
@@ -76,7 +88,7 @@ def main(argv: Sequence[str] | None = None, programs: Programs | None = None) ->
     name = name or as_name(expanded(place).resolve().parent.name)
     tasks = [{"config": str(resolve(task).absolute())} for task in args.task]
     suite = read_suite({"name": name, "tasks": tasks, "trials": args.trials}, Path(name))
-    suite = with_arguments(suite, args)
+    suite = configured(suite, args)
     folder = SuiteFolder(args.output or Path("output", name))
     try:
         _watch(place, suite, folder, args, programs or Programs())
@@ -87,10 +99,10 @@ def main(argv: Sequence[str] | None = None, programs: Programs | None = None) ->
 
 
 def _watch(
-    pattern: str, suite: Suite, folder: SuiteFolder, args: argparse.Namespace, programs: Programs
+    pattern: str, suite: Suite, folder: SuiteFolder, options: WatchOptions, programs: Programs
 ) -> None:
     """Run the suite with the checkpoints so far, again whenever there are more."""
-    given, once = args.init, bool(args.dry_run or args.plan)
+    once = bool(options.dry_run or options.plan)
     evaluated: set[str] = set()
     failure: SuiteFailed | None = None
     before: dict[Path, tuple[int, int]] = {}
@@ -113,9 +125,9 @@ def _watch(
             if bad[path]:
                 say(f"warning: left out: {bad[path]}")
         if rows.keys() - evaluated:
-            args.init = [*given, *(f"{row}={rows[row]}" for row in sorted(rows))]
+            init = [*options.init, *(f"{row}={rows[row]}" for row in sorted(rows))]
             try:
-                run(suite, folder, args, programs)
+                run(suite, folder, replace(options, init=init), programs)
             except SuiteFailed as error:  # the next checkpoint may do better
                 failure = error
                 say(f"warning: {error}")
@@ -132,10 +144,10 @@ def _watch(
         last = max((at[1] for row in evaluated if (at := epoch_of(row))), default=-1)
         if once:
             return
-        if args.until_epoch is not None and last >= args.until_epoch:
+        if options.until_epoch is not None and last >= options.until_epoch:
             break
         before = now
-        sleep(args.poll_seconds)
+        sleep(options.poll_seconds)
     say(f"watched {pattern} until epoch {last}: {plural(len(evaluated), 'checkpoint')}")
     if failure:
         raise failure

@@ -11,6 +11,7 @@ import argparse
 import sys
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +23,7 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from moco.common import distributed
-from moco.common.command import RANDOM, parse_with_pairs, program
+from moco.common.command import RANDOM, as_options, parse_with_pairs, program
 from moco.common.errors import UserError, run_cli, say
 from moco.common.files import expanded
 from moco.common.pretrained import not_downloaded
@@ -30,6 +31,25 @@ from moco.common.shipped import find, resolve
 
 if TYPE_CHECKING:
     from detection.engine.job import Processes
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of the command line; `build_parser` describes them."""
+
+    config_file: str | None
+    engine: str
+    resume: bool
+    overwrite: bool
+    eval_only: bool
+    num_gpus: int
+    num_machines: int
+    machine_rank: int
+    dist_url: str
+    check_only: bool
+    visualize: int
+    imports: Sequence[str]
+    opts: Sequence[str]
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -99,9 +119,14 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def parse_args(argv: Sequence[str] | None = None) -> Options:
+    """Parse the command line, in which pairs may stand between the flags."""
+    return as_options(parse_with_pairs(build_parser(), argv), Options)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; see `build_parser`."""
-    args = parse_with_pairs(build_parser(), argv)
+    args = parse_args(argv)
     main_process = distributed.launched_rank() == 0
 
     from detection.config.task import check_early, load_task
@@ -114,15 +139,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UserError(f"--visualize: got {args.visualize}, expected 0 or more images")
     # torchrun --max-restarts starts all processes again after one has died.
     if distributed.restarted() and not args.eval_only:
-        args.resume, args.overwrite = True, False
-    config_file, opts = args.config_file, args.opts
+        args = replace(args, resume=True, overwrite=False)
+    opts = args.opts
+    config_file: str | Path | None = args.config_file
     if config_file is not None and model_zoo_file(config_file) is None:
         config_file = resolve(config_file)
     if args.eval_only and config_file is None:
-        config_file = trained_config(opts, resume=args.resume)
+        config_file = found = trained_config(opts, resume=args.resume)
         # The folder of the training may have moved since.
         if "OUTPUT_DIR" not in opts[::2]:
-            opts = [*opts, "OUTPUT_DIR", str(config_file.parent)]
+            opts = [*opts, "OUTPUT_DIR", str(found.parent)]
         if main_process:
             say(f"config: {config_file}, next to the model")
     early = None
@@ -259,7 +285,7 @@ def find_config(name: str | Path | None, engine: str, scratch: Path) -> str | Pa
     return plain_copy(path, scratch)
 
 
-def processes(args: argparse.Namespace) -> "Processes":
+def processes(args: Options) -> "Processes":
     """Return the processes that the flags or torchrun request; raise UserError if both do."""
     from detection.engine.job import Processes, torchrun_processes
 

@@ -12,6 +12,7 @@ same number of threads, the result is bitwise identical to that of an uninterrup
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,11 +66,22 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def parse_args(argv: Sequence[str]) -> argparse.Namespace:
+@dataclass(frozen=True)
+class PretrainOptions(command.TrainingOptions):
+    """Options of a pre-training.
+
+    Attributes:
+        other_processes: Whether to resume a checkpoint of another number of processes.
+    """
+
+    other_processes: bool
+
+
+def parse_args(argv: Sequence[str]) -> PretrainOptions:
     """Parse arguments and turn the flags into `opts`; explicit `KEY VALUE` pairs come last."""
-    args = command.parse_training_args(build_parser(), argv, VALUES)
-    args.opts = [text for pair in args.switched for text in pair] + args.opts
-    return args
+    values = command.parse_training_args(build_parser(), argv, VALUES)
+    switched = [text for pair in values["switched"] for text in pair]
+    return command.as_options({**values, "opts": switched + values["opts"]}, PretrainOptions)
 
 
 def main(argv: Sequence[str], read: "Reader") -> None:
@@ -78,7 +90,7 @@ def main(argv: Sequence[str], read: "Reader") -> None:
     if (
         distributed.restarted()
     ):  # torchrun --max-restarts: after a failure all processes start again
-        args.resume, args.overwrite = args.resume or command.AUTO, False
+        args = replace(args, resume=args.resume or command.AUTO, overwrite=False)
     cfg = load_pretrain_cfg(args.config_file, args.opts)
     check_processes(cfg, distributed.launched_processes())
     check_present(cfg.DATA.ROOT)

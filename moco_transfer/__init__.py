@@ -169,10 +169,10 @@ def evaluate(
         DataError: If weights or data are missing or damaged, or a module is of no known family.
     """
     from benchmarks import run_suite
-    from benchmarks.suites.arguments import ENGINES
     from benchmarks.suites.checks import option_pairs
     from benchmarks.suites.executors.base import EXECUTORS
     from benchmarks.suites.folder import SuiteFolder
+    from benchmarks.suites.options import ENGINES, SuiteOptions
     from benchmarks.suites.programs import Programs
     from benchmarks.suites.suite_file import TRIALS, check, read_suite, with_options
     from benchmarks.suites.tables import write_report
@@ -188,13 +188,13 @@ def evaluate(
     if engine not in ENGINES:
         raise UserError(f"engine: got {engine!r}, expected one of {', '.join(ENGINES)}")
     lookup(EXECUTORS, executor, "executor")
-    args = run_suite.build_parser().parse_args(["evaluate", "--retry-failed"])
-    vars(args).update(
+    own = SuiteOptions(
         baseline=baseline,
         engine=engine,
         executor=executor,
         workers=workers,
         gpus_per_run=gpus_per_run,
+        retry_failed=True,
     )
     files = [task] if isinstance(task, str | os.PathLike) else task
     numbers = range(seeds) if isinstance(seeds, SupportsIndex) else tuple(map(index, seeds))
@@ -213,7 +213,7 @@ def evaluate(
         suite = with_options(suite, option_pairs(suite.tasks, pairs, "options"), {})
         tasks = tuple(replace(each, seeds=tuple(numbers)) for each in suite.tasks)
         suite = replace(suite, tasks=tasks)
-        report, _ = run_suite.run(suite, folder, args, Programs(), finish=write_report)
+        report, _ = run_suite.run(suite, folder, own, Programs(), finish=write_report)
     return Result(folder.path, report)
 
 

@@ -6,7 +6,6 @@ from the records of the runs and from the plan in `suite.json` alone, so a suite
 takes the same looks when it continues.
 """
 
-import argparse
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -17,42 +16,44 @@ from benchmarks.report.sequential import FIRST_SEEDS, MARGIN, MOST_SEEDS, SeedPl
 from benchmarks.report.style import MINUS
 from benchmarks.report.tables import tables_so_far
 from benchmarks.suites.folder import SuiteFolder
+from benchmarks.suites.options import SuiteOptions
 from benchmarks.suites.suite import PROGRAMS, RunSpec, Suite, row_of
 from benchmarks.suites.tables import results_of
 from moco.common.command import RANDOM
 from moco.common.errors import UserError
 
 
-def check_options(args: argparse.Namespace) -> None:
-    """Check that the options of the command fit `--until-decided`.
+def check_options(options: SuiteOptions) -> None:
+    """Check that the options of a suite fit `--until-decided`.
 
     Raises:
         UserError: If they do not.
     """
-    for flag, value in (("--margin", args.margin), ("--max-seeds", args.max_seeds)):
-        if value is not None and not args.until_decided:
+    for flag, value in (("--margin", options.margin), ("--max-seeds", options.max_seeds)):
+        if value is not None and not options.until_decided:
             raise UserError(f"{flag} {value}: is for --until-decided")
-    if args.until_decided and (args.plan or args.executor == "slurm"):
+    if options.until_decided and (options.plan or options.executor == "slurm"):
+        flag = "--plan" if options.plan else "--executor slurm"
         raise UserError(
-            f"--until-decided: {'--plan' if args.plan else '--executor slurm'} submits all runs at "
-            "once, and these depend on each other's results; give a fixed number, --trials N"
+            f"--until-decided: {flag} submits all runs at once, and these depend on each other's "
+            "results; give a fixed number, --trials N"
         )
 
 
 def seed_plan(
-    args: argparse.Namespace, inits: Collection[str], baseline: str | None
+    options: SuiteOptions, inits: Collection[str], baseline: str | None
 ) -> SeedPlan | None:
     """Return the plan of the looks, or None without `--until-decided`.
 
     Args:
-        args: Arguments of the suite.
+        options: Options of the suite.
         inits: Inits of all runs.
         baseline: Row that gaps refer to; None: random.
 
     Raises:
         UserError: If there is nothing to compare, or a number is out of range.
     """
-    if not args.until_decided:
+    if not options.until_decided:
         return None
     rows = list(dict.fromkeys(map(row_of, inits)))
     if several := next((name for name in inits if row_of(name) != name), None):
@@ -69,9 +70,9 @@ def seed_plan(
     return SeedPlan(
         base,
         tuple(row for row in rows if row != base),
-        first=args.trials or FIRST_SEEDS,
-        most=MOST_SEEDS if args.max_seeds is None else args.max_seeds,
-        margin=MARGIN if args.margin is None else args.margin,
+        first=options.trials or FIRST_SEEDS,
+        most=MOST_SEEDS if options.max_seeds is None else options.max_seeds,
+        margin=MARGIN if options.margin is None else options.margin,
     )
 
 

@@ -7,6 +7,7 @@ the step and moco/engine/loop.py the loop around it. As in pre-training, OUTPUT_
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from moco.classification.config import CROP_PX, Protocol, load_classify_cfg, with_weights
@@ -14,6 +15,8 @@ from moco.common import distributed
 from moco.common.command import (
     AUTO,
     RANDOM,
+    TrainingOptions,
+    as_options,
     converter,
     parse_training_args,
     program,
@@ -45,20 +48,33 @@ def build_parser(protocol: Protocol) -> argparse.ArgumentParser:
     return parser
 
 
-def parse_args(protocol: Protocol, argv: Sequence[str]) -> argparse.Namespace:
+@dataclass(frozen=True)
+class ClassifyOptions(TrainingOptions):
+    """Options of a training on labels.
+
+    Attributes:
+        checkpoint: Pre-trained weights, or `RANDOM`.
+        init: Name of the weights in a table; empty: that of the file.
+    """
+
+    checkpoint: str
+    init: str
+
+
+def parse_args(protocol: Protocol, argv: Sequence[str]) -> ClassifyOptions:
     """Parse the arguments and turn aliases into `opts`; `KEY VALUE` pairs override them."""
-    args = parse_training_args(build_parser(protocol), argv)
-    lr = getattr(args, "SOLVER.BASE_LR")
-    if args.checkpoint == RANDOM and lr is not None:  # --lr sets the learning rate of this run
-        args.opts = ["SOLVER.RANDOM_LR", lr, *args.opts]
-    return args
+    values = parse_training_args(build_parser(protocol), argv)
+    lr = values["SOLVER.BASE_LR"]
+    if values["checkpoint"] == RANDOM and lr is not None:  # --lr is the learning rate of this run
+        values["opts"] = ["SOLVER.RANDOM_LR", lr, *values["opts"]]
+    return as_options(values, ClassifyOptions)
 
 
 def main(protocol: Protocol, argv: Sequence[str], read: "Reader") -> None:
     """Run the command of a protocol."""
     args = parse_args(protocol, argv)
     if distributed.restarted():  # by torchrun --max-restarts, after a process has died
-        args.resume, args.overwrite = args.resume or AUTO, False
+        args = replace(args, resume=args.resume or AUTO, overwrite=False)
     cfg = load_classify_cfg(protocol.defaults, args.config_file, args.opts)
     check_processes(cfg, distributed.launched_processes())
     check_present(cfg.DATA.ROOT, labeled=True)

@@ -9,7 +9,9 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from itertools import takewhile
+from typing import Any, TypeVar
 
 from moco.common import shipped
 from moco.common.cfgnode import split_assignments
@@ -35,6 +37,39 @@ VALUES: dict[tuple[str, ...], str] = {
 _KEY = re.compile(r"[A-Z][A-Z_]*(\.[A-Z][A-Z0-9_]*)*")
 _PAIR = re.compile(rf"{_KEY.pattern}(=.*)?", re.DOTALL)
 _NEGATIVE = re.compile(r"-[\d.].*|-inf")
+_Options = TypeVar("_Options")
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """Options of a training command.
+
+    Attributes:
+        config_file: Path of the recipe; None: the defaults.
+        resume: Checkpoint to resume from, or `AUTO`; None: start anew.
+        extend: Whether a finished run is resumed with a larger SOLVER.MAX_EPOCHS.
+        overwrite: Whether to start from scratch in a used OUTPUT_DIR.
+        opts: Keys and values in turn, of flags and of `KEY VALUE` pairs.
+    """
+
+    config_file: str | None
+    resume: str | None
+    extend: bool
+    overwrite: bool
+    opts: Sequence[str]
+
+
+def as_options(values: Mapping[str, Any], kind: type[_Options]) -> _Options:
+    """Build a dataclass of options from those of the values that are its fields."""
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    return kind(**{name: values[name] for name in names if name in values})
+
+
+def parse_options(
+    parser: argparse.ArgumentParser, argv: Sequence[str] | None, kind: type[_Options]
+) -> _Options:
+    """Parse a command line into a dataclass, whose fields are arguments of the parser."""
+    return as_options(vars(parser.parse_args(argv)), kind)
 
 
 def program(command: str, otherwise: str) -> str:
@@ -103,12 +138,11 @@ def training_parser(
     return parser
 
 
-def parse_with_pairs(
-    parser: argparse.ArgumentParser, argv: Sequence[str] | None
-) -> argparse.Namespace:
+def parse_with_pairs(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> dict[str, Any]:
     """Parse arguments in which `KEY VALUE` and `KEY=VALUE` pairs may stand between the flags.
 
-    The pairs are collected in `opts`.
+    Returns:
+        The values by name; `opts` has the pairs.
     """
     joined: list[str] = []
     for arg in sys.argv[1:] if argv is None else argv:
@@ -116,35 +150,33 @@ def parse_with_pairs(
             joined[-1] += f"={arg}"  # argparse would parse -1e-3 as a flag
         else:
             joined.append(arg)
-    args = parser.parse_intermixed_args(joined)
-    args.opts = split_assignments(args.opts)
-    return args
+    values = vars(parser.parse_intermixed_args(joined))
+    return {**values, "opts": split_assignments(values["opts"])}
 
 
 def parse_training_args(
     parser: argparse.ArgumentParser,
     argv: Sequence[str],
-    values: Mapping[tuple[str, ...], str] = VALUES,
-) -> argparse.Namespace:
-    """Parse arguments and turn the flags of `values` into `opts`."""
+    flags: Mapping[tuple[str, ...], str] = VALUES,
+) -> dict[str, Any]:
+    """Parse arguments into values by name, and turn the flags of keys into `opts`."""
     argv = list(argv)
     for i, arg in enumerate(argv[:-1]):
         if arg == "--resume" and _PAIR.fullmatch(argv[i + 1]):
             argv[i] = f"--resume={AUTO}"  # the next argument is a key, not a checkpoint
-    args = parse_with_pairs(parser, argv)
-    opts = []
-    for key in values.values():
-        if getattr(args, key) is not None:
-            opts += [key, getattr(args, key)]
-    if getattr(args, "SOLVER.BASE_LR") is not None:  # used as given, whatever the batch size
+    values = parse_with_pairs(parser, argv)
+    opts, pairs = [], values["opts"]
+    for key in flags.values():
+        if values[key] is not None:
+            opts += [key, values[key]]
+    if values["SOLVER.BASE_LR"] is not None:  # used as given, whatever the batch size
         opts += ["SOLVER.REFERENCE_BATCH_SIZE", "0"]
-    if args.schedule is not None:
-        epochs = list(takewhile(str.isdigit, args.schedule))  # what follows are KEY VALUE pairs
-        args.opts += split_assignments(args.schedule[len(epochs) :])
+    if (schedule := values["schedule"]) is not None:
+        epochs = list(takewhile(str.isdigit, schedule))  # what follows are KEY VALUE pairs
+        pairs += split_assignments(schedule[len(epochs) :])
         opts += ["SOLVER.MILESTONES_EPOCHS", f"({''.join(f'{epoch},' for epoch in epochs)})"]
-    args.opts = opts + args.opts
-    if args.config_file is not None:
-        args.config_file = str(shipped.resolve(args.config_file))
-    if args.extend:
-        args.resume = args.resume or AUTO
-    return args
+    if values["config_file"] is not None:
+        values["config_file"] = str(shipped.resolve(values["config_file"]))
+    if values["extend"]:
+        values["resume"] = values["resume"] or AUTO
+    return {**values, "opts": opts + pairs}

@@ -9,8 +9,7 @@ import torch
 
 from detection.engine import launch
 from detection.engine.resuming import set_iterations
-from detection.train_net import build_parser, choose_engine, main
-from moco.common.command import parse_with_pairs
+from detection.train_net import build_parser, choose_engine, main, parse_args
 from moco.common.errors import DataError, NumericError, Preempted, UserError
 from moco.common.run import read_record
 
@@ -37,7 +36,7 @@ def test_the_flags_are_detectron2s(detectron2):
     assert theirs <= ours
     own = {"--engine", "--overwrite", "--debug", "--check-only", "--visualize", "--import"}
     assert ours - theirs == own
-    args = parse_with_pairs(build_parser(), ["--eval-only", "MODEL.WEIGHTS", "a.pth"])
+    args = parse_args(["--eval-only", "MODEL.WEIGHTS", "a.pth"])
     assert (args.num_gpus, args.num_machines, args.machine_rank) == (1, 1, 0)
     assert args.opts == ["MODEL.WEIGHTS", "a.pth"]
 
@@ -46,7 +45,7 @@ def test_flags_and_pairs_in_any_order():
     arguments = ["SEED", "-1", "--config-file", "a.yaml", "OUTPUT_DIR=out", "DATASETS.VOC_DIR", ""]
     arguments += ["--resume"]
     arguments += ["MODEL.RPN.BOUNDARY_THRESH", "-1e-3", "--num-gpus", "2", "SOLVER.STEPS", "(1,)"]
-    args = parse_with_pairs(build_parser(), arguments)
+    args = parse_args(arguments)
     assert (args.config_file, args.resume, args.num_gpus) == ("a.yaml", True, 2)
     pairs = dict(zip(args.opts[::2], args.opts[1::2], strict=True))
     assert pairs == {

@@ -23,7 +23,6 @@ from moco.classification import classify
 from moco.classification.config import default_cfg, load_classify_cfg
 from moco.common import shipped
 from moco.common.cfgnode import flatten, load_cfg
-from moco.common.command import parse_with_pairs
 from moco.common.errors import UserError
 from moco.finetune import FINETUNE
 from moco.linear import LINEAR
@@ -80,7 +79,7 @@ def parse(module: str, args: list[str]) -> None:
         parsed = classify.parse_args(PROTOCOLS[module], args)
         load_classify_cfg(PROTOCOLS[module].defaults, parsed.config_file, parsed.opts)
     elif module == "detection.train_net":
-        parsed = parse_with_pairs(train_net.build_parser(), args)
+        parsed = train_net.parse_args(args)
         file = parsed.config_file
         if file is None or file.startswith("COCO-"):  # a model's own file, or one of Detectron2's
             load_cfg(default_task(), None, parsed.opts)

@@ -12,6 +12,7 @@ import pytest
 from benchmarks import quickstart, run_suite
 from benchmarks.report.aggregate import aggregate
 from benchmarks.report.records import collect
+from benchmarks.suites.options import SuiteOptions
 from benchmarks.suites.programs import Programs
 from tests.benchmarks.suites.lab import ROOT, Lab, write_suite
 
@@ -86,10 +87,9 @@ def test_gnu_make_computes_a_plan_in_any_folder(tmp_path, quick, name):
 @pytest.mark.slow
 def test_gnu_make_computes_the_chain_of_a_vision_transformer(tmp_path):
     """GNU make computes the quickstart's commands without its runner; ViT loads every weight."""
-    args = quickstart.build_parser().parse_args(["--smoke", "--seeds", "1", "--arch", "vit"])
+    args = quickstart.Options(smoke=True, seeds=1, arch="vit")
     path, folder = tmp_path / "plan.json", run_suite.SuiteFolder(tmp_path / "out")
-    flags = ["quickstart", "--executor=cpu", "--engine=embedded", f"--plan={path}"]
-    options = run_suite.build_parser().parse_args(flags)
+    options = SuiteOptions(executor="cpu", engine="embedded", plan=path)
     run_suite.run(quickstart.make_suite(args), folder, options, Programs())
     plan = json.loads(path.read_text())
     assert [len(run["after"]) for run in plan["runs"]] == [0, 0, 0, 2, 1, 1, 2]

@@ -15,6 +15,7 @@ from benchmarks.suites.plan import expand
 from benchmarks.suites.programs import Programs
 from benchmarks.suites.suite import Init, RunSpec
 from moco.common.cfgnode import read_yaml
+from moco.common.command import parse_options
 from moco.common.errors import LockedError
 from moco.common.shipped import CONFIGS
 from tests.oracles.commands import run
@@ -22,8 +23,12 @@ from tests.oracles.commands import run
 INITS = {"random": Init("random", None), "moco": Init("${convert}", None)}
 
 
+def parsed(arguments: Sequence[str]) -> quickstart.Options:
+    return parse_options(build_parser(), arguments, quickstart.Options)
+
+
 def planned(*arguments: str) -> list[RunSpec]:
-    suite = make_suite(build_parser().parse_args(arguments))
+    suite = make_suite(parsed(arguments))
     return list(expand(suite, INITS, ["embedded"], version="1"))
 
 
@@ -103,7 +108,7 @@ def test_rows_differ_in_nothing_but_weights_and_trials_in_nothing_but_the_seed(t
 
 def test_what_makes_the_weights_is_in_the_id_of_what_reads_them():
     """Another pre-training changes the ids of the runs from it, not of those from random."""
-    suite = make_suite(build_parser().parse_args([]))
+    suite = make_suite(quickstart.Options())
     ids = {spec.title: spec.id for spec in planned()}
     steps = [
         quickstart.replace(step, overrides=(*step.overrides, ("SOLVER.BASE_LR", "1")))
@@ -119,15 +124,14 @@ def test_what_makes_the_weights_is_in_the_id_of_what_reads_them():
 
 @pytest.mark.parametrize("arguments", [("--smoke", "--seeds", "2"), ("--arch", "vit")])
 def test_the_command_for_more_seeds_is_for_the_same_table(tmp_path, arguments):
-    args = build_parser().parse_args(arguments)
+    args = parsed(arguments)
     suite, out = make_suite(args), tmp_path / "a b"
     trials = suite.tasks[0].trials
     argv = shlex.split(next_commands(out, args, trials).splitlines()[-1])
     assert argv[:3] == ["python", "-m", "benchmarks.quickstart"]
-    again = build_parser().parse_args(argv[3:])
+    again = parsed(argv[3:])
     assert again.output == out and make_suite(again).tasks[0].trials == trials + 3
-    again.seeds = args.seeds
-    assert make_suite(again) == suite
+    assert make_suite(quickstart.replace(again, seeds=args.seeds)) == suite
 
 
 def test_custom_folders_are_used(tmp_path, photos, voc):

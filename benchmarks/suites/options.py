@@ -1,6 +1,9 @@
-"""Arguments that the commands which run suites share."""
+"""Options with which a suite is computed, and the flags of the commands that compute one."""
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +14,45 @@ from benchmarks.suites.keep import KEEP
 ENGINES = ("auto", "detectron2", "embedded", "each")
 
 
+@dataclass(frozen=True, kw_only=True)
+class SuiteOptions:
+    """Options with which a suite is computed, from a command line or from Python.
+
+    Each is explained at its flag, in `add_arguments`; the defaults here are those of the flags.
+    """
+
+    init: Sequence[str] = ()
+    trials: int | None = None
+    until_decided: bool = False
+    margin: float | None = None
+    max_seeds: int | None = None
+    baseline: str | None = None
+    output: Path | None = None
+    engine: str = "auto"
+    executor: str = "auto"
+    gpus_per_run: int | None = None
+    workers: int = 0
+    slurm: Sequence[str] = ()
+    dry_run: bool = False
+    plan: Path | None = None
+    tune: bool = False
+    retry_failed: bool = False
+    keep: str | None = None
+    seconds_per_iteration: Sequence[str] = ()
+    time: bool = False
+    stop_seconds: float = 120.0
+    opts: Sequence[str] = ()
+
+
 def add_arguments(parser: argparse.ArgumentParser, trials: int | None = None) -> None:
-    """Add the arguments of `benchmarks.run_suite.run`.
+    """Add the flags of `SuiteOptions`; one that is not given leaves its default.
 
     Args:
         parser: Parser of a command.
-        trials: Default of --trials; None: the suite's.
+        trials: Default of --trials, for the help; None: the suite's.
     """
-    add = parser.add_argument
-    several: dict[str, Any] = {"action": "append", "default": []}
+    add = partial(parser.add_argument, default=argparse.SUPPRESS)
+    several: dict[str, Any] = {"action": "append"}
     rows = (
         "add a row to the tables: weights under a name, or random; may be repeated. Weights are "
         "a file, a name or an address (see moco-transfer weights --help); NAME=A,B,C gives "
@@ -30,7 +63,6 @@ def add_arguments(parser: argparse.ArgumentParser, trials: int | None = None) ->
         "--trials",
         "--seeds",
         type=int,
-        default=trials,
         metavar="N",
         help=f"seeds per row, 0, 1, ... (default: {trials or 'that of the suite'})",
     )
@@ -50,17 +82,17 @@ def add_arguments(parser: argparse.ArgumentParser, trials: int | None = None) ->
     add("--baseline", metavar="NAME", help="the init that gaps refer to")
     add("--output", type=Path, metavar="DIR", help="folder of the suite (output/<suite>)")
     engines = "detection engine; auto: detectron2 if it can be imported; each: one table per engine"
-    add("--engine", choices=ENGINES, default="auto", help=engines)
+    add("--engine", choices=ENGINES, help=engines)
     executors = sorted(name for name, _ in EXECUTORS)
     where = "where runs are computed; auto: on the GPUs if there are any"
-    add("--executor", choices=executors, default="auto", help=where)
+    add("--executor", choices=executors, help=where)
     gpus = "GPUs of one run (default: the suite's)"
     add("--gpus-per-run", type=int, metavar="N", help=gpus)
     workers = (
         "parallel runs on the CPU (default: one per core); with slurm, jobs in the queue at a "
         "time (default: all)"
     )
-    add("--workers", type=int, default=0, metavar="N", help=workers)
+    add("--workers", type=int, metavar="N", help=workers)
     slurm = (
         "option of --executor slurm; may be repeated: time (24:00:00), "
         "gpus_per_node (8; GPUs of one node), cpus_per_gpu (5), cpus_per_task, array_parallelism "
@@ -90,7 +122,7 @@ def add_arguments(parser: argparse.ArgumentParser, trials: int | None = None) ->
     add("--seconds-per-iteration", **several, metavar="[TASK=]S", help=seconds)
     timed = "time 20 iterations of every task without a known speed, to estimate the hours"
     add("--time", action="store_true", help=timed)
-    stop = "time that runs have to save when the suite is stopped (%(default)s)"
-    add("--stop-seconds", type=float, default=120.0, metavar="S", help=stop)
+    stop = f"time that runs have to save when the suite is stopped ({SuiteOptions.stop_seconds})"
+    add("--stop-seconds", type=float, metavar="S", help=stop)
     add("--debug", action="store_true", help="show the traceback of an error")
-    add("--opts", nargs="*", default=[], metavar="KEY VALUE", help="config overrides of all tasks")
+    add("--opts", nargs="*", metavar="KEY VALUE", help="config overrides of all tasks")
