@@ -167,7 +167,8 @@ def convert_in_memory(
         + (f"; {check.text}" if check else "")
         + (f"; assumed: {found.assumed}" if found.assumed else "")
     )
-    return dataclasses.replace(converted, notes=(note, *converted.notes, *found.effect_of_tokens()))
+    notes = (note, *converted.notes, *found.effect_of_tokens())
+    return dataclasses.replace(converted, notes=notes, origin=(note,))
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -44,12 +44,21 @@ TOLERANCE = 1e-5
 
 @dataclasses.dataclass(frozen=True)
 class Converted:
-    """Converted weights: tensors by Detectron2's names (`stem.conv1.weight`) and their contract."""
+    """Converted weights.
+
+    Attributes:
+        model: Tensors by Detectron2's names (`stem.conv1.weight`).
+        contract: Contract of the input.
+        notes: Lines that are shown with results.
+        origin: Those of the notes that tell where the weights are from.
+        path: File that the weights were read from.
+    """
 
     model: dict[str, Tensor]
     contract: InputContract
-    notes: tuple[str, ...] = ()  # shown with results
-    path: Path | None = None  # file that the weights were read from
+    notes: tuple[str, ...] = ()
+    origin: tuple[str, ...] = ()
+    path: Path | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -186,8 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             resume=args.resume,
             num_processes=several.world_size,
         )
-    unset = any(note.startswith("SEED was not set") for note in task.notes)
-    if unset and not args.eval_only and (several.started or several.num_machines > 1):
+    if task.seed_sampled and not args.eval_only and (several.started or several.num_machines > 1):
         raise UserError("SEED is not set; several machines, or torchrun, need a common one; set it")
     scored, note = run.score_of_perfect(task) if main_process else (None, "")
     description = run.describe(task, note)

@@ -249,6 +249,57 @@ def test_one_function_does_it(pattern):
         assert bool(found) == (path in own), f"{path.relative_to(ROOT)}: {found}"
 
 
+TEXTS = ("error", "reason", "note", "warning", "problem", "message")  # names of texts for people
+TESTS_OF_TEXT = ("startswith", "endswith", "partition", "rpartition")
+# torch has no class of errors for a data-loader worker that died.
+OTHERS_TEXT = ("moco/engine/loader.py",)
+
+
+def _texts_that_decide(tree: ast.AST) -> list[ast.AST]:
+    """Return tests of an error's or a note's text: `x in str(error)`, `note.startswith(…)`."""
+    caught = {n.name for n in ast.walk(tree) if isinstance(n, ast.ExceptHandler) and n.name}
+
+    def is_text(node: ast.AST) -> bool:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "str":
+            return isinstance(node.args[0], ast.Name) and node.args[0].id in {*caught, "error"}
+        return isinstance(node, ast.Name) and node.id in TEXTS
+
+    found: list[ast.AST] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            if any(isinstance(op, ast.In | ast.NotIn) for op in node.ops):
+                found += [node for each in node.comparators if is_text(each)]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if node.func.attr in TESTS_OF_TEXT and is_text(node.func.value):
+                found.append(node)
+            elif isinstance(node.func.value, ast.Name) and node.func.value.id == "re":
+                found += [node for each in node.args[1:] if is_text(each)]
+    return found
+
+
+def test_no_decision_reads_the_text_of_an_error():
+    """A reworded message must not change what happens: errors and results have fields."""
+    code = "try: f()\nexcept E as e:\n  if 'x' in str(e) or note.startswith('y'): pass"
+    assert len(_texts_that_decide(ast.parse(code))) == 2
+    own = {ROOT / name for name in OTHERS_TEXT}
+    for path in SOURCES:
+        found = _texts_that_decide(ast.parse(path.read_text()))
+        assert not found or path in own, f"{path.relative_to(ROOT)}:{found[0].lineno}"
+
+
+def test_parsed_arguments_stay_in_their_file():
+    """Options are dataclasses; `detection.d2.config.setup` takes what Detectron2's own does."""
+    own = {ROOT / "detection" / "d2" / "config.py"}
+    for path in SOURCES:
+        tree = ast.parse(path.read_text())
+        public = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name != "main"]
+        passed = [n for n in public if "argparse.Namespace" in ast.unparse(n.args)]
+        parses = "build_parser" in {n.name for n in public}
+        assert not passed or parses or path in own, f"{path.relative_to(ROOT)}: {passed[0].name}"
+        given = [n for n in public if "Namespace" in ast.unparse(n.returns or ast.Constant(""))]
+        assert not given, f"{path.relative_to(ROOT)}: {given[0].name}"
+
+
 def test_every_declared_deviation_is_in_the_list():
     """Deviations from the paper are declared at the line and listed in docs/deviations.md."""
     listed = (ROOT / "docs" / "deviations.md").read_text()

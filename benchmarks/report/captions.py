@@ -1,6 +1,5 @@
 """Captions and notes of tables and rows: settings, uncertainty, provenance, missing numbers."""
 
-import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -9,7 +8,6 @@ from benchmarks.report.records import FinishedRun
 from benchmarks.report.significance import POWER, Significance
 from benchmarks.report.style import MISSING, format_gap, format_plus_minus, format_seeds
 from detection.config.keys import at_edge, tuned_axes, tuned_values
-from detection.datasets.base import SMALL_TEST
 from detection.evaluation.metrics import has_matches, titles
 from detection.modeling.backbones import frozen_random
 from moco.common.command import RANDOM
@@ -215,10 +213,9 @@ def reachable(table: Table) -> list[str]:
     ]
 
 
-def small_tests(table: Table) -> list[str]:
-    """Return the warnings about a test split of few images or objects."""
-    notes = (note for run in table.runs for note in run.record.notes)
-    return list(dict.fromkeys(note for note in notes if note.startswith(SMALL_TEST)))
+def warnings(table: Table) -> list[str]:
+    """Return the warnings that the runs recorded, each once."""
+    return list(dict.fromkeys(text for run in table.runs for text in run.record.warnings))
 
 
 def never_trained(table: Table) -> list[str]:
@@ -267,7 +264,7 @@ def facts(row: Row) -> list[tuple[str, str]]:
         ("versions", _by_seed(row, lambda run: run.versions)),
         ("hardware", _by_seed(row, lambda run: run.hardware)),
         ("time", f"{seconds:.0f} s in {plural(len(row.runs), 'run')}"),
-        ("notes", _by_seed(row, lambda run: "; ".join(run.record.notes))),
+        ("notes", _by_seed(row, lambda r: "; ".join((*r.record.notes, *r.record.warnings)))),
     ]
 
 
@@ -293,7 +290,7 @@ def _by_seed(row: Row, text: Callable[[FinishedRun], str]) -> str:
 
 
 def missing_numbers(row: Row, metrics: Sequence[str]) -> list[str]:
-    """Return a note for each number that a run of the row lacks, with the recorded reason.
+    """Return a note for each number that a run of the row lacks.
 
     Metrics that no run of the row reports, not even as null, get no note.
     """
@@ -302,9 +299,7 @@ def missing_numbers(row: Row, metrics: Sequence[str]) -> list[str]:
         if not any(metric in run.record.metrics for run in row.runs):
             continue
         for record in (run.record for run in row.runs if run.record.metrics.get(metric) is None):
-            absent = "null, no reason recorded" if metric in record.metrics else "not reported"
-            reasons = (note for note in record.notes if metric in re.split(r"[\s,]+", note))
-            reason = next(reasons, absent)
+            reason = "not a number" if metric in record.metrics else "not reported"
             found.append(f"{record.init}, seed {record.seed}: no {title} ({reason})")
         cell = row.cells.get(metric)
         if cell is not None and cell.n < row.n:

@@ -29,7 +29,6 @@ from benchmarks.report.captions import (
     nothing_shown,
     reachable,
     setting,
-    small_tests,
     test_name,
     trial,
     tuned,
@@ -37,6 +36,7 @@ from benchmarks.report.captions import (
     tuned_value,
     uncertainty,
     versions,
+    warnings,
 )
 from benchmarks.report.cells import Grid, TextCell, printed
 from benchmarks.report.datasets import Collection, collections
@@ -237,7 +237,7 @@ class Section:
             found.append(f"no interval over test images, {which}: {reason}")
         found += unread(table)
         found += reachable(table)
-        found += small_tests(table)
+        found += warnings(table)
         found += never_trained(table)
         found += tuned(table)
         for row in table.rows:

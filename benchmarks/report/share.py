@@ -127,6 +127,7 @@ def _of_record(record: RunRecord) -> RunRecord:
         weights_source=_without_folders(record.weights_source, paths=True),
         provenance=_without_folders(record.provenance),
         notes=_without_folders(record.notes),
+        warnings=_without_folders(record.warnings),
     )
 
 

@@ -261,7 +261,8 @@ def _check_detection(spec: RunSpec) -> _Outcome:
     # OUTPUT_DIR keeps its default: only messages name it, and nothing is written.
     task = load_task(str(spec.config), _options(spec), spec.engine, num_processes=processes)
     check_processes(task.cfg, Processes(processes))
-    notes = [note for note in task.notes if not note.startswith(("MODEL.WEIGHTS", "weights "))]
+    origin = task.weights.origin if task.weights else ()  # differs from row to row
+    notes = [note for note in (*task.notes, *task.warnings) if note not in origin]
     # No table has the points of a grid, which share their task's name.
     point = spec.task if task.cfg.DATASETS.PART == TUNE else ""
     title = f"{task.name}{point} on {task.test.name}"

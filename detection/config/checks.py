@@ -10,11 +10,9 @@ from detection.config.keys import KEYS
 from detection.config.trained import config_in
 from detection.data import corruptions
 from detection.datasets.base import (
-    UNUSED_KEYPOINTS,
     Split,
     object_counts,
     require_package,
-    small_test,
     unusable,
 )
 from detection.datasets.coco_json import require_polygons
@@ -240,9 +238,9 @@ def check_splits(cfg: CfgNode, train: tuple[Split, ...], test: Split) -> list[st
             ("KEYPOINT_ON", split.has_keypoints, "keypoints"),
         ):
             if model[key] and not present:
-                unnamed = [note for note in split.notes if note.startswith(UNUSED_KEYPOINTS)]
-                reason = unnamed[0] if unnamed and key == "KEYPOINT_ON" else ""
-                reason = reason or f"not every object has {what}, which MODEL.{key} needs"
+                reason = f"not every object has {what}, which MODEL.{key} needs"
+                if key == "KEYPOINT_ON" and split.unused_keypoints:
+                    reason = f"keypoints are not used, because {split.unused_keypoints}"
                 raise DataError(f"{split.name}: {reason}; annotate them, or set MODEL.{key} False")
         named = {"keypoint_names", "keypoint_flip_map"} <= split.metadata.keys()
         if model.KEYPOINT_ON and not named:
@@ -266,8 +264,6 @@ def check_splits(cfg: CfgNode, train: tuple[Split, ...], test: Split) -> list[st
         ]
     if test.evaluator_type != "sem_seg":
         notes += _absent_classes(train, test)
-    if not test.from_catalog and (small := small_test(test)):
-        notes.append(small)
     trained = {record["file_name"] for split in train for record in split.records}
     shared = sum(record["file_name"] in trained for record in test.records)
     if shared:

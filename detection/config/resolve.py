@@ -125,15 +125,15 @@ def scale_to_processes(cfg: CfgNode, num_processes: int) -> list[str]:
     ]
 
 
-def resolve_seed(cfg: CfgNode, *, resume: bool) -> list[str]:
-    """Set SEED in place to the user's, the resumed run's, or a sampled one; return notes."""
+def resolve_seed(cfg: CfgNode, *, resume: bool) -> bool:
+    """Set SEED in place to the user's, the resumed run's, or a sampled one; return if sampled."""
     if cfg.SEED >= 0:
-        return []
+        return False
     if resume and (seed := config_in(cfg.OUTPUT_DIR).get("SEED", -1)) >= 0:
         cfg.SEED = seed
-        return []
+        return False
     cfg.SEED = int.from_bytes(os.urandom(4), "little") >> 1
-    return [f"SEED was not set; {cfg.SEED} was sampled"]
+    return True
 
 
 def resolve_metric(cfg: CfgNode, explicit: Collection[str], *, resume: bool) -> list[str]:

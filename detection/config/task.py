@@ -49,7 +49,7 @@ from detection.config.weights import (
     weights_sha256,
 )
 from detection.datasets import find_source, known, read_split
-from detection.datasets.base import Split
+from detection.datasets.base import Split, small_test
 from detection.datasets.doctor import command as doctor_command
 from detection.datasets.parts import base_name
 from detection.modeling.backbones import backbone_type, frozen_random
@@ -81,6 +81,8 @@ class Task:
             evaluation only, the splits that the model was trained on, if its record has them.
         recipe: Comparison of the configuration with the paper's.
         notes: Lines that a reader of the result has to know.
+        warnings: Lines that each table of the result repeats.
+        seed_sampled: Whether SEED was not set.
     """
 
     name: str
@@ -93,6 +95,8 @@ class Task:
     data: tuple[tuple[str, str], ...]
     recipe: RecipeCheck
     notes: tuple[str, ...]
+    warnings: tuple[str, ...]
+    seed_sampled: bool
 
 
 def default_task() -> CfgNode:
@@ -191,7 +195,7 @@ def load_task(
         DataError: If a file is missing or damaged.
     """
     runs_on, overrides = find_engine(engine), explicit_keys(None, opts)
-    cfg, weights, explicit, notes = _before_data(
+    cfg, weights, explicit, notes, sampled = _before_data(
         config_file, opts, engine, eval_only, resume, num_processes
     )
     runs_on.check_config(cfg)
@@ -209,6 +213,7 @@ def load_task(
         if doctor := doctor_command(cfg):
             raise DataError(f"{error}; to check all of it: {doctor}") from error
         raise
+    small = "" if test.from_catalog else small_test(test)
     runs_on.check_evaluator(test, cfg)
     cfg.freeze()
     if resume and not eval_only:
@@ -234,6 +239,8 @@ def load_task(
         data=(*trained_on, (test.name, test.annotations_sha256)),
         recipe=check(cfg, weights.contract if weights else None, num_images),
         notes=tuple(notes),
+        warnings=(small,) if small else (),
+        seed_sampled=sampled,
     )
 
 
@@ -251,8 +258,8 @@ def _before_data(
     eval_only: bool,
     resume: bool,
     num_processes: int,
-) -> "tuple[CfgNode, Converted | None, Collection[str], list[str]]":
-    """Return the configuration, the weights, all keys that were set, and notes."""
+) -> "tuple[CfgNode, Converted | None, Collection[str], list[str], bool]":
+    """Return the configuration, weights, keys that were set, notes, and if SEED was sampled."""
     runs_on = find_engine(engine)
     explicit, overrides = explicit_keys(config_file, opts), explicit_keys(None, opts)
     defaults = runs_on.default_config(dense_pose="MODEL.DENSEPOSE_ON" in explicit)
@@ -276,7 +283,9 @@ def _before_data(
             notes += weights.notes
 
     resolve_device(cfg, explicit, num_processes)
-    notes += resolve_seed(cfg, resume=resume)
+    sampled = resolve_seed(cfg, resume=resume)
+    if sampled:
+        notes.append(f"SEED was not set; {cfg.SEED} was sampled")
     notes += resolve_precision(cfg, engine, explicit, eval_only=eval_only, resume=resume)
     if not eval_only:  # An evaluation keeps the schedule that the model was trained with.
         notes += scale_to_processes(cfg, num_processes)
@@ -284,7 +293,7 @@ def _before_data(
     if not eval_only:
         check_warmup(cfg.SOLVER)
         check_pooled_norm(cfg, num_processes)
-    return cfg, weights, explicit, notes
+    return cfg, weights, explicit, notes, sampled
 
 
 def _norm_notes(cfg: CfgNode, num_processes: int) -> list[str]:

@@ -69,7 +69,12 @@ def read_weights(weights: str, **options: str) -> Converted | None:
                 raise
             advice = f"convert the file first with this option of `{converter()}`"
             raise type(error)(f"{error}; {advice}, and use its output") from error
-    return replace(converted, notes=(*found.notes, *converted.notes), path=found.path)
+    return replace(
+        converted,
+        notes=(*found.notes, *converted.notes),
+        origin=(*found.notes, *converted.origin),
+        path=found.path,
+    )
 
 
 def check_weights(weights: str) -> None:

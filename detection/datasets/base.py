@@ -25,8 +25,6 @@ MAX_CLASSES = 10_000
 XYXY_ABS, XYWH_ABS = 0, 1  # Detectron2's BoxMode
 _VAL = ("val", "valid", "validation")  # Roboflow's name is the second
 SPLITS = ("trainval", "train", "test", *_VAL)
-SMALL_TEST = "small test split"  # start of a note
-UNUSED_KEYPOINTS = "keypoints are not used, because "  # likewise
 _FEW_IMAGES, _FEW_OBJECTS = 30, 50
 
 
@@ -49,6 +47,7 @@ class Split:
         has_masks: True if every annotation has a segmentation, except those that `with_masks`
             leaves out.
         has_keypoints: True if every object has keypoints, and the file names them.
+        unused_keypoints: Reason why the keypoints in the file are not used, or "".
         from_catalog: True if the split comes from Detectron2's DatasetCatalog and is evaluated by
             Detectron2 itself.
         images: Image ids of a part (detection/datasets/parts.py); None for a whole split.
@@ -64,6 +63,7 @@ class Split:
     truth: Any = None
     has_masks: bool = False
     has_keypoints: bool = False
+    unused_keypoints: str = ""
     from_catalog: bool = False
     images: frozenset[str] | None = None
 
@@ -142,13 +142,13 @@ def _is_empty(item: Mapping[str, Any]) -> bool:
 
 
 def small_test(split: Split) -> str:
-    """Return a warning, which starts with `SMALL_TEST`, about a test split of few images, or ""."""
+    """Return a warning about a test split of few images or objects, or ""."""
     images, objects = len(split.records), object_counts(split, measured=True).total()
     semantic = split.evaluator_type == "sem_seg"
     if images >= _FEW_IMAGES and (semantic or objects >= _FEW_OBJECTS):
         return ""
     return (
-        f"{SMALL_TEST}: {split.name} has {plural(images, 'image')} and "
+        f"small test split: {split.name} has {plural(images, 'image')} and "
         f"{plural(objects, 'object')}, fewer than {_FEW_IMAGES} or {_FEW_OBJECTS}; AP depends on "
         "a few of them, so small gaps mean nothing"
     )

@@ -25,7 +25,6 @@ from detection.datasets.base import (
     FORMATS,
     NOTE,
     SPLITS,
-    UNUSED_KEYPOINTS,
     WRONG,
     Custom,
     Finding,
@@ -127,7 +126,11 @@ class COCOSource:
             keys=_KEYS + DENSEPOSE_KEYS if self.kind == "densepose" else _KEYS,
         )
         if self.kind == "custom" and (why := _unnamed_keypoints(file)) and file.has_keypoints():
-            split = dataclasses.replace(split, notes=(*split.notes, f"{UNUSED_KEYPOINTS}{why}"))
+            split = dataclasses.replace(
+                split,
+                notes=(*split.notes, f"keypoints are not used, because {why}"),
+                unused_keypoints=why,
+            )
         for record in split.records:
             # JPEG files never have more than 8 bits, and COCO has too many to open.
             if not record["file_name"].lower().endswith((".jpg", ".jpeg")):

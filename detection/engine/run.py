@@ -35,7 +35,7 @@ from detection.evaluation.reachable import (
 )
 from detection.modeling.backbones import backbone_type
 from moco.common.command import program, quoted
-from moco.common.errors import Preempted, plural, printable, say
+from moco.common.errors import NumericError, Preempted, plural, printable, say
 from moco.common.files import atomic_write_json, atomic_write_text, open_file, sha256_file
 from moco.common.run import START_NAME, RunFolder, RunRecord, provenance, write_record
 
@@ -83,7 +83,7 @@ def describe(task: Task, scored: str = "") -> str:
         *_weights_and_schedule(task),
         *_evaluation(task),
         *filter(None, [scored]),
-        *(f"note: {note}" for note in task.notes),
+        *(f"note: {note}" for note in (*task.notes, *task.warnings)),
         f"recipe: {task.recipe.label}{listed}",
         *(f"  {deviation}" for deviation in task.recipe.deviations),
     ]
@@ -174,7 +174,14 @@ def run_in_folder(
             seconds = time.monotonic() - start
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             failed = _record(
-                task, job, [reason], status="failed", iterations=done, seconds=seconds, metrics={}
+                task,
+                job,
+                [reason],
+                status="failed",
+                diverged=isinstance(error, NumericError),
+                iterations=done,
+                seconds=seconds,
+                metrics={},
             )
             write_record(results, failed)
             raise
@@ -229,6 +236,7 @@ def _record(
         recipe=asdict(task.recipe),
         provenance={**facts, "data": task.data, **imports},
         notes=[*task.notes, *notes],
+        warnings=[*task.warnings],
         seconds=round(seconds, 3),
         **outcome,
     )

@@ -23,7 +23,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from moco import __version__
-from moco.common.errors import LockedError, NumericError, UserError, shown
+from moco.common.errors import LockedError, UserError, shown
 from moco.common.files import (
     TEMPORARY_PREFIX,
     PathLike,
@@ -196,7 +196,10 @@ class RunRecord:
         seconds: Wall time of training and evaluation.
         metrics: Numbers by canonical name, AP and accuracy in 0..100; None if not a number.
         coverage: Tensors that came from the weights and those left at initialization, or None.
-        notes: Facts that a reader of the result needs, one sentence each.
+        notes: Facts that a reader of the result needs, one sentence each; the last one of a failed
+            run is the reason.
+        warnings: Facts that every table with the run repeats, such as a small test split.
+        diverged: Whether a run failed because a loss or a weight was not finite.
         recipe: `label` ("as in the paper (…)") and `deviations` of a detection run, or None.
         start: Starting point of a fine-tuning or linear classification, or None. `head` maps every
             tensor that came from no file of weights to its digest, and `batches` has a digest of
@@ -225,16 +228,12 @@ class RunRecord:
     metrics: dict[str, float | None]
     coverage: dict[str, Any] | None = None
     notes: list[str] = dataclasses.field(default_factory=list)
+    warnings: list[str] = dataclasses.field(default_factory=list)
+    diverged: bool = False
     recipe: dict[str, Any] | None = None
     start: dict[str, Any] | None = None
     reachable: dict[str, Any] | None = None
     schema: int = SCHEMA
-
-    @property
-    def diverged(self) -> bool:
-        """True if the training ended because a loss was not finite."""
-        reason = f"{NumericError.__name__}:"
-        return self.status == "failed" and any(str(note).startswith(reason) for note in self.notes)
 
     def __post_init__(self) -> None:
         """Check every field.
@@ -391,7 +390,8 @@ _CHECKS: dict[tuple[str, ...], _Check] = {
     ("seconds",): ("a number", _is_number),
     **dict.fromkeys([("config",), ("provenance",), ("metrics",)], _MAPPING),
     **dict.fromkeys([("coverage",), ("recipe",), ("start",), ("reachable",)], _MAPPING_OR_NULL),
-    ("notes",): _TEXTS,
+    **dict.fromkeys([("notes",), ("warnings",)], _TEXTS),
+    ("diverged",): ("true or false", lambda value: isinstance(value, bool)),
     ("config", "DATASETS.TEST"): _TEXTS,
     ("recipe", "label"): _TEXT_OR_NULL,
     ("recipe", "deviations"): _TEXTS,

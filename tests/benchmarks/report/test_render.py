@@ -125,7 +125,9 @@ def test_a_renderer_from_outside(tmp_path):
 
 def test_a_small_test_split_is_named_under_the_table(tmp_path):
     note = "small test split: own_test has 9 images and 12 objects, fewer than 30 or 50"
-    write_pair(tmp_path, {"random": [11.0, 12.0], "mine": [13.0, 14.0]}, notes=["other", note])
+    write_pair(
+        tmp_path, {"random": [11.0, 12.0], "mine": [13.0, 14.0]}, notes=["other"], warnings=[note]
+    )
     pages = rendered(report(tmp_path))
     texts = {name: " ".join(text.replace("\\_", "_").split()) for name, text in pages.items()}
     assert all(note in text for text in texts.values())

@@ -95,6 +95,7 @@ def train(argv: Sequence[str] | None) -> int:
                 if learning_rate(spec) > 1 and "tune" in dict(spec["overrides"]).values():
                     error = f"NumericError: iteration {iteration}: total_loss is nan"
                     failed = replace(record(spec), status="failed", metrics={}, notes=[error])
+                    failed = replace(failed, diverged=True)
                     write_record(folder, failed)
                     return 0
                 if iteration == spec["iterations"] or not often:

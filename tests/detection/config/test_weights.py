@@ -130,6 +130,7 @@ def test_weights_by_name(
         assert len(served.requests) == 1
     record = read_record(tmp_path / "out" / "run.json")
     assert (record.init, f"sha256:{record.weights_sha256}") == ("mine", digest)
+    assert record.status == "failed" and record.diverged
     assert entry["weights"] in record.notes[0] and digest in record.notes[0]
 
 

@@ -20,13 +20,6 @@ def record(**changes):
     return RunRecord(**{**TEXTS, **FILES, **MAPPINGS, **numbers, **changes})
 
 
-@pytest.mark.parametrize("notes", [["NumericError: loss is nan"], ["NumericError: x", "later"]])
-def test_a_divergence_is_one_wherever_its_note_is(notes):
-    assert record(status="failed", notes=notes).diverged
-    assert not record(status="failed", notes=["DataError: x"]).diverged
-    assert not record(notes=notes).diverged
-
-
 def test_a_folder_with_files_needs_resume_or_overwrite(tmp_path):
     with RunFolder(tmp_path) as folder:
         folder.log({"iteration": 1, "loss": 2.0})
