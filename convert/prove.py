@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from convert.contract import InputContract
 from convert.families.base import LEFT_AT_INIT, Architecture, Family, first_rule
+from convert.modeling.timm_network import NOT_BUILT
 from convert.read import describe, is_converted, names, read_file, to_tensor
 from convert.recorded import to_255
 from moco.common.command import converter
@@ -340,7 +341,7 @@ def facts_in_timm(
         try:
             with torch.device("meta"):
                 net = _create(name, **arguments.get(place, {}))
-        except _UNBUILDABLE:  # `compare_with_timm` names what it is built with
+        except NOT_BUILT:  # `compare_with_timm` names what it is built with
             return {}
         found = {}
         for fact, place in _FACTS.items():
@@ -380,10 +381,6 @@ def pixels_in_timm(
             notes.append(f"mean and std are those of timm's {name}, which {place} names")
             return to_255(own.mean), to_255(own.std)
     return None, None
-
-
-# What timm's constructors raise for arguments that they do not have, or that contradict each other.
-_UNBUILDABLE = (RuntimeError, TypeError, AssertionError, ValueError, KeyError, AttributeError)
 
 
 def compare_with_timm(
@@ -444,7 +441,7 @@ def _difference(
     try:
         with torch.device("meta"):  # the name may be that of a network of gigabytes
             whole = _create(name, **options).state_dict()
-    except _UNBUILDABLE as error:
+    except NOT_BUILT as error:
         return f"timm does not build it ({' '.join(str(error).split())[:100]})"
     try:
         tensors = family.in_timm(architecture, {**state, **tokens}, whole.keys())
@@ -468,7 +465,7 @@ def _difference(
             actual = _outputs(net.eval(), modules, image)
         except AttributeError:
             return "timm's has other modules"
-        except _UNBUILDABLE as error:
+        except NOT_BUILT as error:
             return f"timm's does not take its image ({' '.join(str(error).split())[:100]})"
     largest = 0.0
     for feature, value in expected.items():

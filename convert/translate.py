@@ -145,7 +145,7 @@ def _as_timm(
 
 def _path_of(name: str) -> str:
     """Describe that timm's own network is the backbone, and what differs from another family's."""
-    note = "the backbone is timm's own network, every block as timm computes it, with its tokens"
+    note = "the backbone is timm's own network, every block as timm computes it"
     plain = [f.name for f in families() if f.name != TIMM and prove.is_plain(name, f)]
     windows = "without ViTDet's windows, " if plain == ["vit"] else ""
     return note + (f", {windows}instead of the family {plain[0]}'s" if plain else "")

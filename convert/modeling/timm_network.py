@@ -39,7 +39,7 @@ _FETCHES = re.compile(r"_resnet(26|50)d_")
 _PROBE_CELLS = (9, 11)  # of the coarsest map; odd, so that no window divides them
 _PROOF_CELLS = 16  # of a network with one map for images of any size
 # What timm's constructors and networks raise for what they do not support.
-_ERRORS = (
+NOT_BUILT = (
     *(AssertionError, AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError),
     *(TypeError, ValueError),
 )
@@ -129,7 +129,7 @@ class TimmNetwork(nn.Module):
         net: Any = self.net
         try:
             net.set_grad_checkpointing()
-        except _ERRORS as error:
+        except NOT_BUILT as error:
             what = f"cannot recompute activations ({_first(error)})"
             raise _refusal(name, arguments, what) from error
 
@@ -230,7 +230,7 @@ def _difference(net: Any, maps: Maps, size: tuple[int, ...]) -> str:
             made = net.forward_intermediates(
                 image, indices=list(maps.indices), intermediates_only=True
             )
-    except _ERRORS as error:
+    except NOT_BUILT as error:
         return _first(error)
     for value, (name, stride) in zip(made, maps.strides.items(), strict=True):
         expected = [1, maps.channels[name], *(px // stride for px in size)]
@@ -292,7 +292,7 @@ def _groups(name: str, arguments: str, *, coarse: bool) -> tuple[tuple[str, ...]
     net = _pruned(whole_network(name, arguments), maps_of(name, arguments))
     try:
         groups = group_parameters(net, net.group_matcher(coarse=coarse))
-    except _ERRORS:
+    except NOT_BUILT:
         return ()
     return tuple(tuple(groups[i]) for i in sorted(groups))
 
@@ -490,7 +490,7 @@ def _create(name: str, arguments: str, **options: Any) -> Any:
     its = from_text(arguments)
     try:
         return timm.create_model(name, **{**its, **options})
-    except _ERRORS as error:
+    except NOT_BUILT as error:
         added = options.keys() - {"pretrained", "pretrained_cfg_overlay"}
         what = f" with {', '.join(sorted(added))}" if added else ""
         text = f"timm does not build it{what} ({_first(error)})"

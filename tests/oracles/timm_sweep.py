@@ -43,7 +43,12 @@ from moco.common.errors import UserError
 
 MAX_PARAMETERS = 100e6
 # Arguments of smaller networks, of which the first that timm takes is used.
-SMALLER: tuple[dict[str, Any], ...] = ({"depth": 2}, {"depths": (1, 1, 2, 1)}, {"layers": [1] * 4})
+SMALLER: tuple[dict[str, Any], ...] = (
+    {"depth": 2},
+    {"depths": (1, 1, 2, 1)},
+    {"layers": [1] * 4},
+    {"layers": [1] * 5},
+)
 TOLERANCE = 1e-5  # relative to the largest feature
 # Outcomes.
 EQUAL, REFUSED, ASSUMED = "equal features", "refused", "other features, as the report assumes"
@@ -128,6 +133,8 @@ def _smaller(name: str, max_parameters: float) -> dict[str, Any] | None:
         try:
             with torch.device("meta"):
                 net = timm.create_model(name, **arguments)
+                if "layers" in arguments:  # of a network with more stages, they do not fit
+                    net(torch.empty(1, *net.pretrained_cfg["input_size"]))
         except (TypeError, RuntimeError, AssertionError, ValueError, IndexError):
             if not arguments:
                 raise
