@@ -8,9 +8,8 @@ reads no images.
 """
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -190,9 +189,9 @@ def training_batches(
     *,
     batch_size: int,
     num_workers: int,
-    seed: int,
+    rng: np.random.RandomState,
     skip: int = 0,
-    trained: int = 0,
+    states: deque[Any] | None = None,
 ) -> Generator[list[Sample]]:
     """Load training batches without end; see `plan_batches`.
 
@@ -204,20 +203,26 @@ def training_batches(
         mapper: Makes a sample of a record and its sampled augmentation.
         batch_size: Images per batch of this process.
         num_workers: Data-loader workers.
-        seed: Seed of the augmentation.
+        rng: Random stream of the augmentation.
         skip: Number of batches to skip, without reading their images.
-        trained: Continue the random stream of `draw` as after this number of batches, while the
-            order starts again, as for Detectron2's PreciseBN.
+        states: Gets the state of `rng` after each batch, when that is planned; workers plan ahead.
 
     Raises:
         DataError: If an image cannot be read.
     """
-    rng = np.random.RandomState(seed % 2**32)
-    plan = partial(plan_batches, is_wide, draw=draw, batch_size=batch_size, rng=rng)
-    for _ in islice(plan(order()), trained):
-        pass
-    rest = islice(plan(order()), skip, None)
+    plan = plan_batches(is_wide, order(), draw, batch_size=batch_size, rng=rng)
+    rest: Iterator[list[Planned]] = islice(plan, skip, None)
+    if states is not None:
+        rest = _noting(rest, rng, states)
     return load_batches(Images(records, mapper), rest, num_workers, collective=True)
+
+
+def _noting(
+    plan: Iterator[list[Planned]], rng: np.random.RandomState, states: deque[Any]
+) -> Iterator[list[Planned]]:
+    for batch in plan:
+        states.append(rng.get_state())
+        yield batch
 
 
 def evaluation_batches(

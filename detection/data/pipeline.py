@@ -1,10 +1,13 @@
 """Builders of training and evaluation batches from a config."""
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from itertools import islice
 from typing import Any
 
+import numpy as np
 from fvcore.common.config import CfgNode
 
 from detection.data import sem_seg
@@ -100,14 +103,43 @@ class TrainingData:
         self._is_wide = [grouped and record["width"] > record["height"] for record in records]
         self._records = PackedRecords(records)
 
-    def batches(
-        self, num_workers: int, *, skip: int = 0, trained: int = 0
-    ) -> Generator[list[Sample]]:
+    def batches(self, num_workers: int, *, skip: int = 0) -> Generator[list[Sample]]:
         """Load batches without end; see `batches.training_batches`.
 
         Raises:
             DataError: If an image cannot be read.
         """
+        rng = np.random.RandomState((self._cfg.SEED + distributed.rank()) % 2**32)
+        states: deque[Any] = deque()
+        return self._taken(self._load(rng, num_workers, skip, states), states)
+
+    def batches_again(self) -> Generator[list[Sample]]:
+        """Load batches from the first image, with the random stream after the last batch taken.
+
+        Detectron2's PreciseBN continues its stream of augmentations, too.
+
+        Raises:
+            DataError: If an image cannot be read.
+        """
+        rng = np.random.RandomState()
+        rng.set_state(self._state)
+        return self._load(rng, num_workers=0)
+
+    def _taken(
+        self, batches: Generator[list[Sample]], states: deque[Any]
+    ) -> Generator[list[Sample]]:
+        with closing(batches):
+            for batch in batches:
+                self._state = states.popleft()
+                yield batch
+
+    def _load(
+        self,
+        rng: np.random.RandomState,
+        num_workers: int,
+        skip: int = 0,
+        states: deque[Any] | None = None,
+    ) -> Generator[list[Sample]]:
         cfg, rank, processes = self._cfg, distributed.rank(), distributed.world_size()
         return training_batches(
             self._records,
@@ -117,9 +149,9 @@ class TrainingData:
             self._mapper,
             batch_size=cfg.SOLVER.IMS_PER_BATCH // processes,
             num_workers=num_workers,
-            seed=cfg.SEED + rank,
+            rng=rng,
             skip=skip,
-            trained=trained,
+            states=states,
         )
 
 

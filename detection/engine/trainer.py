@@ -286,7 +286,7 @@ class Trainer:
         """
         silent, engine = not distributed.is_main(), self.engine
         with private_random(), count_values(self.model) as counts, engine.step_scope(iteration):
-            batches = self.data.batches(num_workers=0, trained=self.done)
+            batches = self.data.batches_again()
             with Progress(num_iters, "precise BN", unit="batch", silent=silent) as progress:
                 try:
                     update_bn_stats(self.model, self._counted(batches, progress), num_iters)

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import signal
+from contextlib import closing
 from itertools import islice
 
 import numpy as np
@@ -27,7 +28,7 @@ from detection.data.mapper import (
     flip_indices,
     resized_size,
 )
-from detection.data.pipeline import training_records
+from detection.data.pipeline import TrainingData, training_records
 from detection.data.records import PackedRecords
 from moco.common.errors import DataError, UserError
 from tests.oracles import tiny_detector as tiny
@@ -169,7 +170,7 @@ def stream(records, short_edges_px=(30, 40), **options):
         lambda: shuffled_forever(len(records), seed=1),
         Augmentation(short_edges_px, "choice", "horizontal").draw,
         Mapper(60, "RGB"),
-        **{"batch_size": 2, "num_workers": 0, "seed": 1, **options},
+        **{"batch_size": 2, "num_workers": 0, "rng": np.random.RandomState(1), **options},
     )
 
 
@@ -186,19 +187,32 @@ def test_workers_and_skipping_change_nothing(tmp_path):
             assert all(torch.equal(a["image"], b["image"]) for a, b in zip(one, two, strict=True))
 
 
-def test_random_numbers_continue_where_a_training_left_them(tmp_path):
-    """The images are those of the beginning, with other augmentations."""
-    records = [record(tmp_path, (40 + i, 60 - 5 * i), i) for i in range(5)]
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("skip", [0, 2])
+def test_batches_again_have_the_random_numbers_after_the_last_batch_taken(task_cfg, workers, skip):
+    """Workers plan ahead of the training; the stream is that of the batches it has taken."""
+    keys, taken = task_cfg.INPUT, 5
+    records, data = training_records(task_cfg), TrainingData(task_cfg)
 
-    def shapes(number, **options):
-        batches = islice(stream(records, (10, 20, 30, 40), **options), number)
-        return [(s["image_id"], s["image"].shape) for batch in batches for s in batch]
+    def plan(rng, number):
+        wide = [record["width"] > record["height"] for record in records]
+        order = shuffled_forever(len(records), task_cfg.SEED)
+        sizes = tuple(keys.MIN_SIZE_TRAIN), keys.MIN_SIZE_TRAIN_SAMPLING
+        draw = Augmentation(*sizes, keys.RANDOM_FLIP).draw
+        size = task_cfg.SOLVER.IMS_PER_BATCH
+        return list(islice(plan_batches(wide, order, draw, batch_size=size, rng=rng), number))
 
-    begun, later = shapes(3), shapes(3, trained=3)
-    assert [name for name, _ in begun] == [name for name, _ in later]
-    assert begun != later
-    assert later == shapes(3, trained=3)
-    assert begun == shapes(3, trained=0)
+    rng = np.random.RandomState(task_cfg.SEED % 2**32)
+    plan(rng, taken)
+    expected = plan(rng, 2)
+    with closing(data.batches(workers, skip=skip)) as batches:
+        for _ in range(taken - skip):
+            next(batches)
+        again = list(islice(data.batches_again(), 2))
+    mapper = Mapper(keys.MAX_SIZE_TRAIN, keys.FORMAT)
+    for planned, batch in zip(expected, again, strict=True):
+        for (index, draw), sample in zip(planned, batch, strict=True):
+            assert torch.equal(sample["image"], mapper(records[index], draw)["image"])
 
 
 @pytest.mark.race
