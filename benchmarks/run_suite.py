@@ -28,7 +28,6 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import benchmarks.suites.executors  # noqa: F401 - registers them
-from benchmarks.report.progress import PAGE_NAME
 from benchmarks.report.sequential import FIRST_SEEDS, SeedPlan
 from benchmarks.suites import children
 from benchmarks.suites.checks import Findings, option_pairs
@@ -45,7 +44,6 @@ from benchmarks.suites.folder import (
 from benchmarks.suites.forecast import Speeds, make_forecast
 from benchmarks.suites.keep import FINAL, disk_line, remove_checkpoints
 from benchmarks.suites.listing import detectable, listing, measured_speeds, status
-from benchmarks.suites.live import Live
 from benchmarks.suites.many import announce, over_datasets
 from benchmarks.suites.options import SuiteOptions, add_arguments
 from benchmarks.suites.plan import expand, write_plan
@@ -72,7 +70,7 @@ from benchmarks.suites.suite_file import (
     with_options,
     without_tasks,
 )
-from benchmarks.suites.tables import refresh_tables, results_of, write_tables
+from benchmarks.suites.tables import TablesSoFar, refresh_tables, results_of, write_tables
 from benchmarks.suites.timing import TimedSpeeds, time_runs
 from benchmarks.suites.tuning import read_description, with_grids
 from benchmarks.suites.until_decided import check_options, next_runs, seed_plan, with_seeds
@@ -388,7 +386,7 @@ def compute(
     else:
         print("\n0 to do", flush=True)
     refresh = partial(refresh_tables, folder.tables, runs, prepared.baseline)
-    with Live(title, runs, refresh, folder.tables / PAGE_NAME) as live:
+    with TablesSoFar(title, runs, refresh) as tables:
         return Runner(
             runs,
             prepared.executor,
@@ -398,7 +396,7 @@ def compute(
             measured=prepared.measured,
             stop_seconds=options.stop_seconds,
             keep=prepared.keep,
-            watch=live.update,
+            watch=tables.update,
         ).run()
 
 

@@ -1,17 +1,27 @@
-"""Tables of a suite's runs, while they are computed and at the end."""
+"""Tables of a suite's runs, while they are computed and at the end.
+
+While runs are computed, the tables and the page are written when one has ended, in a process of
+its own: that takes seconds and hundreds of MiB, and a failure of it does not stop the suite.
+"""
 
 import sys
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.report.progress import PAGE_NAME, Progress
+from benchmarks.report.progress import Progress
 from benchmarks.report.records import Results, Unusable, collect
+from benchmarks.suites import children
 from benchmarks.suites.folder import SuiteFolder, remove_stale
-from benchmarks.suites.runs import DONE, FAILED, RUNNING, STOPPED, WAITING, Run
+from benchmarks.suites.forecast import Forecast, Speeds, estimate, known_speeds
+from benchmarks.suites.runs import DONE, FAILED, QUEUED, RUNNING, STOPPED, WAITING, Run, State
 from benchmarks.suites.suite import row_of
-from moco.common.errors import say
+from moco.common.errors import printable, say
+from moco.common.progress import format_seconds
 
 if TYPE_CHECKING:
     from benchmarks.report.content import Report
@@ -23,19 +33,112 @@ UNDONE = {
     STOPPED: "unfinished: it was interrupted",
     WAITING: "unfinished: it was not started",
 }
+ORDER = (DONE, RUNNING, QUEUED, STOPPED, WAITING, FAILED)
+# State of a run → maximum number of runs that the page lists by name, the next ones first.
+LISTED = {FAILED: None, RUNNING: None, QUEUED: 100, STOPPED: 100, WAITING: 20}
+REST = 10  # pause after making the tables, in multiples of the time that they took
 
 
-def refresh_tables(out: Path, runs: Sequence[Run], baseline: str | None, progress: Progress) -> str:
-    """Write the tables of the runs that are done so far, and return the HTML page."""
+class TablesSoFar:
+    """Context manager that makes the tables of a suite whenever its runner says that a run ended.
+
+    Args:
+        name: Name of the suite.
+        runs: Runs of the suite.
+        refresh: Picklable function that writes the tables of finished runs and the page.
+    """
+
+    def __init__(
+        self, name: str, runs: Sequence[Run], refresh: Callable[[Progress], object]
+    ) -> None:
+        self._name, self._runs, self._refresh = name, runs, refresh
+        self._pool = ThreadPoolExecutor(1, "tables")
+        self._making: Future[float] | None = None
+        self._ended, self._not_before = -1, 0.0
+        self._warned = False
+
+    def __enter__(self) -> "TablesSoFar":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pool.shutdown()  # waits for tables that are being made
+        self._check()
+
+    def update(self, states: Mapping[str, State], forecast: Forecast, speeds: Speeds) -> None:
+        """Make the tables, unless no run has ended since the last ones or these are being made."""
+        ended = sum(state.settled for state in states.values())
+        if self._making is not None and not self._making.done():
+            return
+        self._check()
+        if ended != self._ended and time.monotonic() >= self._not_before:
+            self._ended = ended
+            progress = describe(self._name, self._runs, states, forecast, speeds)
+            self._making = self._pool.submit(self._make, progress)
+
+    def _make(self, progress: Progress) -> float:
+        start = time.monotonic()
+        children.call(self._refresh, progress)
+        end = time.monotonic()
+        return end + REST * (end - start)
+
+    def _check(self) -> None:
+        """Note when the next tables may be made, or that the last ones failed."""
+        if self._making is None:
+            return
+        try:
+            self._not_before = self._making.result()
+        except Exception as error:  # a page is not worth stopping the suite for
+            if not self._warned:
+                reason = printable(" ".join(f"{type(error).__name__}: {error}".split()))
+                note = f"note: the page cannot be written ({reason}); the suite continues"
+                print(note, file=sys.stderr)
+            self._warned = True
+        self._making = None
+
+
+def refresh_tables(
+    out: Path, runs: Sequence[Run], baseline: str | None, progress: Progress
+) -> None:
+    """Write the tables of the runs that are done so far, and the page with the progress."""
     from benchmarks.report.content import Report
     from benchmarks.report.render import html
     from benchmarks.report.tables import FORMATS, tables_so_far, write_files
 
     results = results_of(runs, reported=())  # the page lists the others in its progress
     report = Report(tables_so_far(results, baseline), results, progress)
-    if report.tables:
-        write_files(out, report, [name for name in FORMATS if name != html.__name__])
-    return html(report)[PAGE_NAME]
+    write_files(out, report, FORMATS if report.tables else [html.__name__])
+
+
+def describe(
+    name: str,
+    runs: Sequence[Run],
+    states: Mapping[str, State],
+    forecast: Forecast,
+    speeds: Speeds,
+) -> Progress:
+    """Summarize the states of a suite's runs for its page."""
+    of_runs = [(run, states.get(run.name, State(WAITING))) for run in runs]
+    kinds = [state.kind for _, state in of_runs]
+    left = "nothing is running"
+    if RUNNING in kinds or QUEUED in kinds:
+        left = f"about {format_seconds(forecast.seconds_left)} left"
+        left += ", and the time in the queue" if QUEUED in kinds else ""
+    known = known_speeds(runs, states, speeds)
+    listed = [
+        (run.title, state.kind, run.fraction(state), _left(run, state, known), state.text)
+        for kind in (FAILED, RUNNING, QUEUED, STOPPED, WAITING)
+        for run, state in [each for each in of_runs if each[1].kind == kind][: LISTED[kind]]
+    ]
+    counts = {kind: kinds.count(kind) for kind in ORDER if kind in kinds}
+    at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return Progress(name, forecast.done, left, counts, listed, at)
+
+
+def _left(run: Run, state: State, speeds: Speeds) -> str:
+    seconds = estimate(run, speeds).seconds
+    if seconds is None or state.settled:
+        return ""
+    return f"about {format_seconds(seconds * (1 - run.fraction(state)))} left"
 
 
 def write_report(

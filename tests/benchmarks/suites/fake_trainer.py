@@ -23,9 +23,9 @@ from benchmarks import run_suite, watch
 from benchmarks.suites import children
 from benchmarks.suites.checks import Findings
 from benchmarks.suites.keep import Checkpoints
-from benchmarks.suites.live import Live
 from benchmarks.suites.programs import Programs
 from benchmarks.suites.suite import DETECTION, POINT, RunSpec
+from benchmarks.suites.tables import TablesSoFar
 from moco.common.cfgnode import flatten, read_yaml
 from moco.common.errors import LockedError, Preempted, run_cli
 from moco.common.files import atomic_write_text
@@ -157,7 +157,7 @@ def suite_main(argv: Sequence[str] | None) -> int | None:
     os.environ.pop("OMP_NUM_THREADS", None)
     if sys.argv[1].endswith("-without-tables"):
         run_suite.write_tables = lambda *arguments: []  # type: ignore[assignment]
-        Live._work = lambda self: None  # type: ignore[method-assign]
+        TablesSoFar.update = lambda *seen: None  # type: ignore[method-assign]
     if host := os.environ.get("FAKE_HOST"):
         socket.gethostname = lambda: host
     journal, delay, *arguments = sys.argv[2:]

@@ -15,11 +15,11 @@ from PIL import Image
 from benchmarks import run_suite
 from benchmarks.suites import runner
 from benchmarks.suites.folder import SuiteFolder
-from benchmarks.suites.live import Live
 from benchmarks.suites.plan import expand
 from benchmarks.suites.programs import Programs
 from benchmarks.suites.suite import Init, RunSpec, Suite
 from benchmarks.suites.suite_file import with_options
+from benchmarks.suites.tables import TablesSoFar
 from moco.common.command import RANDOM
 from tests.benchmarks.suites.fake_trainer import HOLD, MODULE, FakePrograms
 from tests.benchmarks.suites.run_code import command
@@ -70,7 +70,7 @@ class Lab:
         with pytest.MonkeyPatch.context() as patch:
             if not self.with_tables:
                 patch.setattr(run_suite, "write_tables", lambda *arguments: [])
-                patch.setattr(Live, "_work", lambda self: None)
+                patch.setattr(TablesSoFar, "update", lambda *seen: None)
             run_suite.main(self.arguments(*more), programs)
 
     def run_command(self, code: str, *more: str) -> None:

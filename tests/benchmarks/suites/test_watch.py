@@ -9,8 +9,8 @@ import torch
 
 from benchmarks import run_suite, watch
 from benchmarks.suites import checkpoints
-from benchmarks.suites.live import Live
 from benchmarks.suites.programs import Programs
+from benchmarks.suites.tables import TablesSoFar
 from moco.common.errors import UserError
 from tests.benchmarks.suites.fake_trainer import FakePrograms
 from tests.benchmarks.suites.lab import Lab
@@ -49,7 +49,7 @@ class Watched(Lab):
             left.pop(0)()
 
         monkeypatch.setattr(watch, "sleep", between)
-        monkeypatch.setattr(Live, "_work", lambda self: None)
+        monkeypatch.setattr(TablesSoFar, "update", lambda *seen: None)
         return watch.main(self.arguments(*more), FakePrograms(self.journal, 0.0))
 
     def done(self) -> list[str]:

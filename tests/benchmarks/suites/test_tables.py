@@ -4,15 +4,16 @@ import re
 import subprocess
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from benchmarks.report.progress import Progress
-from benchmarks.suites import live
+from benchmarks.suites import tables
 from benchmarks.suites.forecast import Forecast
-from benchmarks.suites.live import Live
 from benchmarks.suites.runs import DONE, FAILED, RUNNING, WAITING, Run, State
+from benchmarks.suites.tables import TablesSoFar
 from tests.browser import find_browser
 
 NAMES = ("a", "b", "c")
@@ -28,10 +29,11 @@ def states(*kinds: str) -> dict[str, State]:
     return {name: State(kind, 2.0, "<i>why</i>") for name, kind in zip(NAMES, kinds, strict=False)}
 
 
-def page_of(progress: Progress) -> str:
-    """Return a page that tells which runs had ended, instead of tables."""
+def page_of(page: Path, progress: Progress) -> None:
+    """Write the runs that had ended, instead of tables."""
     ended = {kind: number for kind, number in progress.counts.items() if kind in (DONE, FAILED)}
-    return f"<title>0% x</title>{ended}<!-- progress -->\nas it was<!-- progress -->\n"
+    text = f"{ended} {progress.share} {progress.listed}"
+    page.write_text(text, encoding="utf-8")
 
 
 def wait_for(condition) -> None:
@@ -41,51 +43,50 @@ def wait_for(condition) -> None:
         time.sleep(0.02)
 
 
-def test_progress_is_written_often_and_tables_when_a_run_has_ended(runs, monkeypatch, tmp_path):
-    monkeypatch.setattr(live, "EVERY_SECONDS", 0.1)
-    monkeypatch.setattr(live, "REST", 0)
+def test_tables_are_made_when_a_run_has_ended(runs, monkeypatch, tmp_path):
+    monkeypatch.setattr(tables, "REST", 0)
     page = tmp_path / "table.html"
-    with Live("s", runs, page_of, page) as opened:
-        opened.update(states(RUNNING), Forecast(0.0, 1.0), {})
-        wait_for(lambda: page.exists() and "{}" in page.read_text())
-        assert "<title>0% x" in page.read_text() and "as it was" not in page.read_text()
+    with TablesSoFar("s", runs, partial(page_of, page)) as made:
         speeds = {runs[0].speed_key: [30.0]}
-        opened.update(states(RUNNING), Forecast(0.25, 1.0), speeds)  # no run ends
-        wait_for(lambda: "<title>25% x" in page.read_text())
+        made.update(states(RUNNING), Forecast(0.25, 1.0), speeds)
+        wait_for(page.exists)
         # Two of four iterations of 30 s are left, and four of each run that waits.
-        assert "{}" in page.read_text() and "running, 50%, about 1:00 left" in page.read_text()
-        assert page.read_text().count("waiting, 0%, about 2:00 left") == 2
-        opened.update(states(DONE, FAILED), Forecast(0.5, 1.0), {})
-        wait_for(lambda: "{'done': 1, 'failed': 1}" in page.read_text())
-        assert "&lt;i&gt;why" in page.read_text(), "texts are texts"
-    text = page.read_text()
-    time.sleep(0.3)
-    assert page.read_text() == text, "nothing comes after the end"
+        text = page.read_text()
+        assert text.startswith("{} 0.25") and "0.5, 'about 1:00 left'" in text
+        assert text.count("'waiting', 0.0, 'about 2:00 left'") == 2
+        made.update(states(RUNNING), Forecast(0.3, 1.0), speeds)  # no run has ended
+        time.sleep(0.3)
+        assert page.read_text() == text
+
+        def ended() -> bool:
+            made.update(states(DONE, FAILED), Forecast(0.5, 1.0), {})
+            return "{'done': 1, 'failed': 1}" in page.read_text()
+
+        wait_for(ended)
 
 
 def test_time_left_is_known_before_any_run_has_ended(runs, monkeypatch):
     running = {"a": State(RUNNING, 2.0, seconds=20.0), "b": State(WAITING), "c": State(WAITING)}
-    found = live.describe("s", runs, running, Forecast(0.1, 1.0), {})
+    found = tables.describe("s", runs, running, Forecast(0.1, 1.0), {})
     assert [left for *_, left, _ in found.listed] == ["about 0:20 left", *["about 0:40 left"] * 2]
-    monkeypatch.setitem(live.LISTED, WAITING, 1)
-    found = live.describe("s", runs, running, Forecast(0.1, 1.0), {})
+    monkeypatch.setitem(tables.LISTED, WAITING, 1)
+    found = tables.describe("s", runs, running, Forecast(0.1, 1.0), {})
     assert [title for title, *_ in found.listed] == ["run a", "run b"]
     assert found.counts[WAITING] == 2
-    ended = live.describe("s", runs, states(DONE, FAILED, DONE), Forecast(1.0, 0.0), {})
+    ended = tables.describe("s", runs, states(DONE, FAILED, DONE), Forecast(1.0, 0.0), {})
     assert [left for *_, left, _ in ended.listed] == [""]
 
 
-def fail(progress: Progress) -> str:
+def fail(progress: Progress) -> None:
     raise OSError("no\nspace")
 
 
-def test_a_page_that_fails_stops_nothing(runs, monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(live, "EVERY_SECONDS", 0.05)
-    monkeypatch.setattr(live, "REST", 0)
-    with Live("s", runs, fail, tmp_path / "table.html") as opened:
+def test_a_page_that_fails_stops_nothing(runs, monkeypatch, capsys):
+    monkeypatch.setattr(tables, "REST", 0)
+    with TablesSoFar("s", runs, fail) as made:
         for kinds in ((DONE,), (DONE, FAILED), (DONE, FAILED, DONE)):
-            opened.update(states(*kinds), Forecast(0.5, 1.0), {})
-            time.sleep(0.3)
+            made.update(states(*kinds), Forecast(0.5, 1.0), {})
+            wait_for(lambda: made._making.done())
     assert (
         capsys.readouterr().err.count("note: the page cannot be written (OSError: no space)") == 1
     )
