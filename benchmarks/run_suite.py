@@ -30,26 +30,32 @@ if not __package__:
 import benchmarks.suites.executors  # noqa: F401 - registers them
 from benchmarks.report.sequential import FIRST_SEEDS, SeedPlan
 from benchmarks.suites import children
+from benchmarks.suites.checkpoints import FINAL, disk_line, remove_checkpoints
 from benchmarks.suites.checks import Findings, option_pairs
 from benchmarks.suites.data_digest import check_outside, data_digests
 from benchmarks.suites.executors.base import EXECUTORS, Executor, Options, PlanExecutor
-from benchmarks.suites.failures import SuiteFailed as SuiteFailed
-from benchmarks.suites.failures import raise_failures
 from benchmarks.suites.folder import (
     SuiteFolder,
     identify,
     project_version,
     suite_content,
 )
-from benchmarks.suites.forecast import Speeds, make_forecast
-from benchmarks.suites.keep import FINAL, disk_line, remove_checkpoints
-from benchmarks.suites.listing import detectable, listing, measured_speeds, status
-from benchmarks.suites.many import announce, over_datasets
+from benchmarks.suites.forecast import (
+    Speeds,
+    TimedSpeeds,
+    detectable,
+    listing,
+    make_forecast,
+    measured_speeds,
+    status,
+    time_runs,
+)
 from benchmarks.suites.options import SuiteOptions, add_arguments
 from benchmarks.suites.plan import expand, write_plan
 from benchmarks.suites.programs import Programs
 from benchmarks.suites.runner import Runner
-from benchmarks.suites.runs import DONE, Run, State
+from benchmarks.suites.runs import DONE, Run, State, raise_failures
+from benchmarks.suites.runs import SuiteFailed as SuiteFailed
 from benchmarks.suites.suite import (
     CHOOSE,
     POINT,
@@ -63,15 +69,16 @@ from benchmarks.suites.suite import (
     with_metric,
 )
 from benchmarks.suites.suite_file import (
+    announce,
     check_references,
     load_suite,
+    over_datasets,
     parse_inits,
     parse_stated,
     with_options,
     without_tasks,
 )
 from benchmarks.suites.tables import TablesSoFar, refresh_tables, results_of, write_tables
-from benchmarks.suites.timing import TimedSpeeds, time_runs
 from benchmarks.suites.tuning import read_description, with_grids
 from benchmarks.suites.until_decided import check_options, next_runs, seed_plan, with_seeds
 from moco.common.command import RANDOM, parse_options, program
@@ -135,7 +142,7 @@ class Prepared:
         content: Content of `suite.json`, from `suite_content`.
         specs: All runs that the suite may compute.
         plan: Plan of the looks after which it computes more of them; None: all are computed.
-        keep: Policy of the checkpoints, see benchmarks/suites/keep.py.
+        keep: Policy of the checkpoints, see benchmarks/suites/checkpoints.py.
         measured: Speeds of runs that are done.
         problems: Reasons why some runs would fail, one line each.
     """
@@ -339,7 +346,7 @@ def time_open(
     programs: Programs,
     measured: Speeds,
 ) -> Speeds:
-    """Time a few iterations of the runs that could start now, see benchmarks/suites/timing.py."""
+    """Time a few iterations of the runs that could start now, see benchmarks/suites/forecast.py."""
     by_name, products = {spec.name: spec for spec in specs}, folder.products(specs)
     done = {run.name for run in runs if run.state().kind == DONE}
 

@@ -22,12 +22,11 @@ if not __package__:
 
 from benchmarks.report.along import epoch_of
 from benchmarks.run_suite import SuiteFailed, configured, run
-from benchmarks.suites.checkpoints import by_epoch, is_pattern, matching, series
 from benchmarks.suites.folder import SuiteFolder
 from benchmarks.suites.options import SuiteOptions, add_arguments
 from benchmarks.suites.programs import Programs
 from benchmarks.suites.suite import Suite
-from benchmarks.suites.suite_file import as_name, read_suite
+from benchmarks.suites.suite_file import as_name, by_epoch, is_pattern, matching, read_suite, series
 from moco.common.command import parse_options, program
 from moco.common.errors import DataError, UserError, first_few, plural, run_cli, say
 from moco.common.files import expanded

@@ -1,102 +1,100 @@
-"""Checkpoints of one pre-training as inits of a suite: one row each, in the order of their epochs.
+"""Retention of the checkpoints of a suite's runs: `--keep final`, `last` or `all`.
 
---init 'mine=runs/ckpt_*.pth.tar'       the rows mine-epoch0100, mine-epoch0200, ...
+A run writes a checkpoint every CHECKPOINT_PERIOD, 36 in the longest schedules. A run resumes from
+the newest one, and the tables are made from the final one.
 """
 
-import glob
-import os
+import math
 import re
+import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from benchmarks.suites import children
-from moco.common.command import EPOCH
-from moco.common.errors import DataError
-from moco.common.files import expanded
+from moco.common.files import existing_folder, read_text
 
-_SIGNS = re.compile(r"[*?\[]")
-# `checkpoint_0099`, `ckpt-99`, `epoch=99` or `99ep`, but not `step=99`.
-_NAME = re.compile(
-    r"(?<![a-z])(?:epochs?|ep|checkpoint|ckpt)[-_=]?(\d{1,6})(?!\d)"
-    r"|(?<!\d)(\d{1,6})ep(?:ochs?)?(?![a-z\d=])",
-    re.IGNORECASE,
-)
-_Version = tuple[Path, int, int]
-_known: dict[_Version, int | None] = {}  # epochs of files that this process has read
+if TYPE_CHECKING:
+    from benchmarks.suites.suite import RunSpec
+
+FINAL, LAST, ALL = "final", "last", "all"
+KEEP = (FINAL, LAST, ALL)
+KEEP_SECONDS = 60.0  # interval between two searches for checkpoints to delete
+RESERVE = 2  # kept of an unfinished run: the newest, and the one before in case that is damaged
+POINTER_NAME = "last_checkpoint"  # all programs write the name of the newest one into this file
+_NAME = re.compile(r"model_(\d{7}|final)\.pth|checkpoint_(\d{4,})(?:_step(\d{8}))?\.pth\.tar")
 
 
-def is_pattern(weights: str) -> bool:
-    """Return whether a weights argument is a pattern of file names, such as `runs/ckpt_*.pth`."""
-    is_file = "://" in weights or expanded(weights).exists()
-    return bool(_SIGNS.search(weights)) and not is_file
+@dataclass(frozen=True)
+class Checkpoints:
+    """Size of one checkpoint of a run, and the number of them if none is deleted."""
+
+    num_bytes: int
+    number: int
 
 
-def matching(pattern: str) -> list[Path]:
-    """Return the files that a pattern matches, in alphabetical order."""
-    paths = map(Path, glob.glob(os.path.expanduser(pattern)))
-    return sorted(path for path in paths if path.is_file())
+def newest_name(folder: Path) -> str:
+    """Read the name of a run's newest checkpoint; empty before the first."""
+    try:
+        return read_text(folder / POINTER_NAME).strip()
+    except OSError:
+        return ""
 
 
-def by_epoch(files: Sequence[Path], where: str) -> dict[int, Path]:
-    """Order checkpoints by the epoch that they record, or else by that in their names.
+def list_checkpoints(folder: Path) -> list[Path]:
+    """List the checkpoints in a run's folder, whatever its program, the newest last."""
+    newest = newest_name(folder)
+
+    def age(path: Path) -> tuple[bool, float, float]:
+        match = _NAME.fullmatch(path.name)
+        assert match
+        final, epoch, step = (float(n) if n.isdecimal() else math.inf for n in match.groups("inf"))
+        return path.name == newest, min(final, epoch), step
+
+    return sorted((p for p in folder.glob("*.pth*") if _NAME.fullmatch(p.name)), key=age)
+
+
+def number_kept(keep: str, done: bool) -> int | None:
+    """Return the number of checkpoints of a run that a policy keeps; None: all."""
+    return {FINAL: 1 if done else RESERVE, LAST: RESERVE, ALL: None}[keep]
+
+
+def remove_checkpoints(folder: Path, keep: str, *, done: bool) -> None:
+    """Delete the checkpoints that a policy does not keep; never the one to resume from.
 
     Args:
-        files: Files of one pre-training.
-        where: Argument that names them, for messages.
-
-    Raises:
-        DataError: If there are none, one has no epoch, or two have the same.
+        folder: Folder of the run.
+        keep: One of `KEEP`.
+        done: Whether the run has finished.
     """
-    if not files:
-        raise DataError(f"{where}: no file has such a name; expected checkpoints")
-    versions = [(path, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    if unread := [version for version in versions if version not in _known]:
-        epochs = children.call(_recorded_epochs, [path for path, *_ in unread])
-        _known.update(zip(unread, epochs, strict=True))
-    found: dict[int, Path] = {}
-    for version in versions:
-        path, epoch = version[0], _known[version]
-        if epoch is None:
-            epoch = _named_epoch(path.name)
-        if epoch is None:
-            raise DataError(
-                f"{where}: {path} records no epoch, and its name has none; expected a name such "
-                "as epoch0100.pth"
-            )
-        if epoch in found:
-            raise DataError(
-                f"{where}: {found[epoch].name} and {path.name} are both of epoch {epoch}; expected "
-                "one checkpoint of each, so give a narrower pattern"
-            )
-        found[epoch] = path
-    return dict(sorted(found.items()))
+    number = number_kept(keep, done)
+    for path in list_checkpoints(folder)[:-number] if number else ():
+        path.unlink(missing_ok=True)
 
 
-def series(name: str, files: Mapping[int, Path]) -> dict[str, str]:
-    """Return the inits of checkpoints by epoch: `mine-epoch0100` → file."""
-    return {f"{name}{EPOCH}{epoch:04d}": str(path) for epoch, path in files.items()}
+def disk_line(
+    specs: "Sequence[RunSpec]",
+    checkpoints: Mapping[tuple[str, str, str], Checkpoints],
+    keep: str,
+    folder: Path,
+) -> str:
+    """Format the disk space that the checkpoints of the runs will take by policy, and what is free.
 
-
-def _recorded_epochs(files: Sequence[Path]) -> list[int | None]:
-    return [_recorded_epoch(path) for path in files]
-
-
-def _recorded_epoch(path: Path) -> int | None:
-    """Return the `epoch` of a checkpoint, also in mmengine's `meta`; None if it has none."""
-    from convert.read import read_file
-
-    raw: Any = None
-    with suppress(DataError):  # the checks before the first run name what cannot be read
-        raw = read_file(path)
-    for content in (raw, raw.get("meta") if isinstance(raw, Mapping) else None):
-        epoch = content.get("epoch") if isinstance(content, Mapping) else None
-        if type(epoch) is int and epoch >= 0:
-            return epoch
-    return None
-
-
-def _named_epoch(name: str) -> int | None:
-    found = _NAME.search(name)
-    return int(found[1] or found[2]) if found else None
+    Args:
+        specs: Runs that are not done.
+        checkpoints: (task, engine, init) → checkpoints of such a run, if they are known.
+        keep: The chosen policy, which is named first.
+        folder: Folder of the suite, which need not exist yet.
+    """
+    found = {spec.name: checkpoints.get((spec.task, spec.engine, spec.init)) for spec in specs}
+    known = [each for each in found.values() if each is not None]
+    parts: list[str] = []
+    for policy in sorted(KEEP, key=lambda name: name != keep):
+        number = number_kept(policy, done=True)
+        total = sum(each.num_bytes * min(number or each.number, each.number) for each in known)
+        parts.append(f"{total / 1e9:.1f} GB with {'' if parts else '--keep '}{policy}")
+    unknown = dict.fromkeys(spec.task for spec in specs if found[spec.name] is None)
+    missing = f"; the space for {', '.join(unknown)} is not known" if unknown else ""
+    near = existing_folder(folder)
+    free = f"{shutil.disk_usage(near).free / 1e9:.1f} GB are free in {near}"
+    return f"disk for checkpoints: {', '.join(parts)}{missing}; {free}"

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.suites.keep import Checkpoints
+from benchmarks.suites.checkpoints import Checkpoints
 from benchmarks.suites.suite import (
     CHOOSE,
     CONVERT,

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report.sequential import FIRST_SEEDS, MARGIN, MOST_SEEDS
+from benchmarks.suites.checkpoints import KEEP
 from benchmarks.suites.executors.base import EXECUTORS
-from benchmarks.suites.keep import KEEP
 
 ENGINES = ("auto", "detectron2", "embedded", "each")
 

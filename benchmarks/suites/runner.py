@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 
 from benchmarks.suites import locks
+from benchmarks.suites.checkpoints import ALL, KEEP_SECONDS, remove_checkpoints
 from benchmarks.suites.executors.base import Executor, Process
 from benchmarks.suites.forecast import Display, Forecast, Speeds, make_forecast, speed, summary
-from benchmarks.suites.keep import ALL, KEEP_SECONDS, remove_checkpoints
 from benchmarks.suites.locks import Lock
 from benchmarks.suites.runs import (
     DONE,
@@ -76,7 +76,7 @@ class Runner:
         fail_fast: Stop the other runs and raise `RunFailed` when one fails.
         measured: Speeds of earlier runs on this hardware, for the time left.
         stop_seconds: Time that processes have to save when the runner is stopped.
-        keep: Policy of the checkpoints of computed runs, see benchmarks/suites/keep.py.
+        keep: Policy of the checkpoints of computed runs, see benchmarks/suites/checkpoints.py.
         watch: Callback with states, forecast and speeds, called whenever the progress is shown.
     """
 

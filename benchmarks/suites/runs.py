@@ -11,6 +11,7 @@ import math
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.suites import locks
-from benchmarks.suites.keep import newest_name
+from benchmarks.suites.checkpoints import newest_name
 from benchmarks.suites.locks import Lock
 from moco.common.command import quoted
-from moco.common.errors import UserError
+from moco.common.errors import UserError, printable
 from moco.common.files import atomic_write_json, open_file, read_text
 from moco.common.run import METRICS_NAME, RECORD_NAME, RunRecord, read_record
 
@@ -266,3 +267,28 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected a mapping, got {type(content).__name__}")
     return content
+
+
+class SuiteFailed(UserError):
+    """Failure of some runs of a suite whose other runs have finished."""
+
+    exit_code = 1
+
+
+def raise_failures(runs: Sequence[Run], states: Mapping[str, State], retried: bool) -> None:
+    """Print the runs that failed or were cancelled; raise SuiteFailed if there are any."""
+    failed = [each for each in runs if states[each.name].kind == FAILED]
+    cancelled = [each for each in runs if not states[each.name].settled]
+    for what, which in (("failed", failed), ("cancelled", cancelled)):
+        for each in which:
+            print(f"{what}: {each.title}: {printable(states[each.name].text)}", file=sys.stderr)
+    if failed:
+        raise SuiteFailed(
+            f"{len(failed)} of {len(runs)} runs failed and are in no number; fix the causes named "
+            f"above, then repeat the command{'' if retried else ' with --retry-failed'}"
+        )
+    if cancelled:
+        raise SuiteFailed(
+            f"the jobs of {len(cancelled)} of {len(runs)} runs were cancelled; the same command "
+            "submits them again, and they resume from their checkpoints"
+        )

@@ -1,15 +1,30 @@
-"""Reader of a suite's YAML file and of `--init`, with a one-line error for each mistake."""
+"""Reader of a suite's YAML file, of `--init` and of `--data`; a mistake is an error of one line.
+
+--init 'mine=runs/ckpt_*.pth.tar'       the rows mine-epoch0100, mine-epoch0200, ...
+
+With `--data`, a suite whose only task has the value `$DATASET` among its overrides gets one task
+per dataset, so that runs, their ids, resuming, tuning and plans are those of any suite. A dataset
+is never left out without a line that says so: one that cannot be read is refused by the checks
+before the runs.
+
+<folder>/<dataset>/{train,valid,test}/              as DATASETS.COCO_DIR, which names the files
+<folder>/<domain>/<dataset>/{train,valid,test}/     the same, in domains
+"""
 
 import csv
 import difflib
+import glob
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report.datasets import DOMAIN, reach
 from benchmarks.report.keys import names_where
-from benchmarks.suites.checkpoints import by_epoch, is_pattern, matching, series
+from benchmarks.suites import children
 from benchmarks.suites.suite import (
     DETECTION,
     DETECTION_ENGINES,
@@ -24,8 +39,8 @@ from benchmarks.suites.suite import (
 )
 from moco.common import shipped
 from moco.common.cfgnode import flatten, read_yaml
-from moco.common.command import RANDOM, SEVERAL
-from moco.common.errors import UserError
+from moco.common.command import EPOCH, RANDOM, SEVERAL
+from moco.common.errors import DataError, UserError, plural, say
 from moco.common.files import PathLike, expanded
 from moco.common.pretrained import ENDINGS, init_name
 
@@ -401,3 +416,176 @@ def refuse_per_run(where: str, key: str) -> None:
     """Raise UserError for a key that the suite sets for every run."""
     if key in names_where(per_run=True):
         raise UserError(f"{where}: {key} is set for each run; leave it out")
+
+
+_SIGNS = re.compile(r"[*?\[]")
+# `checkpoint_0099`, `ckpt-99`, `epoch=99` or `99ep`, but not `step=99`.
+_CHECKPOINT = re.compile(
+    r"(?<![a-z])(?:epochs?|ep|checkpoint|ckpt)[-_=]?(\d{1,6})(?!\d)"
+    r"|(?<!\d)(\d{1,6})ep(?:ochs?)?(?![a-z\d=])",
+    re.IGNORECASE,
+)
+_Version = tuple[Path, int, int]
+_known: dict[_Version, int | None] = {}  # epochs of files that this process has read
+
+
+def is_pattern(weights: str) -> bool:
+    """Return whether a weights argument is a pattern of file names, such as `runs/ckpt_*.pth`."""
+    is_file = "://" in weights or expanded(weights).exists()
+    return bool(_SIGNS.search(weights)) and not is_file
+
+
+def matching(pattern: str) -> list[Path]:
+    """Return the files that a pattern matches, in alphabetical order."""
+    paths = map(Path, glob.glob(os.path.expanduser(pattern)))
+    return sorted(path for path in paths if path.is_file())
+
+
+def by_epoch(files: Sequence[Path], where: str) -> dict[int, Path]:
+    """Order checkpoints by the epoch that they record, or else by that in their names.
+
+    Args:
+        files: Files of one pre-training.
+        where: Argument that names them, for messages.
+
+    Raises:
+        DataError: If there are none, one has no epoch, or two have the same.
+    """
+    if not files:
+        raise DataError(f"{where}: no file has such a name; expected checkpoints")
+    versions = [(path, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    if unread := [version for version in versions if version not in _known]:
+        epochs = children.call(_recorded_epochs, [path for path, *_ in unread])
+        _known.update(zip(unread, epochs, strict=True))
+    found: dict[int, Path] = {}
+    for version in versions:
+        path, epoch = version[0], _known[version]
+        if epoch is None:
+            epoch = _named_epoch(path.name)
+        if epoch is None:
+            raise DataError(
+                f"{where}: {path} records no epoch, and its name has none; expected a name such "
+                "as epoch0100.pth"
+            )
+        if epoch in found:
+            raise DataError(
+                f"{where}: {found[epoch].name} and {path.name} are both of epoch {epoch}; expected "
+                "one checkpoint of each, so give a narrower pattern"
+            )
+        found[epoch] = path
+    return dict(sorted(found.items()))
+
+
+def series(name: str, files: Mapping[int, Path]) -> dict[str, str]:
+    """Return the inits of checkpoints by epoch: `mine-epoch0100` → file."""
+    return {f"{name}{EPOCH}{epoch:04d}": str(path) for epoch, path in files.items()}
+
+
+def _recorded_epochs(files: Sequence[Path]) -> list[int | None]:
+    return [_recorded_epoch(path) for path in files]
+
+
+def _recorded_epoch(path: Path) -> int | None:
+    """Return the `epoch` of a checkpoint, also in mmengine's `meta`; None if it has none."""
+    from convert.read import read_file
+
+    raw: Any = None
+    with suppress(DataError):  # the checks before the first run name what cannot be read
+        raw = read_file(path)
+    for content in (raw, raw.get("meta") if isinstance(raw, Mapping) else None):
+        epoch = content.get("epoch") if isinstance(content, Mapping) else None
+        if type(epoch) is int and epoch >= 0:
+            return epoch
+    return None
+
+
+def _named_epoch(name: str) -> int | None:
+    found = _CHECKPOINT.search(name)
+    return int(found[1] or found[2]) if found else None
+
+
+DATASET = "$DATASET"  # placeholder of a dataset's folder
+SPLITS = ("train", "valid", "val", "test")
+_LAYOUT = "folders of datasets with train/, valid/ and test/, as Roboflow exports COCO's format"
+
+
+def over_datasets(suite: Suite, data: Path | None, config: str | None = None) -> Suite:
+    """Return a suite with one task per dataset; a suite of other tasks is returned unchanged.
+
+    Args:
+        suite: Suite as its file defines it.
+        data: Folder of the datasets (`--data`).
+        config: Task file for all of them, or its shipped name (`--task`); None: the suite's.
+
+    Raises:
+        UserError: If the suite and the options do not belong together.
+        DataError: If the folder does not hold several datasets.
+    """
+    own = [task for task in suite.tasks if any(DATASET in value for _, value in task.overrides)]
+    if not own:
+        if data is not None or config is not None:
+            raise UserError(
+                f"{'--data' if data else '--task'}: suite {suite.name} has no task with {DATASET} "
+                "in its overrides; the shipped ones are many and many_small"
+            )
+        return suite
+    if data is None:
+        raise UserError(f"suite {suite.name}: runs on a folder of datasets; give --data FOLDER")
+    if len(suite.tasks) > 1:
+        raise UserError(
+            f"suite {suite.name}: has {len(suite.tasks)} tasks; expected the one with {DATASET}, "
+            "because one task and one budget are for all datasets"
+        )
+    task = own[0] if config is None else replace(own[0], config=shipped.resolve(config).resolve())
+    tasks = tuple(
+        replace(
+            task,
+            name=name,
+            overrides=tuple((k, v.replace(DATASET, str(folder))) for k, v in task.overrides),
+        )
+        for name, folder in find_datasets(data).items()
+    )
+    return replace(suite, tasks=tasks)
+
+
+def find_datasets(folder: Path) -> dict[str, Path]:
+    """Return the datasets of a folder by the names of their tasks, `[<domain>--]<dataset>`.
+
+    Raises:
+        DataError: If there are fewer than two, or two have the same name.
+    """
+    root = expanded(folder).resolve()
+    if not root.is_dir():
+        raise DataError(f"--data {folder}: no such folder; expected {_LAYOUT}")
+    if _is_dataset(root):
+        raise DataError(f"--data {folder}: is one dataset; expected the folder of several")
+    found: dict[str, Path] = {}
+    for each in _folders(root):
+        paths = [each] if _is_dataset(each) else list(filter(_is_dataset, _folders(each)))
+        others = [path for path in _folders(each) if path not in paths] if each not in paths else []
+        for path in others if paths else [each]:
+            say(f"left out: {path}, which is no dataset")
+        for path in paths:
+            parts = path.relative_to(root).parts
+            name = DOMAIN.join(map(as_name, parts))
+            # Tables call a dataset by its own folder, so that two domains cannot share a name.
+            for other in (o for known, o in found.items() if known == name or o.name == path.name):
+                raise DataError(f"--data: {other} and {path} have the same name; rename one")
+            found[name] = path
+    if len(found) < 2:
+        raise DataError(f"--data {folder}: got {plural(len(found), 'dataset')}, expected {_LAYOUT}")
+    return found
+
+
+def announce(suite: Suite, rows: int) -> list[str]:
+    """Return the datasets of a suite, and what they can show at best, before the first run."""
+    names = [task.name for task in suite.tasks]
+    return [f"{plural(len(names), 'dataset')}: {', '.join(names)}", reach(len(names), rows)]
+
+
+def _is_dataset(folder: Path) -> bool:
+    return any((folder / split).is_dir() for split in SPLITS)
+
+
+def _folders(root: Path) -> list[Path]:
+    return sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fvcore.common.registry import Registry
 
-from benchmarks.suites.keep import ALL
+from benchmarks.suites.checkpoints import ALL
 from benchmarks.suites.locks import Lock
 from benchmarks.suites.runs import Run
 from moco.common.errors import UserError
@@ -31,7 +31,7 @@ class Options:
         workers: Parallel runs on the CPU, or jobs in the queue of a cluster; 0: the default.
         slurm: `KEY=VALUE` items of `--slurm`.
         keep: Policy of the checkpoints, for jobs that delete their own, see
-            benchmarks/suites/keep.py.
+            benchmarks/suites/checkpoints.py.
         stop_seconds: Time that runs have to save.
 
     Raises:

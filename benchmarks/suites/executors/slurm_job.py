@@ -20,10 +20,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.suites import locks
+from benchmarks.suites.checkpoints import KEEP_SECONDS, remove_checkpoints
 from benchmarks.suites.children import ONE_THREAD
 from benchmarks.suites.executors.base import HOST, PORT, RANK, VISIBLE
 from benchmarks.suites.executors.slurm import note_job, query_queue
-from benchmarks.suites.keep import KEEP_SECONDS, remove_checkpoints
 from benchmarks.suites.locks import Lock
 from benchmarks.suites.runs import (
     CHECKPOINT,
@@ -66,7 +66,7 @@ def lead(run: Run, keep: str, id_: str, launcher: Sequence[str]) -> int:
 
     Args:
         run: Run of the job.
-        keep: Policy of the checkpoints, see benchmarks/suites/keep.py.
+        keep: Policy of the checkpoints, see benchmarks/suites/checkpoints.py.
         id_: Id of the job.
         launcher: Prefix that starts a command on all machines of the job.
 

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from benchmarks import run_suite, watch
 from benchmarks.suites import children
+from benchmarks.suites.checkpoints import Checkpoints
 from benchmarks.suites.checks import Findings
-from benchmarks.suites.keep import Checkpoints
 from benchmarks.suites.programs import Programs
 from benchmarks.suites.suite import DETECTION, POINT, RunSpec
 from benchmarks.suites.tables import TablesSoFar

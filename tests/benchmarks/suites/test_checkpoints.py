@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.suites import checkpoints
+from benchmarks.suites import suite_file
 from benchmarks.suites.suite_file import load_suite, parse_inits
 from moco.common.errors import DataError, UserError
 from tests.benchmarks.suites.lab import write_suite
@@ -14,7 +14,7 @@ from tests.benchmarks.suites.lab import write_suite
 
 @pytest.fixture(autouse=True)
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints.children, "call", lambda function, *args: function(*args))
+    monkeypatch.setattr(suite_file.children, "call", lambda function, *args: function(*args))
 
 
 def write(folder: Path, **epochs: object) -> Path:
@@ -53,14 +53,14 @@ def test_the_recorded_epoch_orders_the_rows(tmp_path):
     ],
 )
 def test_the_epoch_in_a_name(name, epoch):
-    assert checkpoints._named_epoch(name) == epoch
+    assert suite_file._named_epoch(name) == epoch
 
 
 def test_a_file_is_read_again_when_it_changes(tmp_path):
     path = write(tmp_path, a={"epoch": 1}) / "ckpt_a.pth"
-    assert checkpoints.by_epoch([path], "") == {1: path}
+    assert suite_file.by_epoch([path], "") == {1: path}
     torch.save({"epoch": 22, "x": torch.zeros(9)}, path)
-    assert checkpoints.by_epoch([path], "") == {22: path}
+    assert suite_file.by_epoch([path], "") == {22: path}
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torchvision
 
+from benchmarks.suites.checkpoints import list_checkpoints, remove_checkpoints
 from benchmarks.suites.checks import check
-from benchmarks.suites.keep import list_checkpoints, remove_checkpoints
 from benchmarks.suites.suite_file import load_suite
 from tests.benchmarks.suites.lab import classes, from_random, write_suite
 

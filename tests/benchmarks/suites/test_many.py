@@ -12,10 +12,9 @@ from benchmarks.report.content import Report
 from benchmarks.report.records import collect
 from benchmarks.suites.data_digest import data_digests
 from benchmarks.suites.folder import SuiteFolder
-from benchmarks.suites.many import find_datasets, over_datasets
 from benchmarks.suites.plan import expand
 from benchmarks.suites.suite import Init
-from benchmarks.suites.suite_file import load_suite
+from benchmarks.suites.suite_file import find_datasets, load_suite, over_datasets
 from benchmarks.suites.tuning import with_grids
 from convert.convert_to_d2 import convert_file
 from moco.common.errors import DataError, UserError

@@ -14,7 +14,7 @@ from benchmarks.report.records import collect
 from benchmarks.report.significance import pooled_std, runs_needed, smallest_gap
 from benchmarks.report.tables import tables_so_far
 from benchmarks.run_suite import SuiteFailed
-from benchmarks.suites import timing
+from benchmarks.suites import forecast
 from benchmarks.suites.folder import check_agreement, suite_content
 from benchmarks.suites.suite import Init, RunSpec
 from benchmarks.suites.suite_file import load_suite, with_options
@@ -275,12 +275,12 @@ def test_speeds_that_do_not_count(lab, capsys):
 @pytest.mark.race
 def test_hours_from_timed_iterations(lab, capsys, monkeypatch):
     """Each task is timed once, in a temporary folder; a note names a run that ends too early."""
-    monkeypatch.setattr(timing, "ITERATIONS", 4)
+    monkeypatch.setattr(forecast, "ITERATIONS", 4)
     capsys.readouterr()
     lab.run("--dry-run", "--time", "--seconds-per-iteration", "b=0.1", delay=0.2)
     shown = capsys.readouterr().out
     assert shown.count("timing ") == 1 and "timing a random seed 0" in shown
-    assert [path.name for path in lab.out.iterdir()] == [timing.SPEEDS_NAME]
+    assert [path.name for path in lab.out.iterdir()] == [forecast.SPEEDS_NAME]
     [seconds] = {float(line.split()[6]) for line in shown.splitlines() if "measured, 1 run" in line}
     assert not lab.count("done") and seconds == 0.0, "some seconds are no hours"
     left = re.search(r"about 0:0(\d) here", shown)
@@ -289,7 +289,7 @@ def test_hours_from_timed_iterations(lab, capsys, monkeypatch):
     lab.run("--dry-run", "--time", "--trials", "3")  # the speed of a is kept, that of b is new
     shown = capsys.readouterr().out
     assert shown.count("timing ") == 1 and "timing b random seed 0" in shown
-    monkeypatch.setattr(timing, "ITERATIONS", 40)
+    monkeypatch.setattr(forecast, "ITERATIONS", 40)
     monkeypatch.setattr(run_suite, "project_version", lambda: "of other code")
     lab.run("--dry-run", "--time", "--seconds-per-iteration", "b=0.1")
     shown = capsys.readouterr().out
