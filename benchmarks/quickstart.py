@@ -5,9 +5,10 @@
     python -m benchmarks.quickstart --voc DIR             fine-tune on a custom VOC-layout dataset
     python -m benchmarks.quickstart --arch vit            a vision transformer, by MoCo v3
 
-It runs the suite configs/suites/quickstart.yaml with defaults, and explains the numbers. The random
-and the MoCo row differ in MODEL.WEIGHTS and nothing else; the seeds are 0, 1, 2, ... and all of
-them are in the table. After an interruption, the same command continues.
+It draws the images, pre-trains beside the runs from random weights, converts the result, runs the
+suite of both rows, and explains the numbers. The random and the MoCo row differ in MODEL.WEIGHTS
+and nothing else; the seeds are 0, 1, 2, ... and all of them are in the table. After an
+interruption, the same command continues.
 """
 
 import argparse
@@ -25,16 +26,27 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks import run_suite
+from benchmarks.suites import children
 from benchmarks.suites.folder import SUITE_NAME, SuiteFolder
 from benchmarks.suites.options import SuiteOptions
-from benchmarks.suites.prepare import LIMIT, training_images, voc_splits
+from benchmarks.suites.prepare import (
+    LIMIT,
+    convert_checkpoint,
+    limit_voc,
+    sample,
+    shrink_images,
+    training_images,
+    voc_splits,
+)
 from benchmarks.suites.programs import Programs
-from benchmarks.suites.runs import Run
-from benchmarks.suites.suite import SHRINK, Step, Suite
-from benchmarks.suites.suite_file import load_suite
-from moco.common.command import parse_options, program, quoted
+from benchmarks.suites.runs import Run, read_json
+from benchmarks.suites.suite import DETECTION, EMBEDDED, MOCO, Suite, SuiteTask
+from benchmarks.suites.synthetic import write_images, write_knn, write_scenes
+from moco.common.cfgnode import flatten, read_yaml
+from moco.common.command import RANDOM, parse_options, program, quoted
 from moco.common.distributed import usable_cores
 from moco.common.errors import UserError, plural, printable, run_cli, say
+from moco.common.files import atomic_write_json
 from moco.common.progress import format_seconds
 from moco.common.shipped import CONFIGS, shown
 from moco.data.images import find_images
@@ -42,6 +54,9 @@ from moco.data.images import find_images
 FEW_SEEDS = 3  # trials per row on photographs, which take longer than generated scenes
 IMAGES_MIN = 64
 BATCH, QUEUE = 64, 512  # of configs/pretrain/quickstart.yaml
+SIDE_PX = 128  # shorter side of the copies of the user's images
+SEED = 0  # of the drawn images
+OPTIONS_NAME = "quickstart.json"
 # Contents of an output folder; --overwrite removes these and nothing else.
 OUTPUTS = (SUITE_NAME, "data", "grid", "inits", "jobs", "moco.pth", "runs", "tables")
 
@@ -66,53 +81,6 @@ SMOKE_DETECTION = {
     "SOLVER.IMS_PER_BATCH": "2",
     "TEST.PRECISE_BN.NUM_ITER": "1",
 }
-SMOKE_ARGUMENTS = {
-    "images": ("--images=64",),
-    "knn": ("--knn-train=16", "--knn-val=8"),
-    "scenes": ("--trainval=8", "--test=6"),
-}
-
-
-@dataclass(frozen=True)
-class Network:
-    """Choice of `--arch`, and its pre-training.
-
-    Attributes:
-        suite: Name of the suite's file.
-        own_images: Overrides of the pre-training on photographs.
-        own_seconds: Seconds per iteration on photographs, of the pre-training and of fine-tuning.
-        smoke: Overrides of the pre-training with --smoke, in addition to `SMOKE_PRETRAIN`.
-        has_queue: Whether MOCO.K is the length of a queue, which depends on the number of images.
-    """
-
-    suite: str
-    own_images: dict[str, str]
-    own_seconds: tuple[float, float]
-    smoke: dict[str, str]
-    has_queue: bool
-
-
-NETWORKS = {
-    "resnet": Network(
-        "quickstart",
-        own_images={
-            "AUG.CROP_PX": "64",
-            "AUG.CROP_SCALE": "(0.2, 1.0)",
-            "AUG.GRAY_PROB": "0.2",
-            "SOLVER.MAX_ITERS": "1200",
-        },
-        own_seconds=(0.2, 0.11),
-        smoke={"MOCO.K": "32"},
-        has_queue=True,
-    ),
-    "vit": Network(
-        "quickstart_vit",
-        own_images={"AUG.CROP_PX": "96", "AUG.CROP_SCALE": "(0.2, 1.0)", "SOLVER.MAX_ITERS": "500"},
-        own_seconds=(0.8, 0.45),
-        smoke={"MOCO.K": "16"},
-        has_queue=False,
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -129,81 +97,224 @@ class Options:
     smoke: bool = False
 
 
+@dataclass(frozen=True)
+class Network:
+    """Choice of `--arch`: its pre-training and its detector. Seconds are of one idle core.
+
+    Attributes:
+        pretraining: YAML file of the pre-training.
+        task: YAML file of the detector.
+        images: Images that are drawn for the pre-training.
+        seeds: Trials per row on generated scenes.
+        seconds: Seconds per iteration of the pre-training and of fine-tuning.
+        own_images: Overrides of the pre-training on photographs.
+        own_seconds: As `seconds`, on photographs.
+        smoke: Overrides of the pre-training with --smoke, in addition to `SMOKE_PRETRAIN`.
+        has_queue: Whether MOCO.K is the length of a queue, which depends on the number of images.
+    """
+
+    pretraining: str
+    task: str
+    images: int
+    seeds: int
+    seconds: tuple[float, float]
+    own_images: dict[str, str]
+    own_seconds: tuple[float, float]
+    smoke: dict[str, str]
+    has_queue: bool
+
+
+NETWORKS = {
+    "resnet": Network(
+        "pretrain/quickstart.yaml",
+        "voc/quickstart_R_10_C4.yaml",
+        images=6144,
+        seeds=5,
+        seconds=(0.133, 0.06),
+        own_images={
+            "AUG.CROP_PX": "64",
+            "AUG.CROP_SCALE": "(0.2, 1.0)",
+            "AUG.GRAY_PROB": "0.2",
+            "SOLVER.MAX_ITERS": "1200",
+        },
+        own_seconds=(0.2, 0.11),
+        smoke={"MOCO.K": "32"},
+        has_queue=True,
+    ),
+    "vit": Network(
+        "pretrain/quickstart_vit.yaml",
+        "voc/quickstart_ViT.yaml",
+        images=8192,
+        seeds=3,
+        seconds=(0.429, 0.25),
+        own_images={"AUG.CROP_PX": "96", "AUG.CROP_SCALE": "(0.2, 1.0)", "SOLVER.MAX_ITERS": "500"},
+        own_seconds=(0.8, 0.45),
+        smoke={"MOCO.K": "16"},
+        has_queue=False,
+    ),
+}
+
+
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the quickstart's suite, or resume it; print the table and the next commands."""
+    """Make images, pre-train, convert, and run the suite, each unless it is done; explain it."""
     args = parse_options(build_parser(), argv, Options)
     output = args.output or Path("quickstart_out_smoke" if args.smoke else "quickstart_out")
-    suite, folder = make_suite(args), SuiteFolder(output)
-    if args.overwrite and (output / SUITE_NAME).is_file():
+    folder = SuiteFolder(output, OPTIONS_NAME)
+    suite = make_suite(args, folder.path)
+    if args.overwrite and (output / OPTIONS_NAME).is_file():
         with folder.lock():
             remove_outputs(output)
+            atomic_write_json(folder.path / OPTIONS_NAME, _kept(args))
     start, trials = time.monotonic(), suite.tasks[0].trials
     workers = args.workers or min(usable_cores(), trials + 1)
-    finish = partial(report, args=args, trials=trials)
+    folder.recorded()  # raises if the folder holds other files
+    check_options(args, folder.path)
+    with folder.lock():
+        atomic_write_json(folder.path / OPTIONS_NAME, _kept(args))
+        make_data(args, folder.path)
     options = SuiteOptions(executor="cpu", workers=workers, engine="embedded", retry_failed=True)
-    run_suite.run(suite, folder, options, Programs(), fail_fast=True, finish=finish)
+    pretraining, weights = make_pretraining(args, folder.path), folder.path / "moco.pth"
+
+    def run(inits: dict[str, str], finish: Any) -> None:
+        each = replace(suite, inits=inits)
+        more: dict[str, Any] = {"fail_fast": True, "finish": finish, "beside": [pretraining]}
+        more["show_notes"] = False  # the records have them
+        run_suite.run(each, folder, options, Programs(), **more)
+
+    if not weights.is_file():
+        # The rows from random weights need no pre-training, so that both are computed at once.
+        run({RANDOM: RANDOM}, lambda *seen: None)
+        with folder.lock():
+            agreement = children.call(convert_checkpoint, pretraining.folder, weights)
+        say(f"converted: {weights}, features of one image {agreement} to the checkpoint's")
+    finish = partial(report, args=args, trials=trials)
+    run({RANDOM: RANDOM, "moco": str(weights)}, finish)
     print(f"\nDone in {format_seconds(time.monotonic() - start)}, {plural(workers, 'worker')}.")
 
 
-def make_suite(args: Options) -> Suite:
-    """Return the shipped suite with the user's folders and options filled in.
+def _kept(args: Options) -> dict[str, Any]:
+    """Return the options that may not change between two calls on one folder."""
+    folders = {name: getattr(args, name) for name in ("images", "voc")}
+    own = {name: path and str(path.resolve()) for name, path in folders.items()}
+    return {"arch": args.arch, "smoke": args.smoke, **own}
+
+
+def check_options(args: Options, output: Path) -> None:
+    """Check that an earlier call on this folder had the same options.
+
+    Raises:
+        UserError: If it had others; names the first one.
+    """
+    before, now = read_json(output / OPTIONS_NAME), _kept(args)
+    for name in now if before else ():
+        if before.get(name) != now[name]:
+            raise UserError(
+                f"{output} was made by another command (--{name}: {before.get(name)} before, "
+                f"{now[name]} now); repeat that command, or choose another --output"
+            )
+
+
+def make_suite(args: Options, output: Path) -> Suite:
+    """Return the suite of one task on the scenes in the output folder, without inits.
 
     Raises:
         UserError: If a folder has too few images, or --seeds is out of range.
         DataError: If a folder is missing or has no VOC layout.
     """
     network = NETWORKS[args.arch]
-    suite = load_suite(CONFIGS / "suites" / f"{network.suite}.yaml")
-    steps = {step.name: step for step in suite.steps}
-    pretrain: dict[str, str] = {}
-    own_images, own_scenes = args.images or args.voc, args.voc is not None
     if args.voc is not None:
         voc_splits(args.voc)
-    if own_images is not None:
-        kind, find = ("images", find_images) if args.images else ("voc-images", training_images)
-        number = len(find(own_images))
-        if number < IMAGES_MIN:
-            flag = "--images" if args.images else "--voc"
-            raise UserError(
-                f"{flag} {own_images}: found {number} images to pre-train on, expected at least "
-                f"{IMAGES_MIN}"
-            )
-        steps["images"] = _shrink("images", kind, own_images, "data/images")
-        del steps["knn"]
-        pretrain |= network.own_images
-        if network.has_queue:
-            pretrain["MOCO.K"] = str(queue_length(min(number, LIMIT)))
-    if args.voc is not None:
-        limits = ("--limit=8", "--test-limit=6") if args.smoke else ("--limit=2000",)
-        scenes = _shrink("scenes", "voc", args.voc, f"data/{args.voc.resolve().name}", *limits)
-        steps["scenes"] = scenes
-    if args.smoke:
-        pretrain |= SMOKE_PRETRAIN | network.smoke
-        for name, arguments in SMOKE_ARGUMENTS.items():
-            if name in steps and steps[name].program != SHRINK:
-                own = (*steps[name].arguments, *arguments)
-                steps[name] = replace(steps[name], arguments=own)
-    training, own_seconds = steps["pretrain"], network.own_seconds
-    keys = dict(training.overrides)
-    if own_images is not None:
-        del keys["DATA.KNN_ROOT"]
-        training = replace(training, seconds_per_iteration=own_seconds[0])
-    steps["pretrain"] = replace(training, overrides=tuple((keys | pretrain).items()))
-    [task] = suite.tasks
-    keys = dict(task.overrides)
-    keys |= (OWN_SCENES if own_scenes else {}) | (SMOKE_DETECTION if args.smoke else {})
-    changes: dict[str, Any] = {"seconds_here": own_seconds[1]} if own_scenes else {}
-    seeds = args.seeds if args.seeds is not None else FEW_SEEDS if own_scenes else task.trials
+    own_images(args)
+    seeds = args.seeds if args.seeds is not None else FEW_SEEDS if args.voc else network.seeds
     if not 1 <= seeds <= 100:
         raise UserError(f"--seeds: got {seeds}, expected 1 to 100")
-    task = replace(task, overrides=tuple(keys.items()), trials=seeds, **changes)
-    return replace(suite, tasks=(task,), steps=tuple(steps.values()))
+    keys = {"MODEL.DEVICE": "cpu", "DATASETS.VOC_DIR": str(scenes_of(args, output))}
+    keys |= (OWN_SCENES if args.voc else {}) | (SMOKE_DETECTION if args.smoke else {})
+    config = CONFIGS / network.task
+    task = SuiteTask(
+        config.stem,
+        config,
+        DETECTION,
+        overrides=tuple(keys.items()),
+        gpus=0,
+        engines=(EMBEDDED,),
+        trials=seeds,
+        seconds_per_iteration=(network.own_seconds if args.voc else network.seconds)[1],
+    )
+    title = "Quickstart with a vision transformer" if args.arch == "vit" else "Quickstart"
+    return Suite(Path(network.pretraining).stem, title, (task,), RANDOM, {})
 
 
-def _shrink(name: str, kind: str, source: Path, makes: str, *more: str) -> Step:
-    """Return a step that makes small copies of the user's images."""
-    arguments = (kind, *more, str(source.resolve()))
-    return Step(name, SHRINK, arguments=arguments, makes=makes, gpus=0, seconds=15.0)
+def own_images(args: Options) -> list[Path]:
+    """Return the user's images to pre-train on; empty without --images and --voc.
+
+    Raises:
+        UserError: If there are too few.
+    """
+    if (folder := args.images or args.voc) is None:
+        return []
+    found = (find_images if args.images else training_images)(folder)
+    if len(found) < IMAGES_MIN:
+        flag = "--images" if args.images else "--voc"
+        raise UserError(
+            f"{flag} {folder}: found {len(found)} images to pre-train on, expected at least "
+            f"{IMAGES_MIN}"
+        )
+    return found
+
+
+def scenes_of(args: Options, output: Path) -> Path:
+    """Return the folder of the scenes, which for the user's own has the name of the dataset."""
+    return output / "data" / (args.voc.resolve().name if args.voc else "scenes")
+
+
+def make_data(args: Options, output: Path) -> None:
+    """Draw images and scenes, or make small copies of the user's; leave out those that exist."""
+    images, knn, scenes = (
+        output / "data" / "images",
+        output / "data" / "knn",
+        scenes_of(args, output),
+    )
+    own = own_images(args)
+    if not images.exists():
+        if own:
+            shrink_images(sample(own, LIMIT), images, SIDE_PX)
+        else:
+            write_images(images, 64 if args.smoke else NETWORKS[args.arch].images, SEED)
+    if not own and not knn.exists():
+        write_knn(knn, *((16, 8) if args.smoke else (1024, 512)), SEED)
+    if not scenes.exists():
+        if args.voc is not None:
+            limit_voc(args.voc, scenes, *((8, 6) if args.smoke else (2000, 300)))
+        else:
+            write_scenes(scenes, *((8, 6) if args.smoke else (200, 200)), SEED)
+
+
+def make_pretraining(args: Options, output: Path) -> Run:
+    """Return the run of the pre-training."""
+    network, own = NETWORKS[args.arch], own_images(args)
+    config, folder = CONFIGS / network.pretraining, output / "runs" / "pretrain"
+    keys = {"DATA.ROOT": str(output / "data" / "images")}
+    if own:
+        keys |= network.own_images
+        if network.has_queue:
+            keys["MOCO.K"] = str(queue_length(min(len(own), LIMIT)))
+    else:
+        keys["DATA.KNN_ROOT"] = str(output / "data" / "knn")
+    keys |= SMOKE_PRETRAIN | network.smoke if args.smoke else {}
+    pairs = [part for pair in {**keys, "OUTPUT_DIR": str(folder)}.items() for part in pair]
+    flags = ["--config-file", str(config), "--resume", *pairs]
+    return Run(
+        name="pretrain",
+        title="pretrain",
+        folder=folder,
+        argv=[sys.executable, "-m", "benchmarks", "pretrain", *flags],
+        speed_key=("pretrain", MOCO, 0),
+        gpus=0,
+        iterations=int((flatten(read_yaml(config)) | keys)["SOLVER.MAX_ITERS"]),
+        seconds_per_iteration=(network.own_seconds if own else network.seconds)[0],
+        expected={"kind": "pretrain"},
+    )
 
 
 def queue_length(num_images: int) -> int:

@@ -58,19 +58,15 @@ from benchmarks.suites.runs import DONE, Run, State, raise_failures
 from benchmarks.suites.runs import SuiteFailed as SuiteFailed
 from benchmarks.suites.suite import (
     CHOOSE,
-    POINT,
     PROGRAMS,
-    RECORDED,
     Init,
     RunSpec,
     Suite,
     row_of,
-    steps_in,
     with_metric,
 )
 from benchmarks.suites.suite_file import (
     announce,
-    check_references,
     load_suite,
     over_datasets,
     parse_inits,
@@ -174,7 +170,7 @@ class Prepared:
         machines = {size: self.executor.machines(size) for size in sizes}
         runs = []
         for spec in specs:
-            weights = copies.get(spec.init, "")  # a step has none
+            weights = copies[spec.init] if spec.weights else ""  # a choice has none
             own = folder.resolve(replace(spec, weights=weights), products)
             argv = programs.command(own, folder.product_path(spec), machines[spec.gpus])
             runs.append(folder.run(spec, argv))
@@ -190,6 +186,8 @@ def run(
     timing: bool = False,
     fail_fast: bool = False,
     finish: Callable[[SuiteFolder, Sequence[Run], str | None], Any] | None = None,
+    beside: Sequence[Run] = (),
+    show_notes: bool = True,
 ) -> Any:
     """Check and compute a suite; `--dry-run` stops after the checks, `--plan` writes the runs.
 
@@ -201,6 +199,8 @@ def run(
         timing: Time runs of unknown speed as `--time` does, if this machine computes them.
         fail_fast: Stop everything at the first failure.
         finish: Function that makes the tables; None: `write_tables`.
+        beside: Further runs, which are computed with those of the suite.
+        show_notes: Print what the checks note.
 
     Returns:
         The result of `finish`, or None if nothing was computed.
@@ -212,11 +212,12 @@ def run(
         SuiteFailed: If some runs failed; raised when the others are done.
     """
     prepared = prepare(suite, folder, options, programs, timing)
+    for note in prepared.findings.notes if show_notes else ():
+        say(f"note: {note}")
     if options.dry_run:
         show(prepared, options.retry_failed)
         refuse(prepared.problems)
-        here = " that is here" if any(spec.is_step for spec in prepared.specs) else ""
-        print(f"\nchecked every task, dataset and weights file{here}; no run was started")
+        print("\nchecked every task, dataset and weights file; no run was started")
         return None
     refuse(prepared.problems)
     with folder.lock():
@@ -232,7 +233,7 @@ def run(
         computed = len(specs) - 1
         while len(specs) > computed:
             print(*lines, sep="\n", end="\n" if lines else "", flush=True)
-            runs = prepared.runs(specs, programs)
+            runs = [*beside, *prepared.runs(specs, programs)]
             states = compute(suite, runs, prepared, options, fail_fast)
             computed = len(specs)
             specs, lines = prepared.next_specs()
@@ -260,15 +261,13 @@ def prepare(
             f"suite {suite.name} names no init; give --init [NAME=]WEIGHTS for each row, e.g. "
             "--init random --init mine=weights.pth"
         )
-    check_references(replace(suite, inits=weights), f"suite {suite.name}")
     rows = dict.fromkeys(map(row_of, weights))
     if options.baseline is not None and options.baseline not in rows:
         choices = ", ".join(rows)
         raise UserError(f"--baseline {options.baseline}: no such init; choices are {choices}")
-    later = {name: Init(text, None) for name, text in weights.items() if steps_in([text])}
+    later: dict[str, Init] = {}
     if options.dry_run:
-        local = {name: text for name, text in weights.items() if name not in later}
-        for init, what in programs.not_downloaded(local).items():
+        for init, what in programs.not_downloaded(weights).items():
             say(f"would download {init}: {what}; its runs are checked as if from random weights")
             later[init] = Init(weights[init], None)
     found = identify(
@@ -277,8 +276,6 @@ def prepare(
     inits = {name: later.get(name) or found[name] for name in weights}
     suite, kept = with_metric(suite, folder.recorded())
     say(*(f"note: {note}" for note in kept))
-    files = {f"init {name}": init.weights for name, init in found.items()}
-    refuse_placeholders({"--output": str(folder.path.absolute()), **files})
     engines = programs.choose_engines(options.engine)
     if options.plan:
         check_outside(options.plan, suite)
@@ -328,16 +325,6 @@ def prepare(
     )
 
 
-def refuse_placeholders(paths: Mapping[str, str]) -> None:
-    """Raise UserError if a path has a placeholder of a step's product; `paths` has them by name."""
-    for name, path in paths.items():
-        if steps := steps_in([path]):
-            raise UserError(
-                f"{name}: {path}: ${{{steps[0]}}} stands for the product of a step; rename the "
-                "folder or give another one"
-            )
-
-
 def time_open(
     specs: Sequence[RunSpec],
     runs: Sequence[Run],
@@ -365,7 +352,7 @@ def show(prepared: Prepared, retry_failed: bool) -> None:
     seen = [prepared.folder.run(spec) for spec in specs]
     print(listing(specs, seen, prepared.measured, prepared.executor, retry_failed))
     undone = [spec for spec, each in zip(specs, seen, strict=True) if not each.state().settled]
-    if trained := [spec for spec in undone if spec.program in (*RECORDED, POINT)]:
+    if trained := [spec for spec in undone if spec.program != CHOOSE]:
         print(
             disk_line(trained, prepared.findings.checkpoints, prepared.keep, prepared.folder.path)
         )
@@ -447,14 +434,12 @@ def make_executor(name: str, options: Options) -> Executor:
 def check_open(
     specs: Sequence[RunSpec], executor: Executor, programs: Programs
 ) -> tuple[Findings, list[str]]:
-    """Check runs and print notes; return the findings, and all problems, also the executor's."""
+    """Check runs; return the findings, and all problems, also the executor's."""
     if not specs:
         return Findings(), []
     # This machine does not have the GPUs of a cluster.
     on_gpus = executor.gpus > 0 and not executor.remote
     findings = programs.check(specs, on_gpus)
-    for note in findings.notes:
-        say(f"note: {note}")
     return findings, [*findings.problems, *executor.problems({spec.gpus for spec in specs})]
 
 

@@ -18,18 +18,12 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.suites.checkpoints import Checkpoints
 from benchmarks.suites.suite import (
     CHOOSE,
-    CONVERT,
     DETECTION,
-    DRAW,
-    KNN,
     LINEAR,
     MOCO,
     POINT,
-    PRETRAIN,
-    SHRINK,
     RunSpec,
     SuiteTask,
-    steps_in,
 )
 from benchmarks.suites.suite_file import refuse_per_run
 from moco.common.cfgnode import split_assignments
@@ -45,7 +39,6 @@ if TYPE_CHECKING:
 DATASETS_VARIABLE = "DETECTRON2_DATASETS"
 _DETECTION = (DETECTION, POINT)
 DECODING_SECONDS = 20.0  # of all images together
-_UNCHECKED = (DRAW, SHRINK, CONVERT, KNN, CHOOSE)  # read only products of other runs
 
 
 @dataclass(frozen=True)
@@ -81,10 +74,8 @@ def check(specs: Sequence[RunSpec], on_gpus: bool) -> Findings:
 
     trials: dict[tuple[str, str, str], RunSpec] = {}
     for spec in specs:
-        if spec.program in _UNCHECKED:
+        if spec.program == CHOOSE:  # it reads only other runs
             continue
-        if steps_in([spec.weights]):  # a step has yet to make them
-            spec = replace(spec, weights=RANDOM)
         trials.setdefault((spec.task, spec.engine, spec.init), spec)
     decoded: dict[tuple[str, ...], tuple[str, str]] = {}
     end = time.monotonic() + DECODING_SECONDS
@@ -176,9 +167,8 @@ def _decoded(
 
 
 def _outcome(spec: RunSpec) -> _Outcome:
-    checks = {DETECTION: _check_detection, POINT: _check_detection, PRETRAIN: _check_pretraining}
     try:
-        return checks.get(spec.program, _check_moco)(spec)
+        return (_check_detection if spec.program in _DETECTION else _check_moco)(spec)
     except UserError as error:
         problem = str(error)
     except Exception as error:  # the run would raise it, too
@@ -255,8 +245,6 @@ def _check_detection(spec: RunSpec) -> _Outcome:
     from detection.train_net import choose_engine
 
     choose_engine(spec.engine)  # an installed Detectron2 may fail to import
-    if steps_in(value for _, value in spec.overrides):  # a step has yet to make the data
-        return replace(_without_data(spec), title=spec.task)
     processes = max(spec.gpus, 1)
     # OUTPUT_DIR keeps its default: only messages name it, and nothing is written.
     task = load_task(str(spec.config), _options(spec), spec.engine, num_processes=processes)
@@ -330,14 +318,6 @@ def _without_initialization() -> AbstractContextManager[Any]:
 def _saved_bytes(model: "nn.Module") -> int:
     trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     return trained + sum(t.numel() * t.element_size() for t in model.state_dict().values())
-
-
-def _check_pretraining(spec: RunSpec) -> _Outcome:
-    from moco.pretraining.config import check_processes, load_pretrain_cfg
-
-    cfg = load_pretrain_cfg(str(spec.config), command_keys(spec))
-    check_processes(cfg, max(spec.gpus, 1))
-    return _Outcome(iterations=cfg.SOLVER.MAX_ITERS, title=spec.task)
 
 
 def _check_moco(spec: RunSpec) -> _Outcome:

@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.report.bundle import SUITE_NAME
 from benchmarks.report.keys import names_where
 from benchmarks.suites.checks import with_datasets_folder
-from benchmarks.suites.suite import Suite, all_keys, step_keys
+from benchmarks.suites.suite import Suite, all_keys
 from moco.common.errors import DataError, UserError
 from moco.common.files import files_below, sha256_file
 from moco.common.run import LOCK_NAME, RECORD_NAME
@@ -34,7 +34,7 @@ MAX_FILES = 20_000
 
 
 def data_digests(suite: Suite, before: Mapping[str, str] | None) -> dict[str, str]:
-    """Return task or step → digest of its custom data; empty if it has none.
+    """Return task → digest of its custom data; empty if it has none.
 
     Args:
         suite: Suite with the overrides of the command line.
@@ -42,9 +42,8 @@ def data_digests(suite: Suite, before: Mapping[str, str] | None) -> dict[str, st
             this machine.
     """
     known = before or {}
-    digest_of = functools.cache(folder_digest)  # tasks and steps share folders
+    digest_of = functools.cache(folder_digest)  # tasks share folders
     keys = {task.name: all_keys(task) for task in suite.tasks}
-    keys |= {step.name: step_keys(step) for step in suite.steps}
     return {name: data_digest(own, digest_of) or known.get(name, "") for name, own in keys.items()}
 
 
@@ -52,7 +51,7 @@ def data_digest(keys: Mapping[str, Any], digest_of: Callable[[str], str] | None 
     """Hash the files and folders that keys name; empty if there are none or one is missing.
 
     Args:
-        keys: Values of a task's or a step's keys.
+        keys: Values of a task's keys.
         digest_of: `folder_digest`, possibly cached.
     """
     content = [

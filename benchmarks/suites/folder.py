@@ -32,7 +32,6 @@ from benchmarks.suites.suite import (
     RunSpec,
     Suite,
     row_of,
-    steps_in,
     with_products,
     without_places,
 )
@@ -60,10 +59,16 @@ MAY_GROW = ("trials", "inits", "engines")
 
 
 class SuiteFolder:
-    """Paths and content of a suite's folder."""
+    """Paths and content of a suite's folder.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: Folder, which need not exist.
+        marker: File of a folder that has other files before the suite's; empty: none has.
+    """
+
+    def __init__(self, path: Path, marker: str = "") -> None:
         self.path = path = expanded(path)
+        self._marker = marker
         self.runs, self.tables = path / "runs", path / "tables"
 
     def run(self, spec: RunSpec, argv: Sequence[str] = ()) -> Run:
@@ -77,10 +82,8 @@ class SuiteFolder:
         }
         if spec.program == POINT:
             expected["kind"] = DETECTION
-        elif spec.is_step or spec.program == CHOOSE:
+        elif spec.program == CHOOSE:
             expected = {"kind": spec.program}
-        elif steps_in([spec.weights]):
-            del expected["weights_sha256"]  # unknown until a step has made them
         return Run(
             name=spec.name,
             title=spec.title,
@@ -101,24 +104,20 @@ class SuiteFolder:
         return (self.path / "grid" if spec.in_grid else self.runs) / spec.name
 
     def product_path(self, spec: RunSpec) -> Path:
-        """Return the path of a run's product: `makes` of its step, or its own folder."""
+        """Return the path of a run's product: `makes` of a choice, or the run's own folder."""
         return self.path / spec.makes if spec.makes else self.folder_of(spec)
 
     def resolve(self, spec: RunSpec, products: Mapping[str, str]) -> RunSpec:
-        """Replace `${name}` in a run's values by the paths of the products of earlier runs."""
+        """Replace `${run}` in what a run reads by the paths of the products of earlier runs."""
         return replace(
             spec,
             config=Path(with_products(spec.reads, products)) if spec.reads else spec.config,
-            overrides=tuple((key, with_products(v, products)) for key, v in spec.overrides),
             arguments=tuple(with_products(value, products) for value in spec.arguments),
-            weights=with_products(spec.weights, products),
         )
 
     def products(self, specs: Sequence[RunSpec]) -> dict[str, str]:
-        """Return step, or name of another run → path of its product."""
-        return {
-            spec.task if spec.is_step else spec.name: str(self.product_path(spec)) for spec in specs
-        }
+        """Return name of a run → path of its product."""
+        return {spec.name: str(self.product_path(spec)) for spec in specs}
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -157,7 +156,7 @@ class SuiteFolder:
         content = _read(self.path / SUITE_NAME)
         if nearest == path and not content:
             others = sorted(p.name for p in path.iterdir() if not p.name.startswith("."))
-            if others:
+            if others and self._marker not in others:
                 raise UserError(
                     f"{self.path} holds other files ({others[0]}); choose another --output"
                 )
@@ -203,19 +202,18 @@ class SuiteFolder:
         return content, specs
 
     def recorded_data(self) -> dict[str, str] | None:
-        """Return task or step → recorded digest of its custom data; None if the folder is new."""
-        before = self.recorded()
-        made = {**before.get("steps", {}), **before.get("tasks", {})}
-        return {name: str(each.get("data", "")) for name, each in made.items()} if before else None
+        """Return task → recorded digest of its custom data; None if the folder is new."""
+        if not (before := self.recorded()):
+            return None
+        return {name: str(each.get("data", "")) for name, each in before["tasks"].items()}
 
     def copy_weights(self, inits: Mapping[str, Init]) -> dict[str, str]:
         """Copy the weights into the folder, named after their inits.
 
-        They are copied because a link to the weights of one machine is broken on another. The
-        product of a step stays in its place.
+        They are copied because a link to the weights of one machine is broken on another.
 
         Returns:
-            Init → weights of its runs: `random`, `${step}`, or the path of the copy.
+            Init → weights of its runs: `random`, or the path of the copy.
         """
         weights = {name: init.weights for name, init in inits.items() if init.sha256 is None}
         for name in [name for name in inits if name not in weights]:
@@ -268,7 +266,6 @@ _SHAPE: dict[str, tuple[bool, Callable[[Any], bool]]] = {
     "engines": (True, _is_texts),
     "inits": (True, _is_named(str)),
     "tasks": (True, _are_tasks),
-    "steps": (False, _is_named(dict)),
 }
 
 
@@ -292,8 +289,7 @@ def _spec(run: Mapping[str, Any]) -> RunSpec:
         "overrides": tuple((str(key), str(value)) for key, value in run["overrides"])
     }
     tuples |= {name: tuple(map(str, run[name])) for name in ("after", "arguments")}
-    config = Path(run["config"]) if run["config"] else None
-    spec = RunSpec(**{**run, "config": config, **tuples})
+    spec = RunSpec(**{**run, "config": Path(run["config"]), **tuples})
     for name, kind in get_type_hints(RunSpec).items():
         if isinstance(kind, type) and not isinstance(value := getattr(spec, name), kind):
             raise TypeError(f"{name}: got {shown(value)}")
@@ -353,7 +349,7 @@ def suite_content(
         engines: Detection engines.
         version: Version of this project.
         gpus: Value of --gpus-per-run, if given.
-        data: Task or step → digest of its custom data; empty if it has none.
+        data: Task → digest of its custom data; empty if it has none.
         plan: Plan of the looks after which seeds are added, if there is one.
     """
     tasks: dict[str, dict[str, Any]] = {
@@ -367,18 +363,9 @@ def suite_content(
         }
         for task in suite.tasks
     }
-    steps = {
-        step.name: {
-            "program": step.program,
-            "config": step.config and step.config.name,
-            "keys": without_places(dict(step.overrides)),
-            "arguments": list(step.arguments),
-        }
-        for step in suite.steps
-    }
     for name, digest in (data or {}).items():
         if digest:
-            (tasks if name in tasks else steps)[name]["data"] = digest
+            tasks[name]["data"] = digest
     return {
         "suite": suite.name,
         "version": version,
@@ -388,7 +375,6 @@ def suite_content(
         "inits": {name: init.sha256 or init.weights for name, init in inits.items()},
         "tasks": tasks,
         PLAN: None if plan is None else asdict(plan) | {"rows": list(plan.rows)},
-        **({"steps": steps} if steps else {}),
     }
 
 

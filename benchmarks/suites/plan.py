@@ -9,7 +9,7 @@ import fnmatch
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,18 +21,12 @@ from benchmarks.suites.suite import (
     DETECTION,
     MOCO,
     POINT,
-    PRETRAIN,
     Init,
     RunSpec,
-    Step,
     Suite,
     SuiteTask,
-    plain,
     row_of,
-    step_keys,
-    steps_in,
     task_keys,
-    without_places,
 )
 from moco.common.children import own_modules
 from moco.common.command import RANDOM
@@ -73,8 +67,6 @@ def expand(
 ) -> tuple[RunSpec, ...]:
     """Expand a suite into runs: tasks x inits x trials x engines, ordered by trial.
 
-    The steps that they need come first.
-
     Args:
         suite: Suite with the options of the command line.
         inits: Name → init.
@@ -82,7 +74,7 @@ def expand(
         version: Version of this project.
         gpus: GPUs of one run; None: the task's number, but at most those that are available.
         available: Number of GPUs; 0: everything runs on the CPU.
-        data: Task or step → digest of its custom data, from benchmarks/suites/data_digest.py.
+        data: Task → digest of its custom data, from benchmarks/suites/data_digest.py.
 
     Raises:
         UserError: If there is no run, a task supports none of the engines, or GPUs are missing.
@@ -105,38 +97,26 @@ def expand(
             f"suite {suite.name}: nothing to run for {', '.join(inits) or 'no init'}; "
             "give --init NAME=FILE or --init random"
         )
-    used = {
-        step
-        for _, task, name, _ in wanted
-        for step in steps_in((*(v for _, v in task.keys(name)), inits[name].weights))
-    }
-    size = min(gpus or available, available)
-    steps = expand_steps(suite.steps, used, version, size, data or {})
     runs: dict[str, RunSpec] = {}
     points: dict[tuple[str, str], list[tuple[SuiteTask, RunSpec]]] = defaultdict(list)
     keys_of = cache(task_keys)  # each file is read once instead of once per run
     for seed, task, name, engine in wanted:
         init, size = inits[name], min(gpus or task.gpus, available)
-        from_data = steps_in(value for _, value in task.keys(name))
-        from_weights = steps_in([init.weights])
-        before = [steps[step] for step in (*from_data, *from_weights)]
-        of_data = [(data or {}).get(task.name, ""), *(f"made by {steps[s].id}" for s in from_data)]
-        of_weights = "".join(f"made by {steps[step].id}" for step in from_weights)
-        reads = ""
+        of_data, reads = (data or {}).get(task.name, ""), ""
+        after: tuple[str, ...] = ()
         if task.tunes:
             choice = _choice(task, name, points[task.tunes, name])
             runs[choice.name] = choice
-            before.append(choice)
-            reads = f"${{{choice.name}}}"
-            of_data.append(f"chosen by {choice.id}")
+            reads, after = f"${{{choice.name}}}", (choice.name,)
+            of_data = ", ".join(filter(None, (of_data, f"chosen by {choice.id}")))
         digits = run_id(
             task,
             name,
-            of_weights or init.sha256,
+            init.sha256,
             engine,
             seed,
             version,
-            ", ".join(filter(None, of_data)),
+            of_data,
             keys_of,
         )
         spec = RunSpec(
@@ -153,14 +133,14 @@ def expand(
             engine=engine,
             gpus=size,
             seconds_per_iteration=task.seconds_of(size),
-            after=tuple(dict.fromkeys(each.name for each in before)),
+            after=after,
             reads=reads,
             in_grid=bool(task.point_of),
         )
         runs[spec.name] = spec
         if task.point_of:
             points[task.point_of, name].append((task, spec))
-    return (*steps.values(), *runs.values())
+    return tuple(runs.values())
 
 
 def _choice(task: SuiteTask, init: str, points: Sequence[tuple[SuiteTask, RunSpec]]) -> RunSpec:
@@ -195,58 +175,6 @@ def _choice(task: SuiteTask, init: str, points: Sequence[tuple[SuiteTask, RunSpe
         makes=f"grid/{folder}/{task.config.name}",
         in_grid=True,
     )
-
-
-def expand_steps(
-    steps: Sequence[Step],
-    used: Collection[str],
-    version: str,
-    available: int,
-    data: Mapping[str, str],
-) -> dict[str, RunSpec]:
-    """Return step → run, for the used steps and those that they depend on.
-
-    A run's id is a hash of the step and of the ids of the steps that it reads.
-    """
-    needed = set(used)
-    for step in reversed(steps):
-        needed |= set(step.after) if step.name in needed else set()
-    found: dict[str, RunSpec] = {}
-    for step in steps:
-        if step.name not in needed:
-            continue
-        keys = {key: plain(value) for key, value in step_keys(step).items()}
-        content = {
-            "step": step.name,
-            "program": step.program,
-            "config": without_places(keys),
-            "arguments": step.arguments,
-            "made by": {name: found[name].id for name in step.after},
-            "data": data.get(step.name, ""),
-            "version": version,
-        }
-        digits = _hash(content)
-        is_training = step.program == PRETRAIN
-        found[step.name] = RunSpec(
-            id=digits,
-            name=f"{step.name}/{digits}",
-            task=step.name,
-            program=step.program,
-            config=step.config,
-            overrides=step.overrides,
-            init="",
-            weights="",
-            weights_sha256=None,
-            seed=0,
-            engine=MOCO,
-            gpus=min(step.gpus, available) if is_training else 0,
-            iterations=0 if is_training else 1,
-            seconds_per_iteration=step.seconds_per_iteration if is_training else step.seconds,
-            after=tuple(found[name].name for name in step.after),
-            arguments=step.arguments,
-            makes=step.makes,
-        )
-    return found
 
 
 def _pairs(point: Sequence[tuple[str, str]]) -> str:

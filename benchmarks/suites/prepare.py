@@ -1,15 +1,10 @@
 """Small copies of the user's images for the quickstart; the originals are not changed.
 
-    python -m benchmarks.suites.prepare images FOLDER OUT      every image in a folder
-    python -m benchmarks.suites.prepare voc-images FOLDER OUT  those of a VOC layout's training list
-    python -m benchmarks.suites.prepare voc FOLDER OUT         a VOC layout of links to fewer images
-
 Each image is scaled so that its shorter side is 128 pixels, and written to one flat folder, so that
 pre-training does not decode megapixels in every epoch. If there are more images than the limit,
 they are sampled with a fixed seed.
 """
 
-import argparse
 import random
 import shutil
 from collections.abc import Iterator, Sequence
@@ -20,7 +15,7 @@ from PIL import Image
 
 from detection.datasets.layout import read_ids
 from detection.datasets.voc import LISTS, folders_of
-from moco.common.errors import DataError, UserError, run_cli
+from moco.common.errors import DataError, UserError
 from moco.common.files import TEMPORARY_PREFIX, PathLike
 from moco.common.progress import Progress
 from moco.data.decode import decode
@@ -121,37 +116,13 @@ def limit_voc(root: PathLike, folder: PathLike, max_train: int, max_test: int) -
             (part / own.name).symlink_to(own, target_is_directory=True)
 
 
+def convert_checkpoint(checkpoints: Path, weights: Path) -> str:
+    """Convert the last checkpoint of a pre-training; return the agreement of the features."""
+    from convert.convert_to_d2 import convert_file
+    from convert.report import agreement
+
+    return agreement(convert_file(checkpoints, weights).features)
+
+
 def _ids(root: Path, split: str) -> list[str]:
     return read_ids(root / LISTS / f"{split}.txt")
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Write the copies of the requested images."""
-    args = build_parser().parse_args(argv)
-    if args.kind == "voc":
-        limit_voc(args.folder, args.out, args.limit, args.test_limit)
-        return
-    find = find_images if args.kind == "images" else training_images
-    shrink_images(sample(find(args.folder), args.limit), args.out, args.side)
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """Build the parser of the steps with the program `shrink`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.suites.prepare",
-        description="Make small copies of custom images for a short pre-training.",
-    )
-    add = parser.add_argument
-    add("kind", choices=("images", "voc-images", "voc"))
-    add("folder", type=Path, metavar="FOLDER", help="folder of images, which is only read")
-    add("out", type=Path, metavar="OUT", help="new folder of small JPEG files")
-    add("--side", type=int, default=128, help="shorter side in pixels (%(default)s)")
-    limit = "number of images; with voc of training images (%(default)s)"
-    add("--limit", type=int, default=LIMIT, help=limit)
-    add("--test-limit", type=int, default=300, help="with voc: number of test images (%(default)s)")
-    add("--debug", action="store_true", help="show the traceback of an error")
-    return parser
-
-
-if __name__ == "__main__":
-    run_cli(main)

@@ -10,14 +10,10 @@ from benchmarks.suites.checks import Findings, check, command_keys
 from benchmarks.suites.executors.base import HOST, PORT, RANK
 from benchmarks.suites.suite import (
     CHOOSE,
-    CONVERT,
     DETECTION,
     DETECTRON2,
-    DRAW,
     EMBEDDED,
-    KNN,
     POINT,
-    SHRINK,
     RunSpec,
 )
 from convert.folders import find_file
@@ -29,14 +25,6 @@ from moco.common.pretrained import LocalWeights
 
 _T = TypeVar("_T")
 PLOTTED_IMAGES = 4  # images with plotted predictions, for the report
-# Program of a step → its module and first arguments, and the flags before the path of its product.
-_STEPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    DRAW: (("benchmarks.suites.synthetic",), ()),
-    SHRINK: (("benchmarks.suites.prepare",), ()),
-    CONVERT: (("convert.convert_to_d2",), ()),
-    KNN: (("benchmarks", "knn"), ("--overwrite", "--output")),
-    CHOOSE: (("benchmarks.suites.tuning",), ()),
-}
 _DETECTION = {DETECTION: "detection.train_net", POINT: "benchmarks.suites.point"}
 _SIGNALS = "SIGTERM,SIGINT,SIGUSR1,SIGUSR2"  # by default the last two would kill torchrun
 
@@ -96,14 +84,13 @@ class Programs:
 
         Args:
             spec: Run with the paths of its dependencies filled in.
-            folder: Folder of the run, or the path of the product of a step that has one.
+            folder: Folder of the run, or the path of the product of a choice.
             machines: Number of machines of the run.
         """
-        if spec.program in _STEPS:
-            module, last = _STEPS[spec.program]
-            return [sys.executable, "-m", *module, *spec.arguments, *last, str(folder)]
-        keys = [*command_keys(spec), "OUTPUT_DIR", str(folder)]
-        keys += [] if spec.is_step else ["SEED", str(spec.seed)]
+        if spec.program == CHOOSE:
+            module = "benchmarks.suites.tuning"
+            return [sys.executable, "-m", module, *spec.arguments, str(folder)]
+        keys = [*command_keys(spec), "OUTPUT_DIR", str(folder), "SEED", str(spec.seed)]
         if spec.program in _DETECTION:
             gpus = max(spec.gpus // machines, 1)
             flags = ["--engine", spec.engine, "--resume", "--num-gpus", str(gpus)]
@@ -124,8 +111,6 @@ class Programs:
                 launcher += ["--standalone"]
             launcher += [f"--signals-to-handle={_SIGNALS}"]
         program = ["-m", "benchmarks", spec.program, "--config-file", str(spec.config)]
-        if spec.is_step:
-            return [sys.executable, *launcher, *program, "--resume", *keys]
         program += ["--resume=auto", "--checkpoint", spec.weights]
         if spec.weights != RANDOM:
             program += ["--init", spec.init]

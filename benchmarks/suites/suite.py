@@ -1,8 +1,8 @@
-"""Data classes of a suite: the steps, tasks and inits of a table. plan.py expands them to runs."""
+"""Data classes of a suite: the tasks and inits of a table. plan.py expands them to runs."""
 
 import ast
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,8 @@ from moco.common.command import RANDOM, SEVERAL
 VOC_METRIC = "DATASETS.VOC_METRIC"
 DETECTION, LINEAR, FINETUNE = "detection", "linear", "finetune"
 PROGRAMS = (DETECTION, LINEAR, FINETUNE)
-PRETRAIN, KNN, CONVERT, DRAW, SHRINK = "pretrain", "knn", "convert", "draw", "shrink"
 POINT, CHOOSE = "point", "choose"  # the training of one point of a grid, the choice of the best
-STEPS = (PRETRAIN, KNN, CONVERT, DRAW, SHRINK)
-RECORDED = (*PROGRAMS, PRETRAIN, KNN)  # write a record; the others make a file or a folder
-_PRODUCT = re.compile(r"\$\{([^}]*)\}")  # placeholder of a step's product
+_PRODUCT = re.compile(r"\$\{([^}]*)\}")  # placeholder of another run's product
 DETECTRON2, EMBEDDED, MOCO = "detectron2", "embedded", "moco"
 DETECTION_ENGINES = (DETECTRON2, EMBEDDED)
 
@@ -77,38 +74,6 @@ class SuiteTask:
 
 
 @dataclass(frozen=True)
-class Step:
-    """Configuration of a step, a run before all tasks: it makes data, pre-trains or converts.
-
-    Attributes:
-        name: Name in messages; `${name}` in a value of tasks and steps stands for its product.
-        program: One of `STEPS`.
-        config: YAML file of a pre-training.
-        overrides: `KEY VALUE` pairs on top of the file.
-        arguments: Arguments of the program before the path of the product.
-        makes: Path of the product below the suite's folder; empty: the folder of its run.
-        gpus: Number of GPUs that a pre-training is meant for.
-        seconds: Stated seconds of the whole step.
-        seconds_per_iteration: Stated speed of a pre-training.
-    """
-
-    name: str
-    program: str
-    config: Path | None = None
-    overrides: tuple[tuple[str, str], ...] = ()
-    arguments: tuple[str, ...] = ()
-    makes: str = ""
-    gpus: int = 1
-    seconds: float | None = None
-    seconds_per_iteration: float | None = None
-
-    @property
-    def after(self) -> tuple[str, ...]:
-        """Names of the steps whose products it reads."""
-        return steps_in((*self.arguments, *(value for _, value in self.overrides)))
-
-
-@dataclass(frozen=True)
 class Suite:
     """Content of a suite's file, with defaults that the command line may change.
 
@@ -120,7 +85,6 @@ class Suite:
         inits: Name → weights, unless the command line names inits. `moco@1`, `moco@2` and so on
             are pre-trainings of the row `moco`.
         tune: Grid of `--tune`; None: the one of benchmarks/suites/tuning.yaml.
-        steps: Steps, each after those that it depends on.
     """
 
     name: str
@@ -129,7 +93,6 @@ class Suite:
     baseline: str | None
     inits: dict[str, str]
     tune: Mapping[str, Any] | None = None
-    steps: tuple[Step, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -137,8 +100,8 @@ class Init:
     """Initial weights of a row.
 
     Attributes:
-        weights: `random`, the path of a file, or `${step}`.
-        sha256: Hash of the file; None for the others.
+        weights: `random`, or the path of a file.
+        sha256: Hash of the file; None for `random`.
         origin: Address that the file was downloaded from.
     """
 
@@ -149,17 +112,17 @@ class Init:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """Specification of one run: one trial of one task from one init on one engine, or a step.
+    """Specification of one run: one trial of one task from one init on one engine, or a choice.
 
     Attributes:
         id: 10 hex digits, see `run_id`.
-        name: `<task>/<init>/seed<k>-<id>`, its folder below `runs/`; of a step `<step>/<id>`.
-        task: Name of the task or the step.
-        program: One of `PROGRAMS`, `STEPS`, `POINT` and `CHOOSE`.
-        config: YAML file; None if the program has none.
+        name: `<task>/<init>/seed<k>-<id>`, its folder below `runs/`.
+        task: Name of the task.
+        program: One of `PROGRAMS`, `POINT` and `CHOOSE`.
+        config: YAML file of the task.
         overrides: `KEY VALUE` pairs on top of `config`.
-        init: Name of the init; empty for a step.
-        weights: `random`, the path of a file, or `${step}`.
+        init: Name of the init.
+        weights: `random`, or the path of a file; empty for a choice.
         weights_sha256: Hash of the file; None for the others.
         seed: Seed of the run, which is the number of the trial.
         engine: Detection engine, or `moco`.
@@ -167,8 +130,8 @@ class RunSpec:
         iterations: Iterations of the whole run; 0 if not known yet.
         seconds_per_iteration: Stated speed, or None.
         after: Names of the runs that it depends on.
-        arguments: Arguments of a step's program.
-        makes: Path of a step's product below the suite's folder.
+        arguments: Arguments of a choice; `${run}` stands for the folder of that run.
+        makes: Path of a choice's product below the suite's folder.
         reads: `${run}`, whose product is read instead of `config`.
         in_grid: Whether it is a point of a grid, or the choice of one.
     """
@@ -177,7 +140,7 @@ class RunSpec:
     name: str
     task: str
     program: str
-    config: Path | None
+    config: Path
     overrides: tuple[tuple[str, str], ...]
     init: str
     weights: str
@@ -194,15 +157,8 @@ class RunSpec:
     in_grid: bool = False
 
     @property
-    def is_step(self) -> bool:
-        """True for a step, which comes before all tasks."""
-        return self.program in STEPS
-
-    @property
     def title(self) -> str:
         """Human-readable name, e.g. `faster_rcnn_R_50_C4_24k mine seed 0 (detectron2)`."""
-        if self.is_step:
-            return self.task
         if self.program == CHOOSE:
             return f"{self.task} {self.init}"
         engine = f" ({self.engine})" if self.engine != MOCO else ""
@@ -214,14 +170,9 @@ def row_of(init: str) -> str:
     return init.partition(SEVERAL)[0]
 
 
-def steps_in(values: Iterable[str]) -> tuple[str, ...]:
-    """Return the names in the placeholders `${name}` of values, each once."""
-    return tuple(dict.fromkeys(name for value in values for name in _PRODUCT.findall(value)))
-
-
 def with_products(value: str, products: Mapping[str, str]) -> str:
-    """Replace the placeholders `${name}` of a value by the paths of the products."""
-    return _PRODUCT.sub(lambda match: products[match[1]], value)
+    """Replace the placeholders `${run}` of a value by the paths of the products."""
+    return _PRODUCT.sub(lambda match: products.get(match[1], match[0]), value)
 
 
 def task_keys(task: SuiteTask, init: str) -> dict[str, Any]:
@@ -262,12 +213,6 @@ def with_metric(suite: Suite, before: Mapping[str, Any]) -> tuple[Suite, list[st
                 )
         tasks.append(task)
     return replace(suite, tasks=tuple(tasks)), notes
-
-
-def step_keys(step: Step) -> dict[str, Any]:
-    """Return the keys of a step's file (and its bases) and overrides as a flat dict."""
-    keys = flatten(read_yaml(step.config)) if step.config else {}
-    return keys | {key: parsed(value) for key, value in step.overrides}
 
 
 def without_places(keys: Mapping[str, Any]) -> dict[str, Any]:

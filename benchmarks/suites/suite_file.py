@@ -28,14 +28,9 @@ from benchmarks.suites import children
 from benchmarks.suites.suite import (
     DETECTION,
     DETECTION_ENGINES,
-    PRETRAIN,
     PROGRAMS,
-    RECORDED,
-    STEPS,
-    Step,
     Suite,
     SuiteTask,
-    steps_in,
 )
 from moco.common import shipped
 from moco.common.cfgnode import flatten, read_yaml
@@ -79,7 +74,6 @@ _SUITE_KEYS: dict[str, Check] = {
     "trials": TRIALS,
     "baseline": (lambda v: isinstance(v, str), "the name of an init"),
     "inits": (lambda v: isinstance(v, Mapping), "NAME: weights lines, or NAME: [weights, ...]"),
-    "steps": (lambda v: isinstance(v, list), "a list of steps"),
     "tune": (
         _is_grid,
         f"share: 0 to 1, and values: KEY: numbers for {', '.join(names_where(tunable=True))}",
@@ -100,25 +94,6 @@ _TASK_KEYS: dict[str, Check] = {
     "without": (_are_texts, "a list of names"),
     "trials": TRIALS,
     "paper": (_are_texts, "a list of names"),
-    "seconds_per_iteration": SECONDS,
-}
-
-
-_STEP_KEYS: dict[str, Check] = {
-    "name": _NAMED,
-    "program": (lambda v: v in STEPS, f"one of {', '.join(STEPS)}"),
-    "config": (lambda v: isinstance(v, str), "a recipe's YAML file"),
-    "overrides": _PAIRS,
-    "arguments": (
-        lambda v: isinstance(v, list) and all(type(item) in (str, int, float) for item in v),
-        "a list of texts and numbers",
-    ),
-    "makes": (
-        lambda v: isinstance(v, str) and all(map(_NAME.fullmatch, v.split("/"))),
-        "a path below the suite's folder",
-    ),
-    "gpus": _TASK_KEYS["gpus"],
-    "seconds": SECONDS,
     "seconds_per_iteration": SECONDS,
 }
 
@@ -161,45 +136,14 @@ def read_suite(content: Any, path: Path) -> Suite:
         f"{name}={','.join(map(str, files)) if isinstance(files, list) else files}"
         for name, files in (tree.get("inits") or {}).items()
     ]
-    suite = Suite(
+    return Suite(
         name=check(f"{where}: name", tree.get("name", path.stem), _NAMED),
         title=tree.get("title", ""),
         tasks=tasks,
         baseline=tree.get("baseline"),
         inits=parse_inits(inits, where),
         tune=tree.get("tune"),
-        steps=tuple(_step(path, number, tree) for number in range(len(tree.get("steps") or ()))),
     )
-    check_references(suite, where)
-    return suite
-
-
-def check_references(suite: Suite, where: str) -> None:
-    """Check that every placeholder `${name}` in a value names an earlier step.
-
-    Raises:
-        UserError: If one does not, or two steps or tasks have the same name.
-    """
-    known: list[str] = []
-    values = [(f"step {step.name}", step.after, step.name) for step in suite.steps]
-    values += [
-        (f"task {task.name}", steps_in(v for _, v in (*task.overrides, *task.random_overrides)), "")
-        for task in suite.tasks
-    ]
-    values += [(f"init {name}", steps_in([text]), "") for name, text in suite.inits.items()]
-    for who, after, name in values:
-        for other in after:
-            if other not in known:
-                choices = ", ".join(known) or "none"
-                raise UserError(
-                    f"{where}: {who}: ${{{other}}} is no earlier step, choices are {choices}; "
-                    "variables of a shell are not expanded here"
-                )
-        if name in (*known, *(task.name for task in suite.tasks)):
-            raise UserError(
-                f"{where}: two steps or tasks are called {name}; give one of them another 'name'"
-            )
-        known += [name] if name else []
 
 
 def parse_inits(arguments: Sequence[str], where: str = "--init") -> dict[str, str]:
@@ -319,34 +263,6 @@ def with_options(
         for task in suite.tasks
     )
     return replace(suite, tasks=tasks)
-
-
-def _step(path: Path, number: int, tree: Mapping[str, Any]) -> Step:
-    where = f"{path}: step {number + 1}"
-    entry = _checked(where, tree["steps"][number], _STEP_KEYS, "program")
-    program = entry["program"]
-    name = check(f"{where}: name", entry.get("name", program), _NAMED)
-    if (program == PRETRAIN) != ("config" in entry):
-        raise UserError(
-            f"{where}: config: program {PRETRAIN} needs it, and no other program has it"
-        )
-    if (program in RECORDED) == ("makes" in entry):
-        raise UserError(
-            f"{where}: makes: every program but {PRETRAIN} and knn needs the path of its product"
-        )
-    overrides = flatten(entry.get("overrides", {})).items()
-    pairs = tuple((str(key), str(value)) for key, value in overrides)
-    for key, _ in pairs:
-        if key == "OUTPUT_DIR":
-            refuse_per_run(f"{where}: overrides", key)
-    values = {
-        **entry,
-        "name": name,
-        "overrides": pairs,
-        "arguments": tuple(map(str, entry.get("arguments", ()))),
-        "config": _config(path, where, entry["config"]) if "config" in entry else None,
-    }
-    return Step(**values)
 
 
 def _config(path: Path, where: str, name: str) -> Path:

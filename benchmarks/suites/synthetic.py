@@ -5,8 +5,6 @@
 * **scenes** of one to five objects in PASCAL VOC's layout, for fine-tuning and evaluation:
   `scenes/{Annotations,ImageSets/Main,JPEGImages}`, splits `trainval` and `test`.
 
-    python -m benchmarks.suites.synthetic DIR --images 6144 --trainval 200 --test 200 --seed 0
-
 Class i is shape i filled with texture (3i + 1) mod 8, so a class can be recognized by its outline
 or its texture. Size, position, rotation, aspect ratio and colors are sampled for every object;
 colors are independent of the class. A file depends only on the seed and its own number, so that any
@@ -15,7 +13,6 @@ subset can be generated in any order.
 Legend: H, W height and width in pixels; P number of corners of an outline.
 """
 
-import argparse
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,7 +25,6 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from benchmarks.suites.prepare import atomic_folder
-from moco.common.errors import run_cli
 from moco.common.files import PathLike
 from moco.common.progress import Progress
 
@@ -367,40 +363,3 @@ def _annotation(filename: str, boxes: Sequence[Box]) -> str:
   <segmented>0</segmented>{objects}
 </annotation>
 """
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Write the requested kind of images."""
-    args = build_parser().parse_args(argv)
-    if args.kind == "images":
-        write_images(args.folder, args.images, args.seed)
-    elif args.kind == "knn":
-        write_knn(args.folder, args.knn_train, args.knn_val, args.seed)
-    else:
-        write_scenes(args.folder, args.trainval, args.test, args.seed)
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """Build the parser of the steps with the program `draw`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.suites.synthetic",
-        description="Draw textured shapes: images for pre-training, labeled ones for the kNN "
-        "monitor, or labeled scenes in VOC layout.",
-    )
-    parser.add_argument("kind", choices=("images", "knn", "scenes"))
-    for name, number, what in (
-        ("images", 6144, "unlabeled images"),
-        ("knn-train", 1024, "labeled images whose neighbors vote"),
-        ("knn-val", 512, "labeled images to classify"),
-        ("trainval", 200, "labeled scenes for fine-tuning"),
-        ("test", 200, "labeled scenes for evaluation"),
-        ("seed", 0, "seed of all random numbers"),
-    ):
-        parser.add_argument(f"--{name}", type=int, default=number, help=f"{what} (%(default)s)")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    parser.add_argument("folder", type=Path, metavar="OUT", help="new folder")
-    return parser
-
-
-if __name__ == "__main__":
-    run_cli(main)

@@ -21,11 +21,6 @@ def task(**keys: Any) -> Edit:
     return suite(tasks=[{**ONE, **keys}])
 
 
-def steps(*entries: Any, **changes: Any) -> Edit:
-    return suite(steps=list(entries), **changes)
-
-
-DRAW = {"program": "draw", "arguments": ["images"], "makes": "data/images"}
 SUITE = "suite suite.yaml --engine embedded --executor cpu --output out --init random"
 FILES = rows(
     SUITE,
@@ -48,23 +43,7 @@ FILES = rows(
             (suite(trials=0), "trials: got 0"),
             (suite(inits=["x"]), r"inits: got \['x'\]"),
             (suite(inits={"mine": ""}), "no weights; expected mine=FILE"),
-            (steps("x"), "step 1: got 'x'"),
-            (steps({}), "step 1: program: got no value"),
-            (steps({"program": "x"}), "step 1: program: got 'x'.*pretrain"),
-            (
-                steps({**DRAW, "config": "task.yaml"}),
-                "step 1: config: program pretrain needs it",
-            ),
-            (steps({"program": "pretrain"}), "step 1: config: program pretrain needs it"),
-            (steps({"program": "pretrain", "config": "no.yaml"}), r"config no\.yaml"),
-            (steps({"program": "convert"}), "step 1: makes: "),
-            (steps({**DRAW, "makes": "../x"}), r"step 1: makes: got '\.\./x'"),
-            (steps({**DRAW, "makes": "/x"}), "step 1: makes: got '/x'"),
-            (steps({**DRAW, "seconds": 0}), "step 1: seconds: got 0"),
-            (steps(DRAW, DRAW), "two steps or tasks are called draw"),
-            (steps(DRAW, inits={"mine": "${x}"}), r"init mine: \$\{x\} is no .*step.*draw"),
-            (steps({**DRAW, "arguments": ["${draw}"]}), r"step draw: \$\{draw\} is no .*step"),
-            (task(overrides={"DATASETS.VOC_DIR": "${x}"}), r"task task: \$\{x\}.*none"),
+            (suite(steps=[]), "unknown key 'steps'"),
             (suite(tune={"share": 0}), "tune"),
             (suite(tune={"share": 2}), "tune"),
             (suite(tune={"steps": 3}), "tune"),
@@ -122,16 +101,6 @@ OPTIONS = [
         ("--seconds-per-iteration c=1", "c: no such task; choices are task"),
         ("--output mine.pth/out --dry-run", "mine.pth: is a file"),
         ("--engine tensorflow", "invalid choice: 'tensorflow'"),
-    ),
-    *with_suite(
-        SUITE,
-        (
-            "--init 'a=${HOME}/mine.pth'",
-            r"a: \$\{HOME\} is no earlier step.*variables of a shell",
-        ),
-        ("--init 'a=${random}'", r"init a: \$\{random\} is no earlier step"),
-        ("--opts DATASETS.VOC_DIR '${HOME}/x'", r"task task: \$\{HOME\} is no earlier step"),
-        ("--output '${HOME}/x'", r"--output: .*\$\{HOME\}/x: .*for the product of a step"),
     ),
     *with_suite(
         SUITE, ("--init a=~nobody_here/mine.pth", "~nobody_here/mine.pth: no such f"), code=3

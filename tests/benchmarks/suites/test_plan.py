@@ -9,11 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import quickstart, run_suite
-from benchmarks.report.aggregate import aggregate
-from benchmarks.report.records import collect
-from benchmarks.suites.options import SuiteOptions
-from benchmarks.suites.programs import Programs
 from tests.benchmarks.suites.lab import ROOT, Lab, write_suite
 
 LR = "SOLVER.BASE_LR"
@@ -82,23 +77,3 @@ def test_gnu_make_computes_a_plan_in_any_folder(tmp_path, quick, name):
     make(lab.path)
     lab.assert_once(2)
     assert [path.name for path in tmp_path.iterdir()] == [name], "a part of the name was run"
-
-
-@pytest.mark.slow
-def test_gnu_make_computes_the_chain_of_a_vision_transformer(tmp_path):
-    """GNU make computes the quickstart's commands without its runner; ViT loads every weight."""
-    args = quickstart.Options(smoke=True, seeds=1, arch="vit")
-    path, folder = tmp_path / "plan.json", run_suite.SuiteFolder(tmp_path / "out")
-    options = SuiteOptions(executor="cpu", engine="embedded", plan=path)
-    run_suite.run(quickstart.make_suite(args), folder, options, Programs())
-    plan = json.loads(path.read_text())
-    assert [len(run["after"]) for run in plan["runs"]] == [0, 0, 0, 2, 1, 1, 2]
-    make(tmp_path)
-    runs = collect([folder.runs]).transfer
-    records = {run.record.init: run.record for run in runs}
-    assert len(runs) == 2 and {record.status for record in records.values()} == {"done"}
-    assert records["random"].config_sha256 == records["moco"].config_sha256
-    assert aggregate(runs)[0].title == "quickstart_ViT"
-    coverage = records["moco"].coverage
-    assert coverage is not None and coverage["loaded"] == 3 + 4 * 12
-    assert not [name for name in coverage["left_at_init"] if name.startswith("backbone.net.")]

@@ -8,12 +8,13 @@ from PIL import Image
 from benchmarks.suites.prepare import (
     atomic_folder,
     limit_voc,
-    main,
     sample,
+    shrink_images,
     training_images,
     voc_splits,
 )
 from moco.common.errors import DataError, UserError
+from moco.data.images import find_images
 
 
 def write_image(path: Path, size=(300, 200), mode="RGB") -> Path:
@@ -38,20 +39,20 @@ def test_images_of_all_kinds_and_sizes(tmp_path):
     write_image(tmp_path / "in" / "deep" / "tall.png", (50, 80))
     write_image(tmp_path / "in" / "gray.png", (96, 97), mode="L")
     (tmp_path / "in" / "notes.txt").write_text("no image")
-    main(["images", str(tmp_path / "in"), str(tmp_path / "out")])
+    shrink_images(find_images(tmp_path / "in"), tmp_path / "out", 128)
     sizes = set()
     for path in (tmp_path / "out").iterdir():
         with Image.open(path) as image:
             assert (image.format, image.mode) == ("JPEG", "RGB")
             sizes.add(image.size)
     assert sizes == {(512, 128), (128, 205), (128, 129)}
-    main(["images", str(tmp_path / "in"), str(tmp_path / "few"), "--limit", "2", "--side", "20"])
+    shrink_images(sample(find_images(tmp_path / "in"), 2), tmp_path / "few", 20)
     assert len(list((tmp_path / "few").iterdir())) == 2
     # A damaged image is named, and no part of the folder is left.
     damaged = tmp_path / "in" / "wide.jpg"
     damaged.write_bytes(damaged.read_bytes()[:500])
     with pytest.raises(DataError, match=r"wide\.jpg"):
-        main(["images", str(tmp_path / "in"), str(tmp_path / "other")])
+        shrink_images(find_images(tmp_path / "in"), tmp_path / "other", 128)
     assert not (tmp_path / "other").exists()
 
 
@@ -74,7 +75,7 @@ def test_never_pre_train_on_the_test_list(tmp_path):
         assert voc_splits(root) == expected
     root = voc(tmp_path / "voc", {"trainval": ["a", "b", "c"], "test": ["c", "d"]})
     assert [path.stem for path in training_images(root)] == ["a", "b"]
-    main(["voc-images", str(root), str(tmp_path / "out")])
+    shrink_images(training_images(root), tmp_path / "out", 128)
     assert len(list((tmp_path / "out").iterdir())) == 2
     (root / "JPEGImages" / "b.jpg").unlink()
     with pytest.raises(DataError, match="b is listed, but has no image"):

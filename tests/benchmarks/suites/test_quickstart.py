@@ -8,7 +8,14 @@ import pytest
 from PIL import Image
 
 from benchmarks import quickstart
-from benchmarks.quickstart import build_parser, make_suite, next_commands, queue_length
+from benchmarks.quickstart import (
+    build_parser,
+    make_pretraining,
+    make_suite,
+    next_commands,
+    queue_length,
+)
+from benchmarks.report.aggregate import aggregate
 from benchmarks.report.records import collect
 from benchmarks.suites.folder import SuiteFolder
 from benchmarks.suites.plan import expand
@@ -16,30 +23,30 @@ from benchmarks.suites.programs import Programs
 from benchmarks.suites.suite import Init, RunSpec
 from moco.common.cfgnode import read_yaml
 from moco.common.command import parse_options
-from moco.common.errors import LockedError
+from moco.common.errors import LockedError, UserError
+from moco.common.files import atomic_write_json
 from moco.common.shipped import CONFIGS
 from tests.oracles.commands import run
 
-INITS = {"random": Init("random", None), "moco": Init("${convert}", None)}
+INITS = {"random": Init("random", None), "moco": Init("moco.pth", "a" * 64)}
 
 
 def parsed(arguments: Sequence[str]) -> quickstart.Options:
     return parse_options(build_parser(), arguments, quickstart.Options)
 
 
-def planned(*arguments: str) -> list[RunSpec]:
-    suite = make_suite(parsed(arguments))
+def planned(*arguments: str, out: Path = Path("out")) -> list[RunSpec]:
+    suite = make_suite(parsed(arguments), out)
     return list(expand(suite, INITS, ["embedded"], version="1"))
 
 
 def commands(out: Path, *arguments: str) -> dict[str, list[str]]:
-    """Return title → command, in the order of the plan."""
-    folder, specs = SuiteFolder(out), planned(*arguments)
-    products = folder.products(specs)
-    return {
-        spec.title: Programs().command(folder.resolve(spec, products), folder.product_path(spec))
-        for spec in specs
+    """Return title → command of the pre-training and of the suite's runs."""
+    specs = planned(*arguments, out=out)
+    found = {
+        spec.title: Programs().command(spec, SuiteFolder(out).folder_of(spec)) for spec in specs
     }
+    return {"pretrain": list(make_pretraining(parsed(arguments), out).argv), **found}
 
 
 def flags(argv: Sequence[str]) -> tuple[str, dict[str, str]]:
@@ -75,19 +82,6 @@ def voc(tmp_path: Path) -> Path:
     return root
 
 
-def test_steps_before_what_reads_them():
-    specs = planned("--seeds", "2")
-    assert [spec.title for spec in specs] == [
-        *("images", "scenes", "knn", "pretrain", "convert"),
-        *(of(init, seed) for seed in range(2) for init in ("random", "moco")),
-    ]
-    names = {spec.name: spec.title for spec in specs}
-    after = {spec.title: {names[name] for name in spec.after} for spec in specs}
-    assert after["pretrain"] == {"images", "knn"} and after["convert"] == {"pretrain"}
-    assert after[of("random", 1)] == {"scenes"}
-    assert after[of("moco", 0)] == {"scenes", "convert"}
-
-
 def test_rows_differ_in_nothing_but_weights_and_trials_in_nothing_but_the_seed(tmp_path):
     argv = commands(tmp_path, "--seeds", "3")
     keys = {}
@@ -101,57 +95,57 @@ def test_rows_differ_in_nothing_but_weights_and_trials_in_nothing_but_the_seed(t
     assert different(("random", 1), ("moco", 1)) == {"MODEL.WEIGHTS", "OUTPUT_DIR"}
     assert different(("random", 1), ("random", 2)) == {"SEED", "OUTPUT_DIR"}
     assert keys["random", 1]["MODEL.WEIGHTS"] == "random"
-    assert keys["moco", 1]["MODEL.WEIGHTS"] == str(tmp_path / "moco.pth")
-    made = [flags(argv["pretrain"])[1]["OUTPUT_DIR"], str(tmp_path / "moco.pth")]
-    assert argv["convert"][-2:] == made
+    assert keys["moco", 1]["MODEL.WEIGHTS"] == "moco.pth"
 
 
-def test_what_makes_the_weights_is_in_the_id_of_what_reads_them():
-    """Another pre-training changes the ids of the runs from it, not of those from random."""
-    suite = make_suite(quickstart.Options())
-    ids = {spec.title: spec.id for spec in planned()}
-    steps = [
-        quickstart.replace(step, overrides=(*step.overrides, ("SOLVER.BASE_LR", "1")))
-        if step.name == "pretrain"
-        else step
-        for step in suite.steps
-    ]
-    other = quickstart.replace(suite, steps=tuple(steps))
-    new = {s.title: s.id for s in expand(other, INITS, ["embedded"], version="1")}
-    changed = {title for title, digits in new.items() if ids[title] != digits}
-    assert changed == {"pretrain", "convert", *(of("moco", seed) for seed in range(5))}
+def test_a_folder_of_other_options_is_refused(tmp_path, photos, voc):
+    """Its images, or its pre-training, would be those of the first call."""
+    first = parsed(("--images", str(photos)))
+    folder = tmp_path / "out"
+    folder.mkdir()
+    quickstart.check_options(first, folder)
+    atomic_write_json(folder / "quickstart.json", quickstart._kept(first))
+    quickstart.check_options(quickstart.replace(first, seeds=9, workers=1), folder)
+    for other in ({"images": None}, {"arch": "vit"}, {"smoke": True}, {"voc": voc}):
+        with pytest.raises(UserError, match=rf"by another command \(--{next(iter(other))}: "):
+            quickstart.check_options(quickstart.replace(first, **other), folder)
 
 
 @pytest.mark.parametrize("arguments", [("--smoke", "--seeds", "2"), ("--arch", "vit")])
 def test_the_command_for_more_seeds_is_for_the_same_table(tmp_path, arguments):
     args = parsed(arguments)
-    suite, out = make_suite(args), tmp_path / "a b"
+    out = tmp_path / "a b"
+    suite = make_suite(args, out)
     trials = suite.tasks[0].trials
     argv = shlex.split(next_commands(out, args, trials).splitlines()[-1])
     assert argv[:3] == ["python", "-m", "benchmarks.quickstart"]
     again = parsed(argv[3:])
-    assert again.output == out and make_suite(again).tasks[0].trials == trials + 3
-    assert make_suite(quickstart.replace(again, seeds=args.seeds)) == suite
+    assert again.output == out and make_suite(again, out).tasks[0].trials == trials + 3
+    assert make_suite(quickstart.replace(again, seeds=args.seeds), out) == suite
 
 
 def test_custom_folders_are_used(tmp_path, photos, voc):
-    argv = commands(tmp_path / "o", "--images", str(photos))
-    assert argv["images"][2:4] == ["benchmarks.suites.prepare", "images"]
-    assert argv["images"][-2:] == [str(photos), str(tmp_path / "o" / "data" / "images")]
-    _, keys = flags(argv["pretrain"])
+    out = tmp_path / "o"
+    _, keys = flags(commands(out, "--images", str(photos))["pretrain"])
+    assert keys["DATA.ROOT"] == str(out / "data" / "images")
     assert keys["AUG.CROP_PX"] == "64" and keys["MOCO.K"] == "128"
-    assert "DATA.KNN_ROOT" not in keys and "knn" not in argv
-    argv = commands(tmp_path / "p", "--voc", str(voc))
-    assert argv["images"][3:5] == ["voc-images", str(voc)]
+    assert "DATA.KNN_ROOT" not in keys
+    argv = commands(out, "--voc", str(voc))
     _, keys = flags(argv[of("random", 1)])
-    assert keys["DATASETS.VOC_DIR"] == argv["scenes"][-1] == str(tmp_path / "p" / "data" / "mine")
+    assert keys["DATASETS.VOC_DIR"] == str(out / "data" / "mine")
     assert "INPUT.MIN_SIZE_TRAIN" in keys
     assert {spec.seed for spec in planned("--voc", str(voc))} == {0, 1, 2}
-    both = commands(tmp_path / "q", "--voc", str(voc), "--images", str(photos))
-    assert both["images"][3] == "images" and both["scenes"][3] == "voc"
-    argv = commands(tmp_path / "v", "--arch", "vit", "--images", str(photos))
-    _, keys = flags(argv["pretrain"])
+    _, keys = flags(commands(out, "--arch", "vit", "--images", str(photos))["pretrain"])
     assert "MOCO.K" not in keys and keys["AUG.CROP_PX"] == "96"
+    for which, number in ((("--voc", str(voc)), 70), (("--images", str(photos)), 300)):
+        made = tmp_path / which[0]
+        quickstart.make_data(parsed(which), made)
+        assert len(list((made / "data" / "images").iterdir())) == number
+        scenes = made / "data" / ("mine" if which[0] == "--voc" else "scenes")
+        lists = scenes / "ImageSets" / "Main"
+        sizes = [len((lists / f"{n}.txt").read_text().split()) for n in ("trainval", "test")]
+        assert sizes == ([70, 1] if which[0] == "--voc" else [200, 200])
+        assert not (made / "data" / "knn").exists()
 
 
 def test_queue_is_whole_batches_of_at_most_half_the_data():
@@ -164,19 +158,27 @@ def test_queue_is_whole_batches_of_at_most_half_the_data():
 
 def test_overwrite_removes_what_a_quickstart_made(tmp_path, monkeypatch):
     made: list[str] = []
-    monkeypatch.setattr(quickstart.run_suite, "run", lambda *a, **k: made.append("run"))
+
+    def run(*args: object, **more: object) -> None:
+        made.append("run")
+        raise SystemExit
+
+    monkeypatch.setattr(quickstart.run_suite, "run", run)
     out = tmp_path / "out"
     for name in ("runs/x", "data/images", "tables", "mine"):
         (out / name).mkdir(parents=True)
     (out / "suite.json").write_text("{}")
+    (out / "quickstart.json").write_text("{}")
+    monkeypatch.setattr(quickstart, "make_data", lambda *a: made.append("data"))
     (out / "mine.txt").touch()
     with SuiteFolder(out).lock(), pytest.raises(LockedError, match="has computed it since"):
         quickstart.main(["--output", str(out), "--overwrite"])
     assert (out / "runs").exists() and not made
-    quickstart.main(["--output", str(out), "--overwrite"])
-    assert made == ["run"]
+    with pytest.raises(SystemExit):
+        quickstart.main(["--output", str(out), "--overwrite"])
+    assert made == ["data", "run"]
     left = sorted(path.name for path in out.iterdir() if not path.name.startswith("."))
-    assert left == ["mine", "mine.txt"]
+    assert left == ["mine", "mine.txt", "quickstart.json"]
 
 
 @pytest.mark.slow
@@ -186,7 +188,8 @@ def test_the_whole_chain_and_a_second_call_that_repeats_nothing(tmp_path):
     first = run(words, tmp_path)
     assert first.code == 0, first.err
     assert "quickstart_R_10_C4: embedded engine, 4 iterations" in first.out
-    assert "7 to do, about " in first.out
+    assert "2 to do, about " in first.out and "1 to do, about " in first.out
+    assert f"converted: {out / 'moco.pth'}, features of one image " in first.out
     for name in ("table.md", "table.csv", "runs.csv", "table.tex", "table.html", "moco.pth"):
         path = out / ("" if name == "moco.pth" else "tables") / name
         assert path.stat().st_size > 0 and str(path) in first.out
@@ -209,11 +212,24 @@ def test_the_whole_chain_and_a_second_call_that_repeats_nothing(tmp_path):
 
     # A run that fails: one line with its log, its exit code, and no number.
     [folder] = out.glob("runs/quickstart_R_10_C4/moco/*")
-    (folder / "run.json").unlink()
-    (out / "moco.pth").write_bytes(b"no weights")
+    (folder / "run.json").write_text("{")
     broken = run(words, tmp_path)
-    assert broken.code == 3
+    assert broken.code == 1
     [line] = broken.err.strip().splitlines()
-    assert line.startswith(f"error: {of('moco', 0)} failed: ") and "moco.pth" in line
-    assert line.endswith(f"its log is {folder / 'suite.log'}")
+    assert line.startswith(f"error: {of('moco', 0)} failed: ") and "run.json" in line
     assert "embedded engine" not in broken.out
+
+
+@pytest.mark.slow
+def test_the_chain_of_a_vision_transformer_loads_every_weight(tmp_path):
+    words = ("benchmarks.quickstart", "--smoke", "--seeds", "1", "--arch", "vit", "--output", "out")
+    done = run(words, tmp_path)
+    assert done.code == 0, done.err
+    runs = collect([tmp_path / "out" / "runs"]).transfer
+    records = {run.record.init: run.record for run in runs}
+    assert len(runs) == 2 and {record.status for record in records.values()} == {"done"}
+    assert records["random"].config_sha256 == records["moco"].config_sha256
+    assert aggregate(runs)[0].title == "quickstart_ViT"
+    coverage = records["moco"].coverage
+    assert coverage is not None and coverage["loaded"] == 3 + 4 * 12
+    assert not [name for name in coverage["left_at_init"] if name.startswith("backbone.net.")]

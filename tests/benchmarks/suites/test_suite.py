@@ -22,8 +22,6 @@ NOT_THE_PAPERS = (
     "frozen",
     "low_data",
     "vit",
-    "quickstart",
-    "quickstart_vit",
     "many",
     "many_small",
 )

@@ -27,10 +27,10 @@ def test_classes_are_fixed_pairs():
 
 
 def test_same_seed_same_bytes(tmp_path):
-    counts = ["--images=9", "--knn-train=8", "--knn-val=8", "--trainval=3", "--test=2"]
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
-        for kind in ("images", "knn", "scenes"):
-            synthetic.main([kind, *counts, f"--seed={seed}", str(tmp_path / name / kind)])
+        synthetic.write_images(tmp_path / name / "images", 9, seed)
+        synthetic.write_knn(tmp_path / name / "knn", 8, 8, seed)
+        synthetic.write_scenes(tmp_path / name / "scenes", 3, 2, seed)
     assert len(list((tmp_path / "a" / "images").iterdir())) == 9
     for split in ("train", "val"):
         folders = sorted((tmp_path / "a" / "knn" / split).iterdir())
