@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from multiprocessing import forkserver, reduction
+from multiprocessing import forkserver, reduction, resource_tracker
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from types import ModuleType
@@ -57,9 +57,14 @@ def context() -> ForkServerContext:
     own = own_modules()  # without them, the server would import from the current folder first
     saved = {name: os.environ[name] for name in own.keys() & os.environ.keys()}
     os.environ.update(own)
+    # Ctrl-C is for the runner alone; the server would end with a traceback while it imports. The
+    # resource tracker, which the server starts otherwise, would unblock the signal.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         forkserver.ensure_running()
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for name in own:
             del os.environ[name]
         os.environ.update(saved)
