@@ -176,7 +176,7 @@ def evaluate(
     from benchmarks.suites.programs import Programs
     from benchmarks.suites.suite_file import TRIALS, check, read_suite, with_options
     from benchmarks.suites.tables import write_report
-    from moco.common.registry import lookup
+    from moco.common.errors import lookup
     from moco.common.shipped import resolve
 
     if threading.current_thread() is not threading.main_thread():

@@ -127,6 +127,6 @@ def find_renderers(formats: Sequence[str]) -> list[Any]:
         UserError: If a format has no renderer.
     """
     from benchmarks.report.render import RENDERERS
-    from moco.common.registry import lookup
+    from moco.common.errors import lookup
 
     return [lookup(RENDERERS, name, "--format") for name in formats]

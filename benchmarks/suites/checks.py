@@ -325,8 +325,7 @@ def _check_moco(spec: RunSpec) -> _Outcome:
 
     from convert.initial_weights import read_initial_weights
     from moco.classification.config import CROP_PX, load_classify_cfg, with_weights
-    from moco.classification.data import open_labeled
-    from moco.classification.run import build_classifier
+    from moco.classification.run import build_classifier, open_labeled
 
     protocol = _protocol(spec.program)
     cfg = load_classify_cfg(protocol.defaults, str(spec.config), command_keys(spec))

@@ -21,9 +21,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from moco.common.children import own_modules
 from moco.common.errors import run_cli
 from moco.common.files import open_descriptor
+from moco.common.shipped import own_modules
 
 # Read by torch and its libraries; the runs fill the cores, so more threads would slow each other.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

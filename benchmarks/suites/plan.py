@@ -28,11 +28,11 @@ from benchmarks.suites.suite import (
     row_of,
     task_keys,
 )
-from moco.common.children import own_modules
 from moco.common.command import RANDOM
 from moco.common.errors import Preempted, UserError
 from moco.common.files import atomic_write_json
 from moco.common.run import RECORD_NAME
+from moco.common.shipped import own_modules
 
 SCHEMA = 1
 

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from fvcore.common.registry import Registry
 
-from moco.common.errors import DataError, UserError, shown
+from moco.common.errors import DataError, UserError, lookup, shown
 from moco.common.keys import Key
-from moco.common.registry import lookup
 from moco.modeling import soundness
 from moco.modeling.soundness import Triple
 

@@ -22,8 +22,7 @@ from detection.modeling.layer_decay import LAYER_RULES, family_of, layer_of
 from detection.modeling.norms import process_norms
 from detection.modeling.optimizer import OPTIMIZERS
 from moco.common.cfgnode import flatten, same_value
-from moco.common.errors import DataError, UserError, first_few
-from moco.common.registry import lookup
+from moco.common.errors import DataError, UserError, first_few, lookup
 from moco.engine.loggers import check_loggers
 
 

@@ -8,8 +8,7 @@ from fvcore.common.config import CfgNode
 from detection.datasets.base import Split
 from detection.evaluation import cityscapes, coco, sem_seg, voc  # noqa: F401  # register their metrics
 from detection.evaluation.base import EVALUATORS, Evaluator, Metric
-from moco.common.errors import UserError
-from moco.common.registry import lookup
+from moco.common.errors import UserError, lookup
 
 
 def evaluate_together(evaluators: Sequence[Evaluator]) -> dict[str, float]:

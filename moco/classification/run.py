@@ -14,28 +14,24 @@ import torch.nn.functional as F
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
-from moco.classification.config import (
-    Protocol,
-    default_cfg,
-    scale_to_batch,
-)
-from moco.classification.data import crop_and_flip, open_labeled
+from moco.classification.config import Protocol, default_cfg, scale_to_batch
 from moco.common import distributed
 from moco.common.errors import DataError, UserError, plural
-from moco.common.files import sha256_state
+from moco.common.files import PathLike, sha256_state
 from moco.common.run import DIGITS, FIRST_BATCHES
 from moco.common.transfers import send
-from moco.data.augment import apply_colors
-from moco.data.images import notes_on
+from moco.data.augment import Augmentation, apply_colors
+from moco.data.images import LabeledSets, labeled_sets, notes_on
+from moco.data.inaturalist import find_inaturalist, read_inaturalist
 from moco.data.views import Batch, Position, Views, positions_of_steps
 from moco.engine.checkpoint import CLASSIFIER_FORMAT
 from moco.engine.device import set_up_torch
 from moco.engine.evaluation import CenterCrop, outputs
 from moco.engine.keys import CLASSIFICATION
-from moco.engine.statistics import mean_statistics
 from moco.engine.training import Evaluation, Plan, Step, Training, print_notes
 from moco.engine.weights import InitialWeights
 from moco.modeling.encoder import HEADS, Encoder, build_backbone, load_backbone, set_head
+from moco.modeling.synced_bn import mean_statistics
 
 TOP = 5
 
@@ -241,3 +237,29 @@ def _notes(cfg: CfgNode, base_lr: float, frozen: bool) -> list[str]:
             f"batch of {reference} (SOLVER.REFERENCE_BATCH_SIZE 0 turns it off)"
         )
     return [note]
+
+
+def open_labeled(root: PathLike) -> LabeledSets:
+    """Read iNaturalist 2018 in its published layout, or else by `labeled_sets`.
+
+    Raises:
+        DataError: If files are missing or damaged, or there are no images.
+    """
+    folder = find_inaturalist(root)
+    return read_inaturalist(folder) if folder else labeled_sets(root)
+
+
+def crop_and_flip(cfg: CfgNode) -> Augmentation:
+    """Return the augmentation by the keys under AUG: random crop and flip, no color transforms."""
+    return Augmentation(
+        gray_first=False,
+        crop_px=cfg.AUG.CROP_PX,
+        crop_scale=tuple(cfg.AUG.CROP_SCALE),
+        crop_ratio=tuple(cfg.AUG.CROP_RATIO),
+        flip_prob=cfg.AUG.FLIP_PROB,
+        jitter_prob=0.0,
+        jitter=(0.0, 0.0, 0.0, 0.0),
+        gray_prob=0.0,
+        blur_prob=0.0,
+        blur_sigma_px=(0.1, 2.0),
+    )

@@ -12,7 +12,10 @@ import sys
 import traceback
 import unicodedata
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from fvcore.common.registry import Registry
 
 MAX_UNEXPECTED = 500  # characters of a third-party error; some contain a whole program
 
@@ -148,3 +151,20 @@ def _report(line: str, error: BaseException, debug: bool, code: int = 0) -> int:
     print(printable(" ".join(line.split())), file=sys.stderr, flush=True)
     kill_children()
     return code or getattr(error, "exit_code", 1)
+
+
+def lookup(registry: "Registry", name: str, key: str) -> Any:
+    """Return the object registered as `name`.
+
+    Args:
+        registry: Registry to search.
+        name: Name chosen by the user.
+        key: The key or flag that chose it, for the message.
+
+    Raises:
+        UserError: If the name is not registered; the message lists the choices.
+    """
+    if name not in registry:
+        choices = ", ".join(sorted(each for each, _ in registry))
+        raise UserError(f"{key}: got {name!r}, expected one of {choices}")
+    return registry.get(name)

@@ -1,10 +1,12 @@
-"""Lookup of the configuration files shipped with the project, by name, and of its results.
+"""Files that the project ships, found by name, and the place of its modules.
 
-They are in `configs/` and `results/` of a checkout, and in these folders of `moco/` in an installed
-package.
+The files are in `configs/` and `results/` of a checkout, and in these folders of `moco/` in an
+installed package.
 """
 
 import difflib
+import os
+import sysconfig
 from pathlib import Path
 
 from moco.common.errors import UserError, first_few
@@ -75,3 +77,16 @@ def _plain(name: PathLike) -> str:
     """Strip `configs/` and the ending from a name."""
     text = Path(name).as_posix().removeprefix("configs/")
     return next((text.removesuffix(end) for end in _ENDINGS if text.endswith(end)), text)
+
+
+def own_modules() -> dict[str, str]:
+    """Return variables that make `python -m` import this project's modules, never namesakes.
+
+    `python -m` searches the current folder first, and a clone of the official MoCo also has a
+    `moco/` and a `detection/`. A checkout that is not installed is only found through that folder.
+    """
+    paths = [] if str(ROOT) == sysconfig.get_path("purelib") else [str(ROOT)]
+    if os.environ.get("PYTHONPATH"):
+        paths.append(os.environ["PYTHONPATH"])
+    path = {"PYTHONPATH": os.pathsep.join(paths)} if paths else {}
+    return {"PYTHONSAFEPATH": "1", **path}

@@ -6,8 +6,7 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from moco.common.cfgnode import cfg_sha256, differing, flatten
-from moco.common.errors import UserError
-from moco.common.registry import lookup
+from moco.common.errors import UserError, lookup
 from moco.engine.keys import FORMER, KEYS
 
 
@@ -25,8 +24,7 @@ def check_values(cfg: CfgNode, program: str) -> None:
         UserError: If a value is out of range, or two values exclude each other.
     """
     from moco.engine.loggers import check_loggers
-    from moco.engine.optim import OPTIMIZERS
-    from moco.engine.schedule import SCHEDULES
+    from moco.engine.solver import OPTIMIZERS, SCHEDULES
 
     lookup(SCHEDULES, cfg.SOLVER.SCHEDULE, "SOLVER.SCHEDULE")
     lookup(OPTIMIZERS, cfg.SOLVER.OPTIMIZER, "SOLVER.OPTIMIZER")

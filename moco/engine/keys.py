@@ -130,7 +130,7 @@ _add(
         "step: multiply by GAMMA at each milestone. cosine: half a cosine from BASE_LR to 0. "
         "warmup_cosine: half a cosine from the end of the warm-up on, at each step (MoCo v3). "
         "exponential: multiply by GAMMA after every DECAY_EVERY_ITERS steps (the paper's IG-1B: "
-        "0.9, 62500). Others can be registered in moco.engine.schedule.SCHEDULES.",
+        "0.9, 62500). Others can be registered in moco.engine.solver.SCHEDULES.",
     ),
     Key(
         "SOLVER.MILESTONES_EPOCHS",
@@ -142,7 +142,7 @@ _add(
         "SOLVER.OPTIMIZER",
         "sgd",
         "sgd (sec. 4, Training), lars, for large batches (moco/engine/lars.py), or adamw, for "
-        "vision transformers. Others can be registered in moco.engine.optim.OPTIMIZERS.",
+        "vision transformers. Others can be registered in moco.engine.solver.OPTIMIZERS.",
     ),
     Key("SOLVER.MOMENTUM", 0.9, "Momentum of sgd and lars.", _MOMENTUM),
     Key(

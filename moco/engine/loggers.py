@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 from fvcore.common.registry import Registry
 
-from moco.common.errors import UserError
+from moco.common.errors import UserError, lookup
 from moco.common.files import atomic_write_json, read_text
-from moco.common.registry import lookup
 from moco.common.run import LOGGERS_NAME
 
 KEY = "LOG.LOGGERS"

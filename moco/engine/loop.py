@@ -21,9 +21,9 @@ from moco.engine.config import protocol_sha256
 from moco.engine.metrics import MetricsLog
 from moco.engine.resume import check_same_run, extensions, find_checkpoint
 from moco.engine.saver import Saver
-from moco.engine.statistics import mean_statistics, set_statistics
 from moco.engine.stop import stop_signals
 from moco.engine.training import Step, Training, print_notes
+from moco.modeling.synced_bn import mean_statistics, set_statistics
 
 
 def train(

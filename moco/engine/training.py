@@ -17,15 +17,13 @@ from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
 from moco.common import distributed
-from moco.common.errors import DataError, plural, say
-from moco.common.registry import lookup
+from moco.common.errors import DataError, lookup, plural, say
 from moco.data.images import Images
 from moco.data.views import Batch, Item, Position, Views, positions_of_steps
 from moco.engine.config import check_milestones
 from moco.engine.device import autocast, pick_device, with_speed
 from moco.engine.loader import batch_loader
-from moco.engine.optim import OPTIMIZERS
-from moco.engine.schedule import LearningRate, Length, check_warmup
+from moco.engine.solver import OPTIMIZERS, LearningRate, Length, check_warmup
 from moco.modeling.archs import Spec
 from moco.modeling.encoder import contiguous_last_stages
 

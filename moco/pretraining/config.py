@@ -6,9 +6,8 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from moco.common.cfgnode import load_cfg
-from moco.common.errors import UserError, plural
+from moco.common.errors import UserError, lookup, plural
 from moco.common.files import PathLike
-from moco.common.registry import lookup
 from moco.engine import config as common_config
 from moco.engine.keys import PRETRAIN
 from moco.modeling.archs import VITS, spec_of

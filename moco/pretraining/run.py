@@ -17,8 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from moco.common import distributed
 from moco.common.command import RANDOM
-from moco.common.errors import DataError, UserError, plural, say
-from moco.common.registry import lookup
+from moco.common.errors import DataError, UserError, lookup, plural, say
 from moco.common.run import RunFolder
 from moco.data.augment import Augmentation, apply_colors
 from moco.data.images import Images, LabeledSets, labeled_sets, notes_on, open_images
@@ -29,7 +28,6 @@ from moco.engine.device import set_up_torch
 from moco.engine.evaluation import CenterCrop
 from moco.engine.keys import PRETRAIN
 from moco.engine.knn import evaluate
-from moco.engine.statistics import mean_statistics
 from moco.engine.training import Evaluation, Plan, Step, Training, print_notes
 from moco.engine.weights import InitialWeights
 from moco.modeling.archs import Spec, spec_of
@@ -43,6 +41,7 @@ from moco.modeling.encoder import (
 from moco.modeling.mechanisms import MECHANISMS
 from moco.modeling.mechanisms.base import KeyBatch, Mechanism, Passes
 from moco.modeling.shuffle_bn import Pass, exchange_plan, items_of_step, shuffle_plan
+from moco.modeling.synced_bn import mean_statistics
 from moco.modeling.vit import ViT
 from moco.pretraining.config import default_cfg, scale_to_batch
 

@@ -48,7 +48,7 @@ def twins(cfg, encoder, num_images):
 """,
         },
         """
-from moco.common.registry import lookup
+from moco.common.errors import lookup
 from moco.modeling.mechanisms.build import MECHANISMS
 from moco.pretraining.config import load_pretrain_cfg
 
@@ -59,7 +59,7 @@ assert lookup(MECHANISMS, cfg.MOCO.MECHANISM, "")(cfg, "encoder", 1) == "encoder
     Change(
         "an optimizer of the pre-training",
         {
-            "moco/engine/optim.py": """
+            "moco/engine/solver.py": """
 
 @OPTIMIZERS.register()
 def adagrad(parameters, solver):
@@ -70,8 +70,8 @@ def adagrad(parameters, solver):
         },
         """
 import torch
-from moco.common.registry import lookup
-from moco.engine.optim import OPTIMIZERS
+from moco.common.errors import lookup
+from moco.engine.solver import OPTIMIZERS
 from moco.pretraining.config import load_pretrain_cfg
 
 cfg = load_pretrain_cfg(None, ["SOLVER.OPTIMIZER", "adagrad"])
@@ -82,7 +82,7 @@ assert isinstance(made, torch.optim.Adagrad)
     Change(
         "a learning-rate schedule of the pre-training",
         {
-            "moco/engine/schedule.py": """
+            "moco/engine/solver.py": """
 
 @SCHEDULES.register()
 def constant(solver, length):
@@ -90,7 +90,7 @@ def constant(solver, length):
 """
         },
         """
-from moco.engine.schedule import LearningRate, Length
+from moco.engine.solver import LearningRate, Length
 from moco.pretraining.config import load_pretrain_cfg
 
 cfg = load_pretrain_cfg(None, ["SOLVER.SCHEDULE", "constant"])

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from fvcore.common.config import CfgNode
 
-from moco.engine.schedule import LearningRate, Length
+from moco.engine.solver import LearningRate, Length
 from moco.modeling.archs import EncoderSpec, ViTSpec
 from moco.modeling.encoder import build_encoder
 from moco.modeling.mechanisms.base import Mechanism

@@ -12,9 +12,9 @@ from benchmarks.suites import children
 from benchmarks.suites.executors.base import EXECUTORS, VISIBLE, Executor, Options, Process
 from benchmarks.suites.locks import Lock
 from benchmarks.suites.runs import Run
-from moco.common.children import own_modules
 from moco.common.distributed import usable_cores
 from moco.common.errors import UserError, plural
+from moco.common.shipped import own_modules
 
 
 class LocalProcess(Process):

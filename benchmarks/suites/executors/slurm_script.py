@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from moco.common.children import own_modules
 from moco.common.errors import UserError
+from moco.common.shipped import own_modules
 
 PARTNER_SECONDS = 60  # time for the other machines of a run after the process on one has ended
 # Options of sbatch that the project sets, as they follow from a run's size or from requeuing.

@@ -7,8 +7,7 @@ import torch.nn.functional as F
 
 from convert.initial_weights import read_initial_weights
 from moco.classification.config import default_cfg, load_classify_cfg, scale_to_batch
-from moco.classification.data import crop_and_flip
-from moco.classification.run import build_classifier
+from moco.classification.run import build_classifier, crop_and_flip
 from moco.common.cfgnode import load_cfg
 from moco.common.run import read_record
 from moco.data.augment import apply_colors

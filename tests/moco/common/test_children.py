@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from moco.common.children import own_modules
+from moco.common.shipped import own_modules
 
 
 @pytest.mark.parametrize("before", ["", "another_folder"])

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from moco.classification.data import open_labeled
+from moco.classification.run import open_labeled
 from moco.data.inaturalist import find_inaturalist
 from tests.moco.classification.classify_runs import write_labeled
 

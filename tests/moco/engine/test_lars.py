@@ -9,7 +9,7 @@ from moco.common.errors import Preempted
 from moco.engine.config import default_cfg, protocol_sha256
 from moco.engine.keys import EVERY
 from moco.engine.lars import LARS
-from moco.engine.optim import OPTIMIZERS
+from moco.engine.solver import OPTIMIZERS
 from tests.moco.classification.classify_runs import words
 from tests.moco.commands import linear as main
 

@@ -8,7 +8,7 @@ import torch
 from moco.common.errors import NumericError, UserError
 from moco.engine.checkpoint import list_checkpoints, load_checkpoint
 from moco.engine.saver import LossRange, largest_weight
-from moco.engine.schedule import LearningRate
+from moco.engine.solver import LearningRate
 
 
 def good_after(losses, weights=1.0):

@@ -5,7 +5,7 @@ import pytest
 from moco.common.errors import UserError
 from moco.engine.config import default_cfg
 from moco.engine.keys import EVERY
-from moco.engine.schedule import SCHEDULES, LearningRate, Length, check_warmup
+from moco.engine.solver import SCHEDULES, LearningRate, Length, check_warmup
 
 
 def rates(total_steps, steps_per_epoch, at=None, **keys):

@@ -1,18 +1,22 @@
-"""Learning rate as a pure function of the step, and the registry of its schedules.
+"""Learning rate as a pure function of the step, and the registries of schedules and optimizers.
 
-Each entry of the registry is a function of the keys under SOLVER and of a `Length`, named as its
-value of SOLVER.SCHEDULE; it returns the factor of BASE_LR as a function of the step, from 0.
+An entry of `SCHEDULES` is a function of the keys under SOLVER and of a `Length`, named as its value
+of SOLVER.SCHEDULE; it returns the factor of BASE_LR as a function of the step, from 0. One of
+`OPTIMIZERS`, by SOLVER.OPTIMIZER, is a function of the parameters to train and of the keys.
 """
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, NamedTuple
 
 from fvcore.common.config import CfgNode
 from fvcore.common.registry import Registry
 
-from moco.common.errors import UserError
-from moco.common.registry import lookup
+from moco.common.errors import UserError, lookup
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
 
 SCHEDULES = Registry("SCHEDULES")
 Factor = Callable[[int], float]
@@ -104,3 +108,32 @@ class LearningRate:
     def of_total(self, steps: int) -> "LearningRate":
         """Return the learning rate of a run of another length."""
         return LearningRate(self._solver, self.length._replace(total_steps=steps))
+
+
+OPTIMIZERS = Registry("OPTIMIZERS")
+
+
+@OPTIMIZERS.register()
+def sgd(parameters: Iterable["Tensor"], solver: "CfgNode") -> "Optimizer":
+    """Build SGD with momentum (the paper, sec. 4) and weight decay on all parameters."""
+    import torch
+
+    return torch.optim.SGD(
+        parameters, solver.BASE_LR, solver.MOMENTUM, weight_decay=solver.WEIGHT_DECAY
+    )
+
+
+@OPTIMIZERS.register()
+def adamw(parameters: Iterable["Tensor"], solver: "CfgNode") -> "Optimizer":
+    """Build AdamW with torch's betas (0.9, 0.999), decaying all parameters as in MoCo v3."""
+    import torch
+
+    return torch.optim.AdamW(parameters, solver.BASE_LR, weight_decay=solver.WEIGHT_DECAY)
+
+
+@OPTIMIZERS.register()
+def lars(parameters: Iterable["Tensor"], solver: "CfgNode") -> "Optimizer":
+    """Build LARS, for large batches; see `moco.engine.lars.LARS`."""
+    from moco.engine.lars import LARS
+
+    return LARS(parameters, solver.BASE_LR, solver.MOMENTUM, solver.WEIGHT_DECAY)
