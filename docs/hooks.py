@@ -11,7 +11,7 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,12 +30,12 @@ from benchmarks.report.render import RENDERERS, TEMPLATES  # noqa: E402
 from benchmarks.report.shared import Shared  # noqa: E402
 from benchmarks.report.style import format_cell  # noqa: E402
 from benchmarks.report.verify import read_all  # noqa: E402
-from detection.config.keys import FAMILIES, KEYS  # noqa: E402
+from detection.config.keys import DETECTRON2S, FAMILIES, KEYS, OURS  # noqa: E402
 from detection.evaluation import metrics  # noqa: E402
 from moco.classification import config as classification  # noqa: E402
 from moco.common.cfgnode import flatten  # noqa: E402
 from moco.common.command import NAME  # noqa: E402
-from moco.common.keys import Key  # noqa: E402
+from moco.common.keys import Key, Keys, defaults_of  # noqa: E402
 from moco.common.shipped import RESULTS  # noqa: E402
 from moco.engine import keys as training  # noqa: E402
 from moco.finetune import FINETUNE  # noqa: E402
@@ -171,43 +171,34 @@ def config_keys() -> str:
     linear, finetune = (
         flatten(classification.default_cfg(protocol.defaults)) for protocol in (LINEAR, FINETUNE)
     )
-    theirs, ours = KEYS.where(detectron2=True), KEYS.where(detectron2=False)
-    of_families = {row.name for family in FAMILIES for row in family.keys}
-    on_embedded = {row.name for row in theirs if len(row.embedded) == 1}
-    on_both = {row.name for row in theirs if row.range and len(row.range.choices) == 1}
+    of_families = {name for family in FAMILIES for name in family.keys}
+    on_embedded = {name for name, key in DETECTRON2S.items() if len(key.embedded) == 1}
+    on_both = {n for n, key in DETECTRON2S.items() if key.range and len(key.range.choices) == 1}
     fixed = on_embedded | on_both
-    sections: dict[str, tuple[Iterable[Key], dict[str, dict[str, Any]]]] = {
-        "Every training of moco/": (
-            training.KEYS.where(program=training.EVERY),
-            {"pretrain": pretrain, "linear": linear, "finetune": finetune},
-        ),
-        "Pre-training": (
-            training.KEYS.where(program=training.PRETRAIN),
-            {"v1": pretrain, "v2": flatten(pretraining.default_cfg("v2"))},
-        ),
-        "Linear classification and fine-tuning": (
-            training.KEYS.where(program=training.CLASSIFICATION),
-            {"linear": linear, "finetune": finetune},
-        ),
+    common, detection = training.COMMON.keys(), {"": defaults_of(KEYS)}
+    classified = {"linear": linear, "finetune": finetune}
+    views = {"v1": pretrain, "v2": flatten(pretraining.default_cfg("v2"))}
+    every, own = {"pretrain": pretrain, **classified}, training.CLASSIFICATION
+    sections: dict[str, tuple[Keys, Collection[str], dict[str, dict[str, Any]]]] = {
+        "Every training of moco/": (training.COMMON, common, every),
+        "Pre-training": (training.PRETRAIN, training.PRETRAIN.keys() - common, views),
+        "Linear classification and fine-tuning": (own, own.keys() - common, classified),
+        "Detection: this project's keys": (OURS, OURS.keys() - of_families, detection),
+        "Detection: the backbone families' keys": (OURS, of_families, detection),
+        "Detection: Detectron2's keys": (DETECTRON2S, DETECTRON2S.keys() - fixed, detection),
+        "Detection: fixed on the embedded engine": (DETECTRON2S, on_embedded, detection),
+        "Detection: fixed on both engines": (DETECTRON2S, on_both, detection),
     }
-    detection = {
-        "Detection: this project's keys": [row for row in ours if row.name not in of_families],
-        "Detection: the backbone families' keys": [r for r in ours if r.name in of_families],
-        "Detection: Detectron2's keys": [row for row in theirs if row.name not in fixed],
-        "Detection: fixed on the embedded engine": [r for r in theirs if r.name in on_embedded],
-        "Detection: fixed on both engines": [row for row in theirs if row.name in on_both],
-    }
-    sections |= {title: (rows, {"": KEYS.defaults}) for title, rows in detection.items()}
     lines: list[str] = []
     anchors: set[str] = set()
-    for title, (rows, defaults) in sections.items():
+    for title, (table, names, defaults) in sections.items():
         lines += [f"\n## {title}\n\n{ABOUT.get(title, '')}\n"]
         group = ""
-        for row in rows:
-            if group != (group := row.name.rpartition(".")[0].partition(".")[0]):
+        for name in (name for name in table if name in names):
+            if group != (group := name.rpartition(".")[0].partition(".")[0]):
                 lines += [f"\n### {group or 'Others'}\n"]
-            shown = f"{_anchor(row.name, anchors)}{_default(row.name, defaults)}"
-            said = "" if row.name in fixed else _said(row)
+            shown = f"{_anchor(name, anchors)}{_default(name, defaults)}"
+            said = "" if name in fixed else _said(table[name])
             lines += [f"- {shown}\n\n    {_prose(said)}\n"]
     return "\n".join(lines)
 
@@ -262,17 +253,17 @@ def _cell(text: object, value: float | None) -> Markup:
     return Markup("<td{}>{}</td>").format(data, text)
 
 
-def _said(row: Key) -> str:
+def _said(key: Key) -> str:
     """Return a key's description, its range, and the values that the embedded engine takes."""
-    said = row.doc
+    said = key.doc
     for label, values in (
-        ("On the embedded engine", row.embedded),
-        ("Choices", row.range.choices if row.range else ()),
+        ("On the embedded engine", key.embedded),
+        ("Choices", key.range.choices if key.range else ()),
     ):
         if values:
             said += f" {label}: {', '.join(f'`{_value(value)}`' for value in values)}."
-    if row.range and not row.range.choices:
-        said += f" Range: {row.range.expected}."
+    if key.range and not key.range.choices:
+        said += f" Range: {key.range.expected}."
     return said
 
 

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-
 from benchmarks.report.keys import names_where
+
 from benchmarks.suites.data_digest import data_digest
 from benchmarks.suites.plan import run_id
 from benchmarks.suites.suite import SuiteTask, all_keys, without_places

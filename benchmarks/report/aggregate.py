@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.report.escape import file_names
-from benchmarks.report.keys import names_where
 from benchmarks.report.paper import tables_for
-from benchmarks.report.records import FinishedRun
+from benchmarks.report.records import TASK_KEYS, FinishedRun
 from benchmarks.report.sequential import ROUNDING, Looks
 from detection.evaluation.metrics import headline_names
 from moco.common.command import RANDOM, SEVERAL
 from moco.common.errors import UserError, first_few
+from moco.common.keys import NOT_PROTOCOL, names_of
 
 CONFIDENCE = 0.95
 _PRETRAINING = re.compile(rf"(.+){SEVERAL}([1-9]\d{{0,2}})")
@@ -276,7 +276,7 @@ def listed_differences(groups: Sequence[Sequence[FinishedRun]]) -> str:
     configs = [[run.record.config for run in group] for group in groups]
     keys = {key for group in configs for config in group for key in config}
     parts = []
-    for key in sorted(keys - {*names_where(protocol=False)}):
+    for key in sorted(keys - {*names_of(TASK_KEYS, *NOT_PROTOCOL)}):
         values = [[config.get(key) for config in group] for group in configs]
         constant = all(all(value == group[0] for value in group) for group in values)
         if constant and any(group[0] != values[0][0] for group in values):

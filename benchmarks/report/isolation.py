@@ -13,12 +13,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.report.aggregate import Row, Table
-from benchmarks.report.keys import names_where
+from benchmarks.report.records import TASK_KEYS
 from benchmarks.report.style import format_seeds
 from detection.config.keys import DATA_KEY, tuned_axes, tuned_values
 from moco.common.errors import first_few, plural
+from moco.common.keys import Role, names_of
 from moco.common.run import RunRecord
 
+# Keys that affect which random numbers a seed yields, or the rounding of the results.
+_SAMPLING = (
+    *("DEVICE", "DATA.NUM_WORKERS", "MODEL.DEVICE", "DATALOADER.NUM_WORKERS"),
+    *("MODEL.CHANNELS_LAST", "SOLVER.REFERENCE_WORLD_SIZE"),
+)
 NO_EFFECT = ("python",)  # packages whose version does not change results
 MAX_NAMED = 3  # maximum number of tensors in a text
 SHORT = 4  # digits of a hash in a line, whose other digits are on the page of runs
@@ -97,7 +103,7 @@ def _compare(row: Row, base: Row) -> Isolation:
     batches = [(a.start or {})["batches"] for a, _ in pairs]
     contract = [
         f"{key} {x!r} / {y!r}"
-        for key in names_where(weights=True)
+        for key in names_of(TASK_KEYS, Role.WEIGHTS)
         if (x := first.config.get(key)) != (y := pairs[0][1].config.get(key))
     ]
     one = f"{plural(len(batches[0]), 'first batch')} (sha256 {_hash(batches)}) and the initial "
@@ -234,7 +240,7 @@ def _sampling(record: RunRecord) -> dict[str, Any]:
     gpus = (record.provenance.get("hardware") or {}).get("gpus") or ()
     versions = record.provenance.get("versions") or {}
     return {
-        **{key: record.config.get(key) for key in names_where(sampling=True)},
+        **{key: record.config.get(key) for key in _SAMPLING},
         "number of GPUs": len(gpus),
         **{name: version for name, version in versions.items() if name not in NO_EFFECT},
     }

@@ -11,8 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from detection.config.keys import KEYS
+from detection.config.keys import OURS
 from moco.common.cfgnode import read_yaml, same_value
+from moco.common.keys import defaults_of
 
 NEAR = 2  # maximum number of differing tags of a similar protocol
 SAME = ("backbone", "detector", "data")  # tags that must be equal in similar protocols, too
@@ -87,7 +88,7 @@ def tags_of(config: Mapping[str, Any]) -> dict[str, str | None]:
     """
     synonyms = _tree()["synonyms"]
     # Keys that were added after the run was recorded are at their default.
-    config = {**KEYS.where(detectron2=False).defaults, **config}
+    config = {**defaults_of(OURS), **config}
 
     def has(keys: Mapping[str, Any]) -> bool:
         found = {key: config.get(key) for key in keys}

@@ -24,9 +24,12 @@ from moco.common.cfgnode import cfg_sha256
 from moco.common.command import RANDOM
 from moco.common.errors import UserError, shown
 from moco.common.files import PathLike, read_bytes
+from moco.common.keys import Keys
 from moco.common.run import DIGITS, METRICS_NAME, RECORD_NAME, RunRecord, read_record
 from moco.engine.config import protocol_sha256
 from moco.engine.keys import CLASSIFICATION
+
+TASK_KEYS: Keys = {**CLASSIFICATION, **keys.KEYS}  # of the tasks that have rows in a report
 
 
 @dataclass(frozen=True)

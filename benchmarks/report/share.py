@@ -18,11 +18,11 @@ from benchmarks.report import comparison, page
 from benchmarks.report.along import epoch_of
 from benchmarks.report.bundle import ABOUT_NAME, EVIDENCE, PLAN, SUITE_NAME, About, knn_name
 from benchmarks.report.content import Report
-from benchmarks.report.keys import names_where
 from benchmarks.report.progress import PAGE_NAME
-from benchmarks.report.records import FinishedRun, Results, Unusable
+from benchmarks.report.records import TASK_KEYS, FinishedRun, Results, Unusable
 from benchmarks.report.render import comparison_text, page_text
 from moco.common.files import PathLike, atomic_write
+from moco.common.keys import NOT_PROTOCOL, names_of
 from moco.common.run import RECORD_NAME, RunRecord
 
 README = f"""\
@@ -117,7 +117,7 @@ def _evidence(run: FinishedRun, name: str) -> bytes | None:
 
 
 def _of_record(record: RunRecord) -> RunRecord:
-    not_protocol = names_where(protocol=False)
+    not_protocol = names_of(TASK_KEYS, *NOT_PROTOCOL)
     return replace(
         record,
         config={

@@ -223,7 +223,7 @@ def _known_keys(program: str) -> Callable[[str], bool]:
     if program == DETECTION:
         from detection.config.keys import KEYS
 
-        return lambda key: key in KEYS.names or "DENSEPOSE" in key
+        return lambda key: key in KEYS or "DENSEPOSE" in key
     from moco.classification.config import default_cfg
     from moco.common.cfgnode import flatten
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report.bundle import SUITE_NAME
-from benchmarks.report.keys import names_where
+from benchmarks.report.records import TASK_KEYS
 from benchmarks.suites.checks import with_datasets_folder
 from benchmarks.suites.suite import Suite, all_keys
 from moco.common.errors import DataError, UserError
@@ -65,11 +65,9 @@ def data_paths(keys: Mapping[str, Any]) -> dict[str, str]:
     """Return key → file or folder of custom data; empty if there are none or one is missing."""
     from detection.datasets.coco import images_of  # not for the suites of known datasets
 
-    folders, files = names_where(data="folder"), names_where(data="file")
-    values = {k: with_datasets_folder(str(keys[k])) for k in (*folders, *files) if keys.get(k)}
-    paths = {key: os.path.expanduser(path) for key, path in values.items()}
-    exists = {k: (os.path.isdir if k in folders else os.path.isfile)(p) for k, p in paths.items()}
-    if not all(exists.values()):
+    set_to = {k: str(keys[k]) for k, key in TASK_KEYS.items() if key.data and keys.get(k)}
+    paths = {key: os.path.expanduser(with_datasets_folder(path)) for key, path in set_to.items()}
+    if not all(map(os.path.exists, paths.values())):
         return {}
     if file := paths.get("DATASETS.YOLO_YAML"):
         paths["folder of DATASETS.YOLO_YAML"] = os.path.dirname(file) or "."

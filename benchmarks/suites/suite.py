@@ -7,11 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report.keys import names_where
+from benchmarks.report.records import TASK_KEYS
 from moco.common.cfgnode import flatten, read_yaml
 from moco.common.command import RANDOM, SEVERAL
+from moco.common.keys import Role, names_of
 
 VOC_METRIC = "DATASETS.VOC_METRIC"
+_PART_INDEX = "DATASETS.PART_INDEX"
+_JSON_FILES = ("DATASETS.COCO_TRAIN_JSON", "DATASETS.COCO_TEST_JSON")
 DETECTION, LINEAR, FINETUNE = "detection", "linear", "finetune"
 PROGRAMS = (DETECTION, LINEAR, FINETUNE)
 POINT, CHOOSE = "point", "choose"  # the training of one point of a grid, the choice of the best
@@ -221,9 +224,9 @@ def without_places(keys: Mapping[str, Any]) -> dict[str, Any]:
     Of some files the name is kept. VOC's metric is left out, too: it was once that of every folder
     in VOC's layout, without a key.
     """
-    left_out, files = names_where(run_id=False), names_where(run_id="name")
+    left_out = {*names_of(TASK_KEYS, Role.PLACE, Role.RUN)} - {_PART_INDEX, *_JSON_FILES}
     return {
-        key: Path(str(value)).name if key in files else value
+        key: Path(str(value)).name if key in _JSON_FILES else value
         for key, value in keys.items()
         if key not in left_out and (key, value) != (VOC_METRIC, "voc")
     }

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report.datasets import DOMAIN, reach
-from benchmarks.report.keys import names_where
+from benchmarks.report.records import TASK_KEYS
 from benchmarks.suites import children
 from benchmarks.suites.suite import (
     DETECTION,
@@ -37,9 +37,11 @@ from moco.common.cfgnode import flatten, read_yaml
 from moco.common.command import EPOCH, RANDOM, SEVERAL
 from moco.common.errors import DataError, UserError, plural, say
 from moco.common.files import PathLike, expanded
+from moco.common.keys import Role, names_of
 from moco.common.pretrained import ENDINGS, init_name
 
 MAX_TRIALS = 100
+TUNABLE = [name for name, key in TASK_KEYS.items() if key.tunable]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # Predicate of valid values, and their description for the error.
 Check = tuple[Callable[[Any], bool], str]
@@ -56,7 +58,7 @@ def _is_grid(value: Any) -> bool:
     if not isinstance(value, Mapping) or not set(value) <= {"share", "values"}:
         return False
     share, axes = value.get("share", 1), flatten(value.get("values", {}))
-    fits = all(key in names_where(tunable=True) and are_numbers(axis) for key, axis in axes.items())
+    fits = all(key in TUNABLE and are_numbers(axis) for key, axis in axes.items())
     return type(share) in (int, float) and 0 < share <= 1 and fits
 
 
@@ -76,7 +78,7 @@ _SUITE_KEYS: dict[str, Check] = {
     "inits": (lambda v: isinstance(v, Mapping), "NAME: weights lines, or NAME: [weights, ...]"),
     "tune": (
         _is_grid,
-        f"share: 0 to 1, and values: KEY: numbers for {', '.join(names_where(tunable=True))}",
+        f"share: 0 to 1, and values: KEY: numbers for {', '.join(TUNABLE)}",
     ),
     "tasks": (lambda v: isinstance(v, list) and len(v) > 0, "a list of at least one task"),
 }
@@ -330,7 +332,7 @@ def check(where: str, value: Any, check: Check) -> Any:
 
 def refuse_per_run(where: str, key: str) -> None:
     """Raise UserError for a key that the suite sets for every run."""
-    if key in names_where(per_run=True):
+    if key in names_of(TASK_KEYS, Role.RUN):
         raise UserError(f"{where}: {key} is set for each run; leave it out")
 
 

@@ -25,6 +25,7 @@ from detection.evaluation.metrics import headline_names
 from moco.common.cfgnode import flatten, read_yaml
 from moco.common.errors import UserError, plural, run_cli
 from moco.common.files import atomic_write_text, read_text
+from moco.common.keys import defaults_of
 from moco.common.run import RECORD_NAME, read_record
 
 DEFAULTS = Path(__file__).with_name("tuning.yaml")
@@ -80,7 +81,7 @@ class Choice:
 
 def grid_of(task: SuiteTask, own: Mapping[str, Any] | None = None) -> Grid:
     """Return the grid of a task, from the suite's `tune` (`own`) or from tuning.yaml."""
-    keys = {**KEYS.defaults, **all_keys(task)}
+    keys = {**defaults_of(KEYS), **all_keys(task)}
     table = read_yaml(DEFAULTS)
     share = float((own or {}).get("share", table["share"]))
     if own and "values" in own:
@@ -109,7 +110,7 @@ def with_grids(suite: Suite) -> Suite:
         tasks.append(task)
         if task.program != DETECTION:
             continue
-        grid, keys = grid_of(task, suite.tune), {**KEYS.defaults, **all_keys(task)}
+        grid, keys = grid_of(task, suite.tune), {**defaults_of(KEYS), **all_keys(task)}
         length = max(int(keys["SOLVER.MAX_ITER"] * grid.share), 1)
         # YAML reads a tuple as a string.
         steps = tuple(max(int(step * grid.share), 1) for step in parsed(str(keys["SOLVER.STEPS"])))

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from fvcore.common.registry import Registry
 
 from moco.common.errors import DataError, UserError, lookup, shown
-from moco.common.keys import Key
+from moco.common.keys import Keys
 from moco.modeling import soundness
 from moco.modeling.soundness import Triple
 
@@ -413,7 +413,7 @@ class Family:
     reference: Callable[[Any], nn.Module]
     owner: str
     features: Mapping[str, str]
-    keys: tuple[Key, ...] = ()
+    keys: Keys = dataclasses.field(default_factory=dict)
     pyramid: Pyramid | None = None
     named_by: str = ""
     named_scheme: Callable[[Mapping[str, Any]], Scheme] | None = None

@@ -31,9 +31,9 @@ from convert.families.base import (
     check_layer_norms,
     later,
 )
-from convert.families.stages import FEATURES, StagedArchitecture, drop_path, network_arguments
+from convert.families.stages import DROP_PATH, FEATURES, StagedArchitecture, network_arguments
 from moco.common.errors import DataError
-from moco.common.keys import Key
+from moco.common.keys import Key, Keys, Role
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -240,37 +240,26 @@ def recognize(state: Mapping[str, Tensor], hints: Hints) -> ConvNeXtArchitecture
 
 
 # Keys of a detector's configuration.
-TASK_KEYS = (
-    Key(
-        "MODEL.CONVNEXT.DEPTHS",
-        [3, 3, 9, 3],
-        "Blocks of the four stages. Set by the weights' contract.",
+TASK_KEYS: Keys = {
+    "MODEL.CONVNEXT.DEPTHS": Key(
+        [3, 3, 9, 3], "Blocks of the four stages. Set by the weights' contract."
     ),
-    Key(
-        "MODEL.CONVNEXT.DIMS",
-        [96, 192, 384, 768],
-        "Channels of the four stages. Set by the weights' contract.",
+    "MODEL.CONVNEXT.DIMS": Key(
+        [96, 192, 384, 768], "Channels of the four stages. Set by the weights' contract."
     ),
-    Key(
-        "MODEL.CONVNEXT.LAYER_SCALE",
-        True,
-        "Use LayerScale (V1). Set by the weights' contract.",
-        weights=True,
+    "MODEL.CONVNEXT.LAYER_SCALE": Key(
+        True, "Use LayerScale (V1). Set by the weights' contract.", role=Role.WEIGHTS
     ),
-    Key(
-        "MODEL.CONVNEXT.GRN",
+    "MODEL.CONVNEXT.GRN": Key(
         False,
         "Use global response normalization (V2). Set by the weights' contract.",
-        weights=True,
+        role=Role.WEIGHTS,
     ),
-    Key(
-        "MODEL.CONVNEXT.LAYER_NORM_EPS",
-        1e-6,
-        "Epsilon of LayerNorm. Set by the weights' contract.",
-        weights=True,
+    "MODEL.CONVNEXT.LAYER_NORM_EPS": Key(
+        1e-6, "Epsilon of LayerNorm. Set by the weights' contract.", role=Role.WEIGHTS
     ),
-    drop_path("MODEL.CONVNEXT"),
-)
+    "MODEL.CONVNEXT.DROP_PATH": DROP_PATH,
+}
 
 
 @FAMILIES.register()

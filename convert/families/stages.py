@@ -11,6 +11,12 @@ from moco.common.errors import UserError, shown
 from moco.common.keys import Key, below
 
 FEATURES = (*STRIDES,)
+DROP_PATH = Key(
+    0.0,
+    "Stochastic depth: drop probability of the last block; increases linearly from 0 at the first "
+    "block.",
+    below(0, 1),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,14 +75,3 @@ def network_arguments(
         }
 
     return arguments
-
-
-def drop_path(node: str) -> Key:
-    """Return the key of stochastic depth in a node of the configuration."""
-    return Key(
-        f"{node}.DROP_PATH",
-        0.0,
-        "Stochastic depth: drop probability of the last block; increases linearly from 0 at the "
-        "first block.",
-        below(0, 1),
-    )

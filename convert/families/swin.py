@@ -32,9 +32,9 @@ from convert.families.base import (
     later,
     with_bias,
 )
-from convert.families.stages import FEATURES, StagedArchitecture, drop_path, network_arguments
+from convert.families.stages import DROP_PATH, FEATURES, StagedArchitecture, network_arguments
 from moco.common.errors import DataError, UserError, shown
-from moco.common.keys import Key
+from moco.common.keys import Key, Keys, Role
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -281,36 +281,26 @@ def recognize(state: Mapping[str, Tensor], hints: Hints) -> SwinArchitecture:
 
 
 # Keys of a detector's configuration.
-TASK_KEYS = (
-    Key(
-        "MODEL.SWIN.EMBED_DIM",
-        96,
-        "Channels of the first of four stages. Set by the weights' contract.",
+TASK_KEYS: Keys = {
+    "MODEL.SWIN.EMBED_DIM": Key(
+        96, "Channels of the first of four stages. Set by the weights' contract."
     ),
-    Key(
-        "MODEL.SWIN.DEPTHS",
-        [2, 2, 6, 2],
-        "Blocks of the four stages. Set by the weights' contract.",
+    "MODEL.SWIN.DEPTHS": Key(
+        [2, 2, 6, 2], "Blocks of the four stages. Set by the weights' contract."
     ),
-    Key(
-        "MODEL.SWIN.NUM_HEADS",
-        [3, 6, 12, 24],
-        "Attention heads of the four stages. Set by the weights' contract.",
+    "MODEL.SWIN.NUM_HEADS": Key(
+        [3, 6, 12, 24], "Attention heads of the four stages. Set by the weights' contract."
     ),
-    Key(
-        "MODEL.SWIN.WINDOW_SIZE",
-        7,
-        "Side of a window, in cells. Set by the weights' contract.",
-        weights=True,
+    "MODEL.SWIN.WINDOW_SIZE": Key(
+        7, "Side of a window, in cells. Set by the weights' contract.", role=Role.WEIGHTS
     ),
-    Key(
-        "MODEL.SWIN.QKV_BIAS",
+    "MODEL.SWIN.QKV_BIAS": Key(
         True,
         "Use a bias of queries, keys and values. Set by the weights' contract.",
-        weights=True,
+        role=Role.WEIGHTS,
     ),
-    drop_path("MODEL.SWIN"),
-)
+    "MODEL.SWIN.DROP_PATH": DROP_PATH,
+}
 
 
 @FAMILIES.register()

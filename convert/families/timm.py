@@ -30,7 +30,7 @@ from convert.families.stages import FEATURES
 from convert.families.timm_arguments import as_text, from_text
 from convert.families.vit import FEATURE
 from moco.common.errors import UserError, plural, shown
-from moco.common.keys import Key, below
+from moco.common.keys import Key, Keys, below
 from moco.modeling import soundness
 
 if TYPE_CHECKING:
@@ -185,33 +185,29 @@ def recognize(state: Mapping[str, Tensor], hints: Hints) -> TimmArchitecture:
 
 
 # Keys of a detector's configuration.
-TASK_KEYS = (
-    Key(
-        "MODEL.TIMM.NAME",
+TASK_KEYS: Keys = {
+    "MODEL.TIMM.NAME": Key(
         "",
         "Model name of timm without a tag. Set by weights from timm://..., and by the weights' "
         "contract; required for a file that names no network.",
     ),
-    Key(
-        "MODEL.TIMM.ARGUMENTS",
+    "MODEL.TIMM.ARGUMENTS": Key(
         "",
         "Arguments of timm.create_model, e.g. img_size=384 act_layer=relu; empty: none. Set by the "
         "weights' contract.",
     ),
-    Key(
-        "MODEL.TIMM.PATCH_SIZE",
+    "MODEL.TIMM.PATCH_SIZE": Key(
         0,
         "Side of a patch, px, to which timm resamples the weights' patches; 0: the network's own "
         f"or, if that is no power of two, {PATCH_PX}. For networks with one map.",
     ),
-    Key("MODEL.TIMM.DROP_PATH", 0.0, "timm's drop_path_rate.", below(0, 1)),
-    Key(
-        "MODEL.TIMM.CHECKPOINT_BLOCKS",
+    "MODEL.TIMM.DROP_PATH": Key(0.0, "timm's drop_path_rate.", below(0, 1)),
+    "MODEL.TIMM.CHECKPOINT_BLOCKS": Key(
         False,
         "Recompute activations in the backward pass as timm does it: less memory, more time. "
         "Batch norm then updates its statistics twice.",
     ),
-)
+}
 
 
 def _arguments_in(keys: Any) -> str:

@@ -36,7 +36,7 @@ from convert.families.vit_resize import (
     resize_positions,
 )
 from moco.common.errors import DataError, UserError, shown
-from moco.common.keys import Key, one_of
+from moco.common.keys import Key, Keys, Role, one_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -671,141 +671,108 @@ def fold_layer_scale(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 # Keys of a detector's configuration; ViT-B by default.
-TASK_KEYS = (
-    Key(
-        "MODEL.VIT.PATCH_SIZE",
-        16,
-        "Side of a patch, px: a power of two from 4. Set by the weights' contract.",
+TASK_KEYS: Keys = {
+    "MODEL.VIT.PATCH_SIZE": Key(
+        16, "Side of a patch, px: a power of two from 4. Set by the weights' contract."
     ),
-    Key("MODEL.VIT.EMBED_DIM", 768, "Width. Set by the weights' contract."),
-    Key("MODEL.VIT.DEPTH", 12, "Number of blocks. Set by the weights' contract."),
-    Key(
-        "MODEL.VIT.NUM_HEADS",
-        12,
-        "Number of attention heads. Set by the weights' contract.",
-        weights=True,
+    "MODEL.VIT.EMBED_DIM": Key(768, "Width. Set by the weights' contract."),
+    "MODEL.VIT.DEPTH": Key(12, "Number of blocks. Set by the weights' contract."),
+    "MODEL.VIT.NUM_HEADS": Key(
+        12, "Number of attention heads. Set by the weights' contract.", role=Role.WEIGHTS
     ),
-    Key("MODEL.VIT.MLP_DIM", 3072, "Hidden width of the MLPs. Set by the weights' contract."),
-    Key(
-        "MODEL.VIT.QKV_BIAS",
+    "MODEL.VIT.MLP_DIM": Key(3072, "Hidden width of the MLPs. Set by the weights' contract."),
+    "MODEL.VIT.QKV_BIAS": Key(
         True,
         "Use a bias in queries, keys and values. Set by the weights' contract.",
-        weights=True,
+        role=Role.WEIGHTS,
     ),
-    Key(
-        "MODEL.VIT.LAYER_SCALE",
-        False,
-        "Use LayerScale. Set by the weights' contract.",
-        weights=True,
+    "MODEL.VIT.LAYER_SCALE": Key(
+        False, "Use LayerScale. Set by the weights' contract.", role=Role.WEIGHTS
     ),
-    Key(
-        "MODEL.VIT.CLASS_POSITION",
+    "MODEL.VIT.CLASS_POSITION": Key(
         True,
         "The position embedding starts with a slot for a class token (which is not used). Set "
         "by the weights' contract.",
-        weights=True,
+        role=Role.WEIGHTS,
     ),
-    Key(
-        "MODEL.VIT.PRETRAIN_IMAGE_SIZE",
+    "MODEL.VIT.PRETRAIN_IMAGE_SIZE": Key(
         224,
         "Side of the images that the position embedding is for, px. Set by the weights' contract.",
-        weights=True,
+        role=Role.WEIGHTS,
     ),
-    Key(
-        "MODEL.VIT.LAYER_NORM_EPS",
-        1e-6,
-        "Epsilon of LayerNorm. Set by the weights' contract.",
-        weights=True,
+    "MODEL.VIT.LAYER_NORM_EPS": Key(
+        1e-6, "Epsilon of LayerNorm. Set by the weights' contract.", role=Role.WEIGHTS
     ),
-    Key(
-        "MODEL.VIT.ACTIVATION",
+    "MODEL.VIT.ACTIVATION": Key(
         GELU,
         "Activation of the MLPs. Set by the weights' contract.",
         one_of(*ACTIVATIONS.values()),
-        weights=True,
+        role=Role.WEIGHTS,
     ),
-    Key(
-        "MODEL.VIT.PRE_NORM",
+    "MODEL.VIT.PRE_NORM": Key(
         False,
         "Use a norm before the first block, as CLIP. Set by the weights' contract.",
-        weights=True,
+        role=Role.WEIGHTS,
     ),
-    Key(
-        "MODEL.VIT.PATCH_BIAS",
-        True,
-        "Use a bias in the patch embedding. Set by the weights' contract.",
-        weights=True,
+    "MODEL.VIT.PATCH_BIAS": Key(
+        True, "Use a bias in the patch embedding. Set by the weights' contract.", role=Role.WEIGHTS
     ),
-    Key(
-        "MODEL.VIT.POSITION_RULE",
+    "MODEL.VIT.POSITION_RULE": Key(
         BICUBIC,
         "Interpolation of the position embedding for images of other sizes; Detectron2's is "
         "bicubic. Set by the weights' contract.",
         one_of(*POSITION_RULES),
-        weights=True,
+        role=Role.WEIGHTS,
     ),
-    Key(
-        "MODEL.VIT.SWIGLU",
+    "MODEL.VIT.SWIGLU": Key(
         False,
         "Gate the MLPs with SiLU; MLP_DIM is the width after it. Set by the weights' contract.",
-        weights=True,
+        role=Role.WEIGHTS,
     ),
-    Key(
-        "MODEL.VIT.ROTARY",
+    "MODEL.VIT.ROTARY": Key(
         False,
         "Use the rotary positions of DINOv3 (arXiv 2508.10104), with coordinates of the whole map "
         "in windows, too, instead of added ones. Set by the weights' contract.",
-        weights=True,
+        role=Role.WEIGHTS,
     ),
-    Key(
-        "MODEL.VIT.TOKENS",
+    "MODEL.VIT.TOKENS": Key(
         0,
         "Number of tokens in the weights: the class token, then registers. Set by the weights' "
         "contract.",
-        weights=True,
+        role=Role.WEIGHTS,
     ),
-    Key(
-        "MODEL.VIT.KEEP_TOKENS",
+    "MODEL.VIT.KEEP_TOKENS": Key(
         False,
         "Keep these tokens before the patches in every block. Each window has copies, which count "
         "as one token together and are averaged. False: leave the tokens out, as ViTDet.",
     ),
-    Key(
-        "MODEL.VIT.ROPE_RESCALE",
+    "MODEL.VIT.ROPE_RESCALE": Key(
         0.0,
         "Multiply the coordinates of rotary positions by a random number in each block while "
         "training, log-uniform in [1/N, N]; DINOv3's pre-training has 2. 0: never.",
     ),
-    Key(
-        "MODEL.VIT.WINDOW_SIZE",
-        14,
-        "Side of the attention windows, in patches; 0: global attention in every block.",
+    "MODEL.VIT.WINDOW_SIZE": Key(
+        14, "Side of the attention windows, in patches; 0: global attention in every block."
     ),
-    Key(
-        "MODEL.VIT.GLOBAL_BLOCKS",
-        [],
-        "Indices of blocks with global attention, from 0; empty: the last of each quarter.",
+    "MODEL.VIT.GLOBAL_BLOCKS": Key(
+        [], "Indices of blocks with global attention, from 0; empty: the last of each quarter."
     ),
-    Key(
-        "MODEL.VIT.REL_POS",
+    "MODEL.VIT.REL_POS": Key(
         True,
         "Use decomposed relative positions in every attention (arXiv 2112.01526); they start at 0.",
     ),
-    Key(
-        "MODEL.VIT.DROP_PATH",
+    "MODEL.VIT.DROP_PATH": Key(
         0.0,
         "Stochastic depth: drop probability of the last block, in [0, 1); increases linearly from "
         "0 at the first block.",
         tunable=True,
     ),
-    Key(
-        "MODEL.VIT.CHECKPOINT_BLOCKS",
+    "MODEL.VIT.CHECKPOINT_BLOCKS": Key(
         False,
         "Recompute a block's activations in the backward pass: less memory, more time.",
-        speed=True,
-        weights=True,  # not in the contract, but reported if two methods differ in it
+        role=Role.WEIGHTS,
     ),
-)
+}
 
 
 @FAMILIES.register()

@@ -6,7 +6,7 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from detection.config.keys import KEYS
+from detection.config.keys import DETECTRON2S, KEYS
 from detection.config.trained import config_in
 from detection.data import corruptions
 from detection.datasets.base import (
@@ -23,12 +23,13 @@ from detection.modeling.norms import process_norms
 from detection.modeling.optimizer import OPTIMIZERS
 from moco.common.cfgnode import flatten, same_value
 from moco.common.errors import DataError, UserError, first_few, lookup
+from moco.common.keys import NOT_PROTOCOL, check_keys, names_of
 from moco.engine.loggers import check_loggers
 
 
 def check_values(cfg: CfgNode) -> None:
     """Raise UserError for a value that is out of range or contradicts another one."""
-    choices = {row.name: row.range.choices for row in KEYS if row.detectron2 and row.range}
+    choices = {name: key.range.choices for name, key in DETECTRON2S.items() if key.range}
     if found := other_choice(cfg, choices):
         key, value, names = found
         raise UserError(f"{key}: got {value}, but both engines support only {names}")
@@ -37,7 +38,7 @@ def check_values(cfg: CfgNode) -> None:
         corruptions.parse(images.CORRUPTION)
     check_loggers(cfg.LOG.LOGGERS)
     lookup(OPTIMIZERS, solver.OPTIMIZER, "SOLVER.OPTIMIZER")
-    KEYS.check(cfg)
+    check_keys(cfg, KEYS)
     steps, last = list(solver.STEPS), solver.MAX_ITER
     rising = steps == sorted(set(steps)) and all(0 < step < last for step in steps)
     sizes, by_range = images.MIN_SIZE_TRAIN, images.MIN_SIZE_TRAIN_SAMPLING == "range"
@@ -306,14 +307,14 @@ def changes_since(cfg: CfgNode) -> list[str]:
             or the iterations done would have another meaning.
     """
     before, now = config_in(cfg.OUTPUT_DIR), flatten(cfg)
-    free, fixed = KEYS.where(protocol=False).names, KEYS.where(resume=False).names
+    free = names_of(KEYS, *NOT_PROTOCOL)
     changed = [
         key
         for key in sorted(before.keys() & now.keys())
         if key not in free and not same_value(before[key], now[key])
     ]
     for key in changed:
-        if key in fixed:
+        if not KEYS[key].resume:
             raise UserError(
                 f"--resume: {key} is {now[key]}, but {cfg.OUTPUT_DIR} was started with "
                 f"{before[key]}; keep it (and the number of processes, if "

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from convert.contract import InputContract
-from detection.config.keys import KEYS
+from detection.config.keys import DETECTRON2S, KEYS
 from detection.config.weights import TORCHVISION_INPUT
 from detection.datasets.base import official_counts
 from detection.modeling.backbones import backbone_type
 from detection.modeling.backbones.base import BACKBONE_TYPES
 from moco.common.cfgnode import flatten, read_yaml, same_value
 from moco.common.command import RANDOM
+from moco.common.keys import Role, names_of
 
 _ARCHITECTURE = "MODEL.META_ARCHITECTURE"
 _BACKBONE = "MODEL.BACKBONE.NAME"
@@ -39,6 +40,12 @@ _MODEL: dict[str, tuple[Any, ...]] = {
     "MODEL.RESNETS.DEPTH": (),
     "MODEL.RESNETS.NUM_GROUPS": (),
 }
+# Keys that may be set although a recipe does not list them.
+FREE = (
+    *("VERSION", "VIS_PERIOD", "CUDNN_BENCHMARK", "TEST.EVAL_PERIOD", "TEST.EXPECTED_RESULTS"),
+    *("DATASETS.VOC_CLASSES", "DATASETS.VOC_YEAR", "DATASETS.VOC_METRIC"),
+    "SOLVER.PRECISION",  # SOLVER.AMP.ENABLED is compared instead
+)
 PAPER = "the paper"
 _DATASETS = ("DATASETS.TRAIN", "DATASETS.TEST")
 _BATCH = "SOLVER.IMS_PER_BATCH"
@@ -155,10 +162,11 @@ def _alternatives() -> dict[str, list[str]]:
 
 def _defaults() -> dict[str, Setting]:
     """Return the default of every key that a recipe implies where it does not list the key."""
-    sources = {True: _data()["sources"]["d2"], False: f"this project's default; {PAPER} is silent"}
+    theirs, ours = _data()["sources"]["d2"], f"this project's default; {PAPER} is silent"
     return {
-        row.name: Setting(row.default, sources[row.detectron2])
-        for row in KEYS.where(protocol=True, free=False)
+        name: Setting(KEYS[name].default, theirs if name in DETECTRON2S else ours)
+        for name in names_of(KEYS, Role.PROTOCOL)
+        if name not in FREE
     }
 
 

@@ -21,7 +21,7 @@ from detection.config.checks import (
     check_warmup,
 )
 from detection.config.engines import find_engine
-from detection.config.keys import DATA_KEY, KEYS
+from detection.config.keys import DATA_KEY, KEYS, OURS
 from detection.config.recipe import RecipeCheck, check
 from detection.config.resolve import (
     check_one_test,
@@ -57,6 +57,7 @@ from detection.modeling.norms import process_norms
 from moco.common.cfgnode import explicit_keys, flatten, load_cfg
 from moco.common.errors import DataError
 from moco.common.files import PathLike
+from moco.common.keys import add_keys
 from moco.common.pretrained import init_name
 from moco.common.run import RECORD_NAME, read_record
 
@@ -106,13 +107,13 @@ def default_task() -> CfgNode:
     the embedded engine supports.
     """
     cfg = CfgNode()
-    KEYS.add_to(cfg)
+    add_keys(cfg, KEYS)
     return cfg
 
 
 def add_transfer_config(cfg: CfgNode) -> None:
     """Add this project's own keys to Detectron2's config (in place), as its plugins do."""
-    KEYS.where(detectron2=False).add_to(cfg)
+    add_keys(cfg, OURS)
 
 
 def resolved_config(task: Task) -> dict[str, Any]:

@@ -13,8 +13,15 @@ from moco.common.cfgnode import flatten, read_yaml
 from moco.common.command import RANDOM
 from moco.common.errors import DataError, UserError
 from moco.common.files import PathLike, read_text
+from moco.common.keys import Role, names_of
 from moco.common.run import RECORD_NAME, START_NAME, read_record
 
+# Of the task's keys, those that describe how a model was trained, by the start of their names.
+_TRAINING = (
+    *("SOLVER.", "DATALOADER.", "SEED", "DATASETS.TRAIN", "MODEL.BACKBONE.FREEZE_AT"),
+    *("INPUT.MIN_SIZE_TRAIN", "INPUT.MAX_SIZE_TRAIN", "INPUT.RANDOM_FLIP", "INPUT.CROP."),
+    "INPUT.SEM_SEG_",
+)
 CONFIG_NAME = "config.yaml"  # Configuration of a run, next to its record and its models.
 
 
@@ -125,11 +132,14 @@ def apply_trained(cfg: CfgNode, explicit: Collection[str]) -> None:
             f"{', '.join(unknown)}: unknown for {cfg.MODEL.WEIGHTS}, because no {CONFIG_NAME} is "
             "next to it; use --config-file with the one of the run that trained it, or set the keys"
         )
-    model = {key: trained[key] for key in KEYS.where(model=True).names if key in trained}
-    apply_keys(cfg, model, explicit, f"the model {cfg.MODEL.WEIGHTS}")
+    model = [name for name, key in KEYS.items() if key.model or key.role is Role.WEIGHTS]
+    needed = {name: trained[name] for name in model if name in trained}
+    apply_keys(cfg, needed, explicit, f"the model {cfg.MODEL.WEIGHTS}")
     # Detectron2's keys differ between its versions.
-    for key in flatten(cfg).keys() & trained.keys() & set(KEYS.where(training=True).names):
-        cfg.merge_from_list([key, trained[key]])
+    known = flatten(cfg).keys() & trained.keys()
+    for name in known.intersection(names_of(KEYS, Role.PROTOCOL, Role.RUN)):
+        if name.startswith(_TRAINING):
+            cfg.merge_from_list([name, trained[name]])
 
 
 def training_data(model: Path) -> list[tuple[str, str]] | None:

@@ -24,6 +24,7 @@ from detection.modeling.backbones import backbone_type, check_backbone
 from moco.common.cfgnode import flatten, read_yaml, same_value
 from moco.common.command import RANDOM, converter
 from moco.common.errors import DataError, UserError, first_few
+from moco.common.keys import add_keys, defaults_of
 from moco.common.pretrained import find_remote, init_name, like
 from moco.common.shipped import CONFIGS, shown
 
@@ -180,7 +181,7 @@ def _task_files(key: str, value: Any, family: str) -> str:
 def _tasks(key: str, value: Any, family: str) -> list[tuple[Path, Mapping[str, Any]]]:
     """Return a family's task files with this value of a key, and the keys that each sets."""
     found: list[tuple[Path, Mapping[str, Any]]] = []
-    known = KEYS.defaults
+    known = defaults_of(KEYS)
     for path in sorted(CONFIGS.glob("*/*.yaml")):
         if path.parent.name in ("pretrain", "suites"):
             continue
@@ -195,12 +196,11 @@ def _tasks(key: str, value: Any, family: str) -> list[tuple[Path, Mapping[str, A
 def fitting_tasks(contract: InputContract) -> list[str]:
     """Return `folder/name` of each shipped task that takes weights with this contract."""
     defaults, fitting = CfgNode(), []
-    KEYS.add_to(defaults)
-    known = set(KEYS.names)
+    add_keys(defaults, KEYS)
     key, _ = contract.architecture.task_key()
     for path, keys in _tasks(key, contract.d2_keys()[key], contract.family.name):
         cfg = defaults.clone()
-        for name in keys.keys() & known:  # others are those of Detectron2's DensePose
+        for name in keys.keys() & KEYS.keys():  # others are those of Detectron2's DensePose
             cfg.merge_from_list([name, keys[name]])
         try:
             apply_contract(cfg, contract, keys, keys)

@@ -17,7 +17,7 @@ from moco.common.errors import UserError
 
 def check_supported(cfg: CfgNode) -> None:
     """Raise UserError for the first key, or pair of keys, that this engine does not support."""
-    if found := other_choice(cfg, {row.name: row.embedded for row in KEYS}):
+    if found := other_choice(cfg, {name: key.embedded for name, key in KEYS.items()}):
         key, value, names = found
         raise UserError(
             f"{key} {value}: the embedded engine has only {names}; "

@@ -53,7 +53,7 @@ class Classification(Training[ClassifyPlan, Step]):
     """
 
     checkpoint_format = CLASSIFIER_FORMAT
-    program = CLASSIFICATION
+    config_keys = CLASSIFICATION
     defaults = default_cfg({})
     accuracy_name = "train/top1"
 

@@ -1,14 +1,14 @@
-"""Table of configuration keys with one row per key.
+"""Configuration keys: a table is a mapping of names, in the order of its documentation.
 
-Documentation, checks and hashes all read the table: the rows of places are
-`KEYS.where(place=True)`, their names `KEYS.where(place=True).names`.
+Documentation, checks and hashes all read the table.
 """
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, overload
+from enum import Enum
+from typing import Any
 
 from fvcore.common.config import CfgNode
 
@@ -95,155 +95,84 @@ def is_finite(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
+class Role(Enum):
+    """What a key says about a run, which decides where it is hashed, compared and recorded."""
+
+    PROTOCOL = "protocol"  # of the task; hashed into the protocol that comparable runs share
+    WEIGHTS = "weights"  # of the file of weights, whose input contract sets it
+    PLACE = "place"  # where data is or what computes; a resumed run may change it
+    SPEED = "speed"  # only speed, memory or the files besides the result; may change likewise
+    RUN = "run"  # which run of a suite; the suite sets it
+
+
+NOT_PROTOCOL = (Role.WEIGHTS, Role.PLACE, Role.SPEED, Role.RUN)
+
+
 @dataclass(frozen=True)
 class Key:
-    """A configuration key.
-
-    Flags that are None are derived from the others.
+    """A configuration key, without its name.
 
     Attributes:
-        name: Name with its sections, such as SOLVER.BASE_LR.
         default: Default, whose type every value must have, as yacs compares types; None allows any.
         doc: Meaning, unit, and the reason where it is not obvious.
         range: Valid values, checked on their own; None if checked elsewhere or not at all.
+        role: What the key says about a run.
         embedded: Values that detection's embedded engine supports; empty for the whole range.
-        program: Program of moco/ that has the key; "" for all.
-        detectron2: The key is Detectron2's, not this project's.
-        place: The key names where data is or what computes, which does not affect the result.
-        speed: The key affects only the speed, or the files that a run keeps besides its result.
-        weights: The key describes a file of weights (its input contract), not the task.
-        per_run: Every run of a suite sets the key itself.
-        protocol: The key is hashed into the protocol that comparable runs share. By default, unless
-            it is a `place`, `speed`, `weights` or `per_run`.
-        run_id: The key is part of the id of a suite's run, which another machine can continue;
-            "name": only the last part of its path is, because files in one folder are different
-            data. By default, unless it is a `place` or `per_run`.
-        resume: A resumed run may change the key; by default, if it is a `place` or `speed`. moco/
-            refuses to change any other key; detection warns of a change, but refuses it for False.
-        sampling: Besides the protocol, the key affects which random numbers a seed yields, or the
-            rounding of the values computed from them.
+        resume: A resumed detection may change the key; moco/ decides by the role.
+        model: A trained model needs the key besides its tensors to be evaluated, as it needs those
+            of `Role.WEIGHTS`.
         tunable: The grid of `--tune` may vary the key.
-        free: The key may be set although the recipe does not list it.
-        model: A trained model needs the key besides its tensors to be evaluated.
-        training: The key describes how a model was trained; an evaluation copies it from there to
-            its record. By default, for protocol keys of SOLVER and DATALOADER.
-        data: "folder" or "file" if data is read from there; a run's id contains a digest of it.
+        data: Data is read from the file or folder that the key names; a run's id contains a digest
+            of it.
     """
 
-    name: str
     default: Any
     doc: str = ""
     range: Range | None = None
     _: KW_ONLY
+    role: Role = Role.PROTOCOL
     embedded: tuple[Any, ...] = ()
-    program: str = ""
-    detectron2: bool = False
-    place: bool = False
-    speed: bool = False
-    weights: bool = False
-    per_run: bool = False
-    protocol: bool | None = None
-    run_id: bool | str | None = None
-    resume: bool | None = None
-    sampling: bool = False
+    resume: bool = True
+    model: bool = False
     tunable: bool = False
-    free: bool = False
-    model: bool | None = None
-    training: bool | None = None
-    data: str = ""
+    data: bool = False
 
-    def __post_init__(self) -> None:
-        in_protocol = not (self.place or self.speed or self.weights or self.per_run)
-        in_protocol = in_protocol if self.protocol is None else self.protocol
-        derived = {
-            "protocol": in_protocol,
-            "run_id": not (self.place or self.per_run),
-            "resume": True if self.place or self.speed else None,
-            "model": self.weights,
-            "training": in_protocol and self.name.startswith(("SOLVER.", "DATALOADER.")),
-        }
-        for flag, value in derived.items():
-            if getattr(self, flag) is None:
-                object.__setattr__(self, flag, value)
-
-    def check(self, value: Any) -> None:
-        """Raise UserError if a value is out of the range."""
+    def check(self, name: str, value: Any) -> None:
+        """Raise UserError if a value of the key, which has this name, is out of the range."""
         # yacs accepts None for a key of any type.
         is_missing = value is None and self.default is not None
         if self.range and (is_missing or not self.range.fits(value)):
             prefix = "choices are" if self.range.choices else "expected"
-            raise UserError(f"{self.name}: got {value!r}, {prefix} {self.range.expected}")
+            raise UserError(f"{name}: got {value!r}, {prefix} {self.range.expected}")
 
 
-class Keys(Sequence[Key]):
-    """Table of keys, in the order of its documentation.
+Keys = Mapping[str, Key]
 
-    Attributes:
-        rows: The keys; several of one name if their programs differ.
-    """
 
-    def __init__(self, rows: Iterable[Key]) -> None:
-        self.rows: list[Key] = []
-        self.add(*rows)
+def names_of(keys: Keys, *roles: Role) -> tuple[str, ...]:
+    """Return the names of the keys that have one of the roles."""
+    return tuple(name for name, key in keys.items() if key.role in roles)
 
-    @overload
-    def __getitem__(self, index: int) -> Key: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Key]: ...
-    def __getitem__(self, index: int | slice) -> Key | Sequence[Key]:
-        return self.rows[index]
 
-    def __len__(self) -> int:
-        return len(self.rows)
+def defaults_of(keys: Keys) -> dict[str, Any]:
+    """Return the defaults by name."""
+    return {name: key.default for name, key in keys.items()}
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the keys."""
-        return tuple(row.name for row in self.rows)
 
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """Defaults by name."""
-        return {row.name: row.default for row in self.rows}
+def add_keys(cfg: CfgNode, keys: Keys) -> None:
+    """Set the defaults in a configuration, creating nodes of its own class."""
+    for name, key in keys.items():
+        *parents, last = name.split(".")
+        node = cfg
+        for parent in parents:
+            # Detectron2 merges YAML only into nodes of its own class.
+            node = node.setdefault(parent, type(cfg)())
+        node[last] = copy.deepcopy(key.default)
 
-    def where(self, **flags: Any) -> "Keys":
-        """Return the keys whose attributes equal the given values."""
-        return Keys(
-            row
-            for row in self.rows
-            if all(getattr(row, flag) == value for flag, value in flags.items())
-        )
 
-    def of(self, program: str) -> "Keys":
-        """Return the keys that a program has."""
-        return Keys(row for row in self.rows if row.program in ("", program))
-
-    def add(self, *rows: Key) -> None:
-        """Append keys.
-
-        Raises:
-            ValueError: If a key is already in the table.
-        """
-        known = {(row.name, row.program) for row in self.rows}
-        for row in rows:
-            if (row.name, row.program) in known:
-                raise ValueError(f"{row.name} is already in the table")
-            known.add((row.name, row.program))
-            self.rows.append(row)
-
-    def add_to(self, cfg: CfgNode) -> None:
-        """Set the defaults in a configuration, creating nodes of its own class."""
-        for row in self.rows:
-            *parents, name = row.name.split(".")
-            node = cfg
-            for parent in parents:
-                # Detectron2 merges YAML only into nodes of its own class.
-                node = node.setdefault(parent, type(cfg)())
-            node[name] = copy.deepcopy(row.default)
-
-    def check(self, cfg: Mapping[str, Any]) -> None:
-        """Raise UserError for the first key in a configuration that is out of its range."""
-        values = flatten(cfg)
-        for row in self.rows:
-            if row.name in values:
-                row.check(values[row.name])
+def check_keys(cfg: Mapping[str, Any], keys: Keys) -> None:
+    """Raise UserError for the first key in a configuration that is out of its range."""
+    values = flatten(cfg)
+    for name, key in keys.items():
+        if name in values:
+            key.check(name, values[name])

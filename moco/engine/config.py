@@ -7,17 +7,18 @@ from fvcore.common.config import CfgNode
 
 from moco.common.cfgnode import cfg_sha256, differing, flatten
 from moco.common.errors import UserError, lookup
-from moco.engine.keys import FORMER, KEYS
+from moco.common.keys import NOT_PROTOCOL, Keys, add_keys, check_keys, names_of
+from moco.engine.keys import FORMER
 
 
-def default_cfg(program: str) -> CfgNode:
-    """Return the configuration of a program with the defaults of its keys."""
+def default_cfg(keys: Keys) -> CfgNode:
+    """Return a configuration with the defaults of the keys."""
     cfg = CfgNode()
-    KEYS.of(program).add_to(cfg)
+    add_keys(cfg, keys)
     return cfg
 
 
-def check_values(cfg: CfgNode, program: str) -> None:
+def check_values(cfg: CfgNode, keys: Keys) -> None:
     """Check the range of each key, and the common keys against each other.
 
     Raises:
@@ -29,7 +30,7 @@ def check_values(cfg: CfgNode, program: str) -> None:
     lookup(SCHEDULES, cfg.SOLVER.SCHEDULE, "SOLVER.SCHEDULE")
     lookup(OPTIMIZERS, cfg.SOLVER.OPTIMIZER, "SOLVER.OPTIMIZER")
     check_loggers(cfg.LOG.LOGGERS)
-    KEYS.of(program).check(cfg)
+    check_keys(cfg, keys)
     if cfg.SOLVER.WARMUP_ITERS and cfg.SOLVER.WARMUP_EPOCHS:
         raise UserError("SOLVER.WARMUP_ITERS, SOLVER.WARMUP_EPOCHS: set one of them, the other 0")
 
@@ -60,12 +61,12 @@ def check_milestones(cfg: CfgNode, max_epochs: float | None) -> None:
         )
 
 
-def protocol_sha256(cfg: Mapping[str, Any], defaults: Mapping[str, Any], program: str) -> str:
+def protocol_sha256(cfg: Mapping[str, Any], defaults: Mapping[str, Any], keys: Keys) -> str:
     """Hash the keys that two runs of a program must share to be rows of one table.
 
     Only values that differ from the defaults are hashed, so that a new key changes no hash.
     """
-    left_out = (*KEYS.of(program).where(protocol=False).names, *FORMER)
+    left_out = (*names_of(keys, *NOT_PROTOCOL), *FORMER)
     return cfg_sha256(differing(flatten(cfg), flatten(defaults)), left_out)
 
 

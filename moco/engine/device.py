@@ -101,7 +101,7 @@ def with_speed(cfg: CfgNode, device: torch.device, resumed: Mapping[str, Any]) -
         faster = device.type == "cpu" or cfg.SOLVER.PRECISION != "fp32"
         cfg.SOLVER.CHANNELS_LAST = bool(resumed.get("SOLVER.CHANNELS_LAST", faster))
     # The value may come from an untrusted checkpoint.
-    Key("SOLVER.PRECISION", "", range=one_of(*PRECISIONS)).check(cfg.SOLVER.PRECISION)
+    Key("", range=one_of(*PRECISIONS)).check("SOLVER.PRECISION", cfg.SOLVER.PRECISION)
     cfg.freeze()
     return cfg
 

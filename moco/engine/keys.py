@@ -5,17 +5,29 @@ batch 256, K = 65536, augmentation v1. moco/classification/config.py overrides s
 """
 
 import math
-from dataclasses import replace
 
-from moco.common.keys import Key, Keys, Range, also, between, finite, interval, numbers, one_of
+from moco.common.keys import (
+    Key,
+    Keys,
+    Range,
+    Role,
+    also,
+    between,
+    finite,
+    interval,
+    numbers,
+    one_of,
+)
 from moco.modeling.archs import ARCHS, STEMS, VITS
 
-EVERY, PRETRAIN, CLASSIFICATION = "", "pretrain", "classification"
 PRECISIONS = ("fp32", "bf16", "fp16")
 IMAGENET_MEAN = (0.485, 0.456, 0.406)  # RGB, of 0..1; main_moco.py, main_lincls.py
 IMAGENET_STD = (0.229, 0.224, 0.225)
 # Key of version 0.1.0, in its checkpoints and records; now LOG.LOGGERS. Not part of the protocol.
 FORMER = ("LOG.TENSORBOARD",)
+# What a resumed run may change besides places and speed. The treatment of bad images affects only
+# images that the run has not read yet.
+RESUMABLE = ("OUTPUT_DIR", "DATA.BAD_IMAGES", "DATA.MAX_BAD_FRACTION")
 
 _SHARE = between(0, 1)
 _MEAN = numbers(3)
@@ -23,155 +35,109 @@ _STD = numbers(3, "3 numbers > 0", lambda number: number > 0)
 _MOMENTUM = Range(lambda value: 0 <= value < 1, "0 <= momentum < 1")
 _TEMPERATURE = Range(lambda value: 0 < value < math.inf, "a temperature > 0, finite")
 
-KEYS = Keys([])
-
-
-def _add(program: str, *rows: Key) -> None:
-    KEYS.add(*(replace(row, program=program) for row in rows))
-
-
-_add(
-    EVERY,
-    Key(
-        "OUTPUT_DIR",
-        "",
-        "Folder of the run: checkpoints, metrics.json, run.json.",
-        place=True,
-        per_run=True,
-    ),
-    Key(
-        "SEED",
+COMMON: Keys = {
+    "OUTPUT_DIR": Key("", "Folder of the run: checkpoints, metrics.json, run.json.", role=Role.RUN),
+    "SEED": Key(
         0,
         "Determines initial weights, order, and everything that is sampled.",
         finite(0),
-        per_run=True,
+        role=Role.RUN,
     ),
-    Key(
-        "DEVICE",
-        "auto",
-        "auto (a GPU where there is one), cpu, cuda or cuda:N.",
-        place=True,
-        sampling=True,
-    ),
-    Key(
-        "NUM_THREADS",
+    "DEVICE": Key("auto", "auto (a GPU where there is one), cpu, cuda or cuda:N.", role=Role.PLACE),
+    "NUM_THREADS": Key(
         0,
         "CPU threads of the training process; 0 leaves torch's choice.",
         finite(0),
-        place=True,
+        role=Role.PLACE,
     ),
-    Key(
-        "DETERMINISTIC",
+    "DETERMINISTIC": Key(
         False,
         "Use only kernels whose results are bitwise reproducible; slower on a GPU, no difference "
         "on a CPU.",
-        speed=True,
+        role=Role.SPEED,
     ),
-    Key(
-        "DIST_TIMEOUT_SECONDS",
+    "DIST_TIMEOUT_SECONDS": Key(
         600,
         "With several processes: how long a process waits for the others before the run fails.",
         finite(1),
-        place=True,
+        role=Role.PLACE,
     ),
-    Key(
-        "DATA.NUM_WORKERS",
+    "DATA.NUM_WORKERS": Key(
         4,
         "Data-loader workers; 0 reads in the training process. Results do not depend on it.",
         finite(0),
-        place=True,
-        sampling=True,
+        role=Role.PLACE,
     ),
-    Key(
-        "DATA.WORKER_TIMEOUT_SECONDS",
+    "DATA.WORKER_TIMEOUT_SECONDS": Key(
         600,
         "A data-loader worker that delivers nothing for this long is considered hung.",
         finite(1),
-        place=True,
+        role=Role.PLACE,
     ),
-    Key(
-        "DATA.CACHE_MIB",
+    "DATA.CACHE_MIB": Key(
         0,
         "Memory to cache decoded images, in MiB per process of the run (shared by its data-loader "
         "workers); 0 decodes them in each epoch. Useful for small images.",
         finite(0),
-        place=True,
+        role=Role.PLACE,
     ),
-    Key(
-        "AUG.CROP_SCALE", (0.2, 1.0), "Range of the crop's share of the image's area.", interval(1)
+    "AUG.CROP_SCALE": Key(
+        (0.2, 1.0), "Range of the crop's share of the image's area.", interval(1)
     ),
-    Key("AUG.CROP_RATIO", (3 / 4, 4 / 3), "Range of the crop's width / height.", interval()),
-    Key("AUG.FLIP_PROB", 0.5, "Probability of flipping left and right.", _SHARE),
-    Key("SOLVER.BATCH_SIZE", 256, "N, images per step, of all processes together.", finite(2)),
-    Key(
-        "SOLVER.REFERENCE_BATCH_SIZE",
+    "AUG.CROP_RATIO": Key((3 / 4, 4 / 3), "Range of the crop's width / height.", interval()),
+    "AUG.FLIP_PROB": Key(0.5, "Probability of flipping left and right.", _SHARE),
+    "SOLVER.BATCH_SIZE": Key(256, "N, images per step, of all processes together.", finite(2)),
+    "SOLVER.REFERENCE_BATCH_SIZE": Key(
         0,
         "Batch size for which learning rates and durations in steps are specified; with another "
         "BATCH_SIZE N, rates are multiplied by N / REFERENCE_BATCH_SIZE and durations divided by "
         "it (linear scaling, sec. 4.1). 0: they are used as given.",
         finite(0),
     ),
-    Key(
-        "SOLVER.BASE_LR",
+    "SOLVER.BASE_LR": Key(
         0.03,
         "Learning rate before any decay; in classification of pre-trained weights, see "
         "SOLVER.RANDOM_LR.",
         finite(0),
     ),
-    Key(
-        "SOLVER.MAX_EPOCHS",
+    "SOLVER.MAX_EPOCHS": Key(
         200,
         "Length of the run in passes over the data; --extend continues a finished run.",
         finite(1),
     ),
-    Key(
-        "SOLVER.SCHEDULE",
+    "SOLVER.SCHEDULE": Key(
         "step",
         "step: multiply by GAMMA at each milestone. cosine: half a cosine from BASE_LR to 0. "
         "warmup_cosine: half a cosine from the end of the warm-up on, at each step (MoCo v3). "
         "exponential: multiply by GAMMA after every DECAY_EVERY_ITERS steps (the paper's IG-1B: "
         "0.9, 62500). Others can be registered in moco.engine.solver.SCHEDULES.",
     ),
-    Key(
-        "SOLVER.MILESTONES_EPOCHS",
-        (120, 160),
-        "Epochs at which step decays: increasing integers below MAX_EPOCHS.",
+    "SOLVER.MILESTONES_EPOCHS": Key(
+        (120, 160), "Epochs at which step decays: increasing integers below MAX_EPOCHS."
     ),
-    Key("SOLVER.DECAY_EVERY_ITERS", 62500, "Steps between the decays of exponential.", finite(1)),
-    Key(
-        "SOLVER.OPTIMIZER",
+    "SOLVER.DECAY_EVERY_ITERS": Key(62500, "Steps between the decays of exponential.", finite(1)),
+    "SOLVER.OPTIMIZER": Key(
         "sgd",
         "sgd (sec. 4, Training), lars, for large batches (moco/engine/lars.py), or adamw, for "
         "vision transformers. Others can be registered in moco.engine.solver.OPTIMIZERS.",
     ),
-    Key("SOLVER.MOMENTUM", 0.9, "Momentum of sgd and lars.", _MOMENTUM),
-    Key(
-        "SOLVER.WEIGHT_DECAY",
-        1e-4,
-        "Weight decay of all trained parameters; lars excludes biases and norms.",
-        finite(0),
+    "SOLVER.MOMENTUM": Key(0.9, "Momentum of sgd and lars.", _MOMENTUM),
+    "SOLVER.WEIGHT_DECAY": Key(
+        1e-4, "Weight decay of all trained parameters; lars excludes biases and norms.", finite(0)
     ),
-    Key("SOLVER.GAMMA", 0.1, "Factor of the learning rate at each milestone.", finite(0)),
-    Key(
-        "SOLVER.LR_UPDATE",
+    "SOLVER.GAMMA": Key(0.1, "Factor of the learning rate at each milestone.", finite(0)),
+    "SOLVER.LR_UPDATE": Key(
         "epoch",
         "How often the learning rate changes: each epoch (as the official code) or iteration.",
         one_of("epoch", "iter"),
     ),
-    Key(
-        "SOLVER.WARMUP_ITERS",
-        0,
-        "Linear warm-up of the learning rate in steps; or set WARMUP_EPOCHS.",
-        finite(0),
+    "SOLVER.WARMUP_ITERS": Key(
+        0, "Linear warm-up of the learning rate in steps; or set WARMUP_EPOCHS.", finite(0)
     ),
-    Key(
-        "SOLVER.WARMUP_EPOCHS",
-        0.0,
-        "Linear warm-up of the learning rate in epochs; or set WARMUP_ITERS.",
-        finite(0),
+    "SOLVER.WARMUP_EPOCHS": Key(
+        0.0, "Linear warm-up of the learning rate in epochs; or set WARMUP_ITERS.", finite(0)
     ),
-    Key(
-        "SOLVER.PRECISION",
+    "SOLVER.PRECISION": Key(
         "auto",
         "fp32, or autocast (convolutions and matrix products in 16 bits, weights in fp32): bf16, "
         "or fp16 with a scaled loss. auto: bf16 where the processor has instructions for it, else "
@@ -179,265 +145,211 @@ _add(
         "Classification defaults to fp32, in which published accuracies were measured.",
         one_of("auto", *PRECISIONS),
     ),
-    Key(
-        "SOLVER.CHANNELS_LAST",
+    "SOLVER.CHANNELS_LAST": Key(
         None,
         "Store images and activations as (N, H, W, C) in memory: the same values up to rounding, "
         "at another speed. None: if it is faster, which is on a CPU and in 16 bits.",
         one_of(None, True, False),
     ),
-    Key(
-        "SOLVER.COMPILE",
+    "SOLVER.COMPILE": Key(
         False,
         "Use torch.compile for the network: the same mathematics in fewer kernels, after minutes "
         "of compilation.",
-        speed=True,
+        role=Role.SPEED,
     ),
-    Key(
-        "SOLVER.STOP_AT_ITERS",
+    "SOLVER.STOP_AT_ITERS": Key(
         0,
         "Save and exit with code 85 after this step, as if preempted; 0: never.",
         finite(0),
-        speed=True,
+        role=Role.SPEED,
     ),
-    Key(
-        "CHECKPOINT.EVERY_EPOCHS", 1, "Number of epochs between checkpoints.", finite(1), speed=True
+    "CHECKPOINT.EVERY_EPOCHS": Key(
+        1, "Number of epochs between checkpoints.", finite(1), role=Role.SPEED
     ),
-    Key(
-        "CHECKPOINT.EVERY_ITERS",
-        0,
-        "Number of steps between additional checkpoints; 0: none.",
-        finite(0),
-        speed=True,
+    "CHECKPOINT.EVERY_ITERS": Key(
+        0, "Number of steps between additional checkpoints; 0: none.", finite(0), role=Role.SPEED
     ),
-    Key(
-        "CHECKPOINT.KEEP",
+    "CHECKPOINT.KEEP": Key(
         2,
         "Number of newest checkpoints to keep, besides the newest one after which the loss stayed "
         "in its range (moco/engine/saver.py).",
         finite(2),
-        speed=True,
+        role=Role.SPEED,
     ),
-    Key(
-        "CHECKPOINT.MILESTONE_EPOCHS",
+    "CHECKPOINT.MILESTONE_EPOCHS": Key(
         0,
         "Checkpoints at multiples of this many epochs are kept; 0: none.",
         finite(0),
-        speed=True,
+        role=Role.SPEED,
     ),
-    Key(
-        "LOG.EVERY_ITERS",
+    "LOG.EVERY_ITERS": Key(
         20,
         "Number of steps per line of metrics.json, which has the means over them.",
         finite(1),
-        speed=True,
+        role=Role.SPEED,
     ),
-    Key(
-        "LOG.LOGGERS",
+    "LOG.LOGGERS": Key(
         ("tensorboard",),
         "Loggers that receive the lines of metrics.json: tensorboard (event files in OUTPUT_DIR), "
         "wandb, mlflow. Others can be registered in moco.engine.loggers.LOGGERS.",
-        place=True,
+        role=Role.PLACE,
     ),
-)
-_add(
-    PRETRAIN,
-    Key(
-        "DATA.ROOT",
+}
+PRETRAIN: Keys = {
+    **COMMON,
+    "DATA.ROOT": Key(
         "",
         "A folder of images (nested or flat; its train/ is used if it has one), a .txt file "
         "with one path per line, relative to the file, tar shards (a folder of them, one, or a "
         "pattern such as shards/train-{000000..000146}.tar), or CIFAR-10's folder "
         "(cifar-10-batches-py).",
-        place=True,
-        data="folder",
+        role=Role.PLACE,
+        data=True,
     ),
-    Key(
-        "DATA.BAD_IMAGES",
+    "DATA.BAD_IMAGES": Key(
         "fail",
         "Treatment of an image that cannot be decoded: fail (naming it) or skip (another image of "
         "the dataset takes its place).",
         one_of("fail", "skip"),
-        resume=True,  # it affects only images that the run has not read yet
     ),
-    Key(
-        "DATA.MAX_BAD_FRACTION",
-        0.001,
-        "With skip: fraction of the dataset that may be bad; above it the run stops.",
-        _SHARE,
-        resume=True,
+    "DATA.MAX_BAD_FRACTION": Key(
+        0.001, "With skip: fraction of the dataset that may be bad; above it the run stops.", _SHARE
     ),
-    Key(
-        "DATA.KNN_ROOT",
+    "DATA.KNN_ROOT": Key(
         "",
         "Folder with train/<class>/* and val/<class>/*, or CIFAR-10's, for the kNN monitor; "
         '"" turns it off.',
-        place=True,
+        role=Role.PLACE,
     ),
-    Key(
-        "DATA.SHARD_WINDOW",
-        16,
-        "If DATA.ROOT is tar shards: number of shards that are shuffled together.",
-        finite(1),
+    "DATA.SHARD_WINDOW": Key(
+        16, "If DATA.ROOT is tar shards: number of shards that are shuffled together.", finite(1)
     ),
-    Key(
-        "AUG.KIND",
+    "AUG.KIND": Key(
         "v1",
         "v1: grayscale, then color jitter (the paper, sec. 3.3). v2: color jitter, then grayscale, "
         "then blur (MoCo v2). v3: as v2, then solarization, and the two views differ (MoCo v3; its "
         "CROP_SCALE for ViTs is (0.08, 1)). The keys below default to the values of this kind.",
         one_of("v1", "v2", "v3"),
     ),
-    Key(
-        "AUG.CROP_PX",
+    "AUG.CROP_PX": Key(
         224,
         "Side of the square crop after resizing, in pixels; for a ViT a multiple of the patch.",
         finite(8),
     ),
-    Key("AUG.JITTER_PROB", 1.0, "Probability of color jitter (all four together).", _SHARE),
-    Key(
-        "AUG.BRIGHTNESS",
+    "AUG.JITTER_PROB": Key(1.0, "Probability of color jitter (all four together).", _SHARE),
+    "AUG.BRIGHTNESS": Key(
         0.4,
         "Brightness factor is sampled from 1 ± this; the four jitters are in random order.",
         _SHARE,
     ),
-    Key("AUG.CONTRAST", 0.4, "Contrast factor is sampled from 1 ± this.", _SHARE),
-    Key("AUG.SATURATION", 0.4, "Saturation factor is sampled from 1 ± this.", _SHARE),
-    Key(
-        "AUG.HUE",
-        0.4,
-        "Hue is shifted by up to this fraction of the color circle.",
-        between(0, 0.5),
+    "AUG.CONTRAST": Key(0.4, "Contrast factor is sampled from 1 ± this.", _SHARE),
+    "AUG.SATURATION": Key(0.4, "Saturation factor is sampled from 1 ± this.", _SHARE),
+    "AUG.HUE": Key(
+        0.4, "Hue is shifted by up to this fraction of the color circle.", between(0, 0.5)
     ),
-    Key("AUG.GRAY_PROB", 0.2, "Probability of converting the image to grayscale.", _SHARE),
-    Key("AUG.BLUR_PROB", 0.0, "Probability of a Gaussian blur.", _SHARE),
-    Key("AUG.BLUR_SIGMA_PX", (0.1, 2.0), "Range of the blur's sigma in pixels.", interval()),
-    Key(
-        "AUG.SOLARIZE_PROB",
+    "AUG.GRAY_PROB": Key(0.2, "Probability of converting the image to grayscale.", _SHARE),
+    "AUG.BLUR_PROB": Key(0.0, "Probability of a Gaussian blur.", _SHARE),
+    "AUG.BLUR_SIGMA_PX": Key((0.1, 2.0), "Range of the blur's sigma in pixels.", interval()),
+    "AUG.SOLARIZE_PROB": Key(
         0.0,
         "Probability of solarization (inverting values of at least 0.5), after the blur.",
         _SHARE,
     ),
-    Key(
-        "AUG.BLUR_PROB_2",
+    "AUG.BLUR_PROB_2": Key(
         -1.0,
         "AUG.BLUR_PROB of the second view, the key of the first pass; -1: AUG.BLUR_PROB.",
         also(-1, _SHARE),
     ),
-    Key(
-        "AUG.SOLARIZE_PROB_2",
+    "AUG.SOLARIZE_PROB_2": Key(
         -1.0,
         "AUG.SOLARIZE_PROB of the second view, likewise; -1: AUG.SOLARIZE_PROB.",
         also(-1, _SHARE),
     ),
-    Key(
-        "AUG.MEAN",
+    "AUG.MEAN": Key(
         IMAGENET_MEAN,
         "Mean per RGB channel of pixels scaled to 0..1. The checkpoint records it for the "
         "converter, as well as AUG.STD.",
         _MEAN,
     ),
-    Key("AUG.STD", IMAGENET_STD, "Std per RGB channel of pixels scaled to 0..1.", _STD),
-    Key(
-        "MODEL.ARCH",
+    "AUG.STD": Key(IMAGENET_STD, "Std per RGB channel of pixels scaled to 0..1.", _STD),
+    "MODEL.ARCH": Key(
         "resnet50",
         "Architecture. resnet10 has one basic block per stage, resnext50_32x8d is the paper's "
         "RX50; vit_micro is for a CPU, and the other ViTs have MoCo v3's 12 heads, patches of 16 "
         "px and position embeddings for images of AUG.CROP_PX.",
         one_of(*ARCHS, *VITS),
     ),
-    Key(
-        "MODEL.STEM",
+    "MODEL.STEM": Key(
         "imagenet",
         "imagenet: 7x7 stride 2 + max-pool. stride2: 3x3 stride 2. cifar: 3x3 stride 1.",
         one_of(*STEMS),
     ),
-    Key(
-        "MODEL.WIDTH",
+    "MODEL.WIDTH": Key(
         1.0,
         "Multiplier of all channel counts; 64 * WIDTH must be an integer >= 8. The paper's "
         "R50w2x and R50w4x are 2 and 4.",
     ),
-    Key(
-        "MODEL.WEIGHTS",
+    "MODEL.WEIGHTS": Key(
         "",
         "Initial weights: any file that convert/convert_to_d2.py recognizes, or a name or address "
         'of one (`moco-transfer weights --help`); "": from scratch. Head, key encoder and queue '
         "are loaded as well if the file has them in the run's shapes.",
-        place=True,  # a resumed run compares the content of the file
+        role=Role.PLACE,  # a resumed run compares the content of the file
     ),
-    Key(
-        "MODEL.ZERO_INIT_RESIDUAL",
-        False,
-        "Initialize each residual block of a ResNet as the identity (as in MoCo v3).",
+    "MODEL.ZERO_INIT_RESIDUAL": Key(
+        False, "Initialize each residual block of a ResNet as the identity (as in MoCo v3)."
     ),
-    Key(
-        "MODEL.FREEZE_PATCH_EMBED",
+    "MODEL.FREEZE_PATCH_EMBED": Key(
         False,
         "Keep the random patch projection of a ViT fixed, which stabilizes training (MoCo v3, "
         "sec. 4).",
     ),
-    Key("MOCO.DIM", 128, "Dimension C of queries and keys.", finite(1)),
-    Key(
-        "MOCO.MECHANISM",
+    "MOCO.DIM": Key(128, "Dimension C of queries and keys.", finite(1)),
+    "MOCO.MECHANISM": Key(
         "momentum_queue",
         "One of the paper's three mechanisms (Fig. 2): momentum_queue (MoCo), end_to_end or "
         "memory_bank; or moco_v3 (arXiv 2104.02057).",
     ),
-    Key(
-        "MOCO.K",
+    "MOCO.K": Key(
         65536,
         "Size K of the dictionary. momentum_queue: length of the queue, at least one step's keys "
         "and not necessarily a multiple of them. memory_bank: negatives per step. end_to_end and "
         "moco_v3: must be SOLVER.BATCH_SIZE.",
         finite(1),
     ),
-    Key(
-        "MOCO.M",
+    "MOCO.M": Key(
         0.999,
         "momentum_queue: momentum m of the key encoder (eq. 2). moco_v3: its initial value, which "
         "rises to 1 by half a cosine.",
         _MOMENTUM,
     ),
-    Key(
-        "MOCO.BANK_MOMENTUM",
-        0.5,
-        "memory_bank: momentum of an entry (InstDisc, arXiv 1805.01978).",
-        _MOMENTUM,
+    "MOCO.BANK_MOMENTUM": Key(
+        0.5, "memory_bank: momentum of an entry (InstDisc, arXiv 1805.01978).", _MOMENTUM
     ),
-    Key(
-        "MOCO.SHARED_ENCODER",
+    "MOCO.SHARED_ENCODER": Key(
         True,
         "end_to_end: the key encoder is the query encoder. False: two networks, each with its own "
         "gradient.",
     ),
-    Key(
-        "MOCO.LOSS",
+    "MOCO.LOSS": Key(
         "info_nce",
         "info_nce (eq. 1) or, for memory_bank, nce (InstDisc's).",
         one_of("info_nce", "nce"),
     ),
-    Key(
-        "MOCO.SYMMETRIC",
+    "MOCO.SYMMETRIC": Key(
         False,
         "Use each view once as query and once as key, and add the two losses (an option of the "
         "official CIFAR notebook, and the published moco_v3); a queue then takes 2 N keys per "
         "step. Not supported by memory_bank.",
     ),
-    Key("MOCO.T", 0.07, "Temperature (eq. 1).", _TEMPERATURE),
-    Key(
-        "MOCO.MLP",
-        False,
-        "A two-layer head instead of a linear one (MoCo v2); moco_v3 has heads of its own.",
+    "MOCO.T": Key(0.07, "Temperature (eq. 1).", _TEMPERATURE),
+    "MOCO.MLP": Key(
+        False, "A two-layer head instead of a linear one (MoCo v2); moco_v3 has heads of its own."
     ),
-    Key(
-        "MOCO.MLP_DIM",
-        4096,
-        "moco_v3: hidden width of the projection head and the prediction head.",
-        finite(1),
+    "MOCO.MLP_DIM": Key(
+        4096, "moco_v3: hidden width of the projection head and the prediction head.", finite(1)
     ),
-    Key(
-        "MOCO.BN_SPLITS",
+    "MOCO.BN_SPLITS": Key(
         8,
         "Number of groups of the batch of all processes that batch normalization sees separately, "
         "as on the paper's 8 GPUs; a multiple of the number of processes that divides the batch. 1 "
@@ -445,23 +357,20 @@ _add(
         "the paper's mechanisms cheat with it (sec. 3.3).",
         finite(1),
     ),
-    Key(
-        "MOCO.SHUFFLE_BN",
+    "MOCO.SHUFFLE_BN": Key(
         True,
         "Shuffle the keys between the groups (sec. 3.3, Shuffling BN); False is the ablation of "
         "the appendix. memory_bank and moco_v3 do not need it.",
     ),
-    Key(
-        "MOCO.SHUFFLE_BY",
+    "MOCO.SHUFFLE_BY": Key(
         "index",
         "With several processes: index (each loads the key views that it encodes; no image is sent "
         "and each is decoded twice) or all_to_all (views are sent as 8-bit pixels). Results are "
         "the same.",
         one_of("index", "all_to_all"),
-        speed=True,
+        role=Role.SPEED,
     ),
-    Key(
-        "SOLVER.ACCUMULATE",
+    "SOLVER.ACCUMULATE": Key(
         1,
         "Number of parts into which each process splits its share of the batch to save memory: "
         "the same gradients and dictionary, but BN's running statistics, used for evaluation, are "
@@ -469,98 +378,81 @@ _add(
         "end_to_end, moco_v3 and nce.",
         finite(1),
     ),
-    Key(
-        "SOLVER.MAX_ITERS",
-        0,
-        "Length of the run in steps instead of MAX_EPOCHS; 0: MAX_EPOCHS.",
-        finite(0),
+    "SOLVER.MAX_ITERS": Key(
+        0, "Length of the run in steps instead of MAX_EPOCHS; 0: MAX_EPOCHS.", finite(0)
     ),
-    Key(
-        "KNN.EVERY_EPOCHS",
+    "KNN.EVERY_EPOCHS": Key(
         0,
         "Number of epochs between kNN evaluations on DATA.KNN_ROOT; 0: only at the end.",
         finite(0),
-        speed=True,
+        role=Role.SPEED,
     ),
-    Key("KNN.K", 200, "Neighbors (InstDisc, arXiv 1805.01978, sec. 3.4).", finite(1), speed=True),
-    Key("KNN.T", 0.1, "Temperature of the neighbors' votes.", _TEMPERATURE, speed=True),
-    Key(
-        "KNN.RESIZE_PX",
+    "KNN.K": Key(
+        200, "Neighbors (InstDisc, arXiv 1805.01978, sec. 3.4).", finite(1), role=Role.SPEED
+    ),
+    "KNN.T": Key(0.1, "Temperature of the neighbors' votes.", _TEMPERATURE, role=Role.SPEED),
+    "KNN.RESIZE_PX": Key(
         0,
         "torchvision's Resize(RESIZE_PX) before the crop; 0: 256/224 of the crop.",
         finite(0),
-        speed=True,
+        role=Role.SPEED,
     ),
-    Key(
-        "KNN.CROP_PX",
-        0,
-        "torchvision's CenterCrop(CROP_PX); 0: AUG.CROP_PX.",
-        finite(0),
-        speed=True,
+    "KNN.CROP_PX": Key(
+        0, "torchvision's CenterCrop(CROP_PX); 0: AUG.CROP_PX.", finite(0), role=Role.SPEED
     ),
-)
-_add(
-    CLASSIFICATION,
-    Key("TASK", "", "Name of the task in run.json; the network's name is appended."),
-    Key(
-        "DATA.ROOT",
+}
+CLASSIFICATION: Keys = {
+    **COMMON,
+    "TASK": Key("", "Name of the task in run.json; the network's name is appended."),
+    "DATA.ROOT": Key(
         "",
         "A folder with train/<class>/* and val/<class>/*, or with the files of iNaturalist 2018 or "
         "CIFAR-10.",
-        place=True,
-        data="folder",
+        role=Role.PLACE,
+        data=True,
     ),
-    Key(
-        "AUG.CROP_PX",
+    "AUG.CROP_PX": Key(
         0,
         "Side of the square crop of training, in pixels; 0: as in this project's pre-training of "
         "the weights, else 224.",
         also(0, finite(8)),
     ),
-    Key(
-        "AUG.MEAN",
+    "AUG.MEAN": Key(
         (),
         "Mean per RGB channel of pixels scaled to 0..1; (): as recorded in the checkpoint, else "
         "ImageNet's.",
         also((), _MEAN),
-        weights=True,
+        role=Role.WEIGHTS,
     ),
-    Key("AUG.STD", (), "Std per RGB channel, likewise.", also((), _STD), weights=True),
-    Key(
-        "EVAL.RESIZE_PX",
+    "AUG.STD": Key((), "Std per RGB channel, likewise.", also((), _STD), role=Role.WEIGHTS),
+    "EVAL.RESIZE_PX": Key(
         0,
         '"1-crop" (sec. 4.1): torchvision\'s Resize(RESIZE_PX); 0: 256/224 of the crop.',
         finite(0),
     ),
-    Key("EVAL.CROP_PX", 0, "torchvision's CenterCrop(CROP_PX); 0: AUG.CROP_PX.", finite(0)),
-    Key(
-        "EVAL.EVERY_EPOCHS",
+    "EVAL.CROP_PX": Key(0, "torchvision's CenterCrop(CROP_PX); 0: AUG.CROP_PX.", finite(0)),
+    "EVAL.EVERY_EPOCHS": Key(
         1,
         "Number of epochs between evaluations; the one at the end is the result.",
         finite(0),
-        speed=True,
+        role=Role.SPEED,
     ),
-    Key(
-        "MODEL.ARCH",
+    "MODEL.ARCH": Key(
         "",
         'Architecture, as for pre-training; "": that of the checkpoint. Random weights require it.',
     ),
-    Key(
-        "MODEL.STEM",
-        "",
-        'Stem, as for pre-training; "": that of the checkpoint, imagenet for random weights.',
+    "MODEL.STEM": Key(
+        "", 'Stem, as for pre-training; "": that of the checkpoint, imagenet for random weights.'
     ),
-    Key(
-        "MODEL.WIDTH",
+    "MODEL.WIDTH": Key(
         0.0,
         "Width, as for pre-training; 0: that of the checkpoint, 1 for random weights.",
         finite(0),
     ),
-    Key(
-        "SOLVER.RANDOM_LR",
+    "SOLVER.RANDOM_LR": Key(
         0.0,
         "Learning rate instead of SOLVER.BASE_LR for random weights, so that one recipe has the "
         "paper's two learning rates; 0: SOLVER.BASE_LR.",
         finite(0),
     ),
-)
+}

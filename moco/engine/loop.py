@@ -191,7 +191,7 @@ class _TrainingState:
             status="done",
             engine="moco",
             seed=cfg.SEED,
-            config_sha256=protocol_sha256(cfg, training.defaults, training.program),
+            config_sha256=protocol_sha256(cfg, training.defaults, training.config_keys),
             config=flatten(cfg),
             provenance={
                 **provenance(),

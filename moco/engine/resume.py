@@ -8,8 +8,9 @@ from moco.common import distributed
 from moco.common.cfgnode import flatten
 from moco.common.command import AUTO
 from moco.common.errors import DataError, UserError, plural, say
+from moco.common.keys import Role, names_of
 from moco.engine.checkpoint import load_checkpoint, newest_checkpoint
-from moco.engine.keys import FORMER, KEYS
+from moco.engine.keys import FORMER, RESUMABLE
 from moco.engine.training import Training
 
 LENGTH = ("SOLVER.MAX_EPOCHS", "SOLVER.MAX_ITERS")  # what --extend may change
@@ -52,7 +53,7 @@ def check_same_run(
         UserError: If a key differs that a resumed run may not change.
         DataError: If the number of images differs.
     """
-    may_change = (*KEYS.of(training.program).where(resume=True).names, *FORMER)
+    may_change = (*names_of(training.config_keys, Role.PLACE, Role.SPEED), *RESUMABLE, *FORMER)
     if extend:
         may_change += LENGTH
     mine = flatten(training.cfg)

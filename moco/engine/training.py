@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from moco.common import distributed
 from moco.common.errors import DataError, lookup, plural, say
+from moco.common.keys import Keys
 from moco.data.images import Images
 from moco.data.views import Batch, Item, Position, Views, positions_of_steps
 from moco.engine.config import check_milestones
@@ -74,7 +75,7 @@ class Training(ABC, Generic[P, S]):
     kind: str  # of the run record
     checkpoint_format: str  # see `moco.engine.checkpoint`
     verb: str  # for the progress display
-    program: str  # selects the keys of the table in moco/engine/keys.py
+    config_keys: Keys  # table of moco/engine/keys.py
     defaults: CfgNode  # defaults of all keys
     accuracy_name: str  # name of a step's accuracy in metrics.json
     evaluated: str  # name of a metric of each evaluation

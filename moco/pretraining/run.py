@@ -89,7 +89,7 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
     kind = "pretrain"
     checkpoint_format = FORMAT
     verb = "pre-train"
-    program = PRETRAIN
+    config_keys = PRETRAIN
     defaults = default_cfg()
     accuracy_name = "pretext_accuracy"
     evaluated = "knn/top1"

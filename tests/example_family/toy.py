@@ -26,7 +26,7 @@ from convert.families.base import (
     check_layer_norms,
 )
 from moco.common.errors import UserError
-from moco.common.keys import Key
+from moco.common.keys import Key, Keys
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -37,11 +37,9 @@ HEADS = 2
 _NAMES = re.compile(r"level(\d)/(embed|mix|norm)/(.+)".replace("/", r"\."))
 _PARTS = {"embed": "merge", "mix": "attention", "norm": "norm"}
 # Of a detector's configuration.
-TASK_KEYS = (
-    Key(
-        "MODEL.TOY.DIMS", [8, 16, 16, 32], "Channels of the four stages, as the weights have them."
-    ),
-)
+TASK_KEYS: Keys = {
+    "MODEL.TOY.DIMS": Key([8, 16, 16, 32], "Channels of the four stages, as the weights have them.")
+}
 
 
 @dataclasses.dataclass(frozen=True)

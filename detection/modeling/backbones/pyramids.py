@@ -15,7 +15,7 @@ from convert.families.base import STRIDES, Family, families
 from detection.modeling.backbones.base import BACKBONE_TYPES, BackboneType
 from detection.modeling.backbones.vit import MAPS, check_simple_norm
 from moco.common.errors import UserError
-from moco.common.keys import Keys
+from moco.common.keys import check_keys
 
 STAGES = [*STRIDES]
 _STAGED = [family for family in families() if family.pyramid]
@@ -28,7 +28,7 @@ def network_arguments(family: Family, model: CfgNode) -> dict[str, Any]:
         UserError: If a key of the family is invalid.
     """
     assert family.pyramid
-    Keys(family.keys).check({"MODEL": model})
+    check_keys({"MODEL": model}, family.keys)
     arguments = family.pyramid.arguments(model[family.name.upper()], model.BACKBONE)
     return arguments
 
