@@ -1,17 +1,17 @@
-"""Flags of a key: what each implies for a key that is added to the table of detection."""
+"""Fields of a key: what each implies for a key that is added to the table of detection."""
 
 import json
 
 import pytest
-from benchmarks.report.keys import names_where
 
+from benchmarks.report.records import TASK_KEYS
 from benchmarks.suites.data_digest import data_digest
 from benchmarks.suites.plan import run_id
 from benchmarks.suites.suite import SuiteTask, all_keys, without_places
 from benchmarks.suites.suite_file import load_suite, refuse_per_run
 from detection.config.checks import changes_since, check_values
 from detection.config.engines import find_engine
-from detection.config.keys import KEYS, protocol_sha256
+from detection.config.keys import KEYS, OURS, protocol_sha256
 from detection.config.recipe import check
 from detection.config.task import default_task
 from detection.config.trained import apply_trained
@@ -19,9 +19,9 @@ from detection.embedded.supported import check_supported
 from docs import hooks
 from moco.common.cfgnode import flatten
 from moco.common.errors import UserError
-from moco.common.keys import Key, at_least
+from moco.common.keys import NOT_PROTOCOL, Key, Role, at_least
 from moco.engine import config as training_config
-from moco.engine import keys as training
+from moco.engine.keys import CLASSIFICATION, PRETRAIN
 from tests.golden import regenerate_protocols as protocols
 
 NEW = "SOLVER.NEW"
@@ -30,11 +30,11 @@ NEW = "SOLVER.NEW"
 @pytest.fixture
 def add(monkeypatch):
     """Return a function that adds `NEW` to the table of detection for this test."""
-    rows = list(KEYS.rows)
 
-    def call(**flags):
-        monkeypatch.setattr(KEYS, "rows", list(rows))
-        KEYS.add(Key(NEW, 3, "How new it is, days.", at_least(1), **flags))
+    def call(**fields):
+        key = Key(3, "How new it is, days.", at_least(1), **fields)
+        for table in (KEYS, OURS, TASK_KEYS):
+            monkeypatch.setitem(table, NEW, key)
 
     return call
 
@@ -70,15 +70,15 @@ def test_the_embedded_engine_may_support_some_values(add):
 
 
 @pytest.mark.parametrize(
-    ("flags", "notes"),
+    ("fields", "notes"),
     [
         ({}, [f"resumed with other values of {NEW}"]),
         ({"resume": False}, None),
-        ({"speed": True}, []),
+        ({"role": Role.SPEED}, []),
     ],
 )
-def test_a_resumed_run_may_change_it(add, tmp_path, flags, notes):
-    add(**flags)
+def test_a_resumed_run_may_change_it(add, tmp_path, fields, notes):
+    add(**fields)
     (tmp_path / "config.yaml").write_text("SOLVER: {NEW: 4}\n")
     cfg = task(OUTPUT_DIR=str(tmp_path))
     if notes is None:
@@ -89,10 +89,16 @@ def test_a_resumed_run_may_change_it(add, tmp_path, flags, notes):
 
 
 @pytest.mark.parametrize(
-    ("flags", "value"), [({}, 4), ({"speed": True}, 3), ({"speed": True, "model": True}, 4)]
+    ("fields", "value"),
+    [
+        ({}, 4),
+        ({"role": Role.SPEED}, 3),
+        ({"role": Role.SPEED, "model": True}, 4),
+        ({"role": Role.WEIGHTS}, 4),
+    ],
 )
-def test_an_evaluation_takes_it_from_the_training(add, tmp_path, flags, value):
-    add(**flags)
+def test_an_evaluation_takes_it_from_the_training(add, tmp_path, fields, value):
+    add(**fields)
     trained = default_task()
     trained.SOLVER.NEW = 4
     (tmp_path / "config.yaml").write_text(trained.dump())
@@ -108,25 +114,23 @@ def test_a_new_key_changes_no_hash_and_no_id(add):
     assert protocols.run_ids() == expected["run_ids"]
     assert protocol_sha256({"SOLVER.GAMMA": 0.2, NEW: 3}) == before
     assert protocol_sha256({"SOLVER.GAMMA": 0.2, NEW: 4}) != before
-    for flags in ({"place": True}, {"speed": True}, {"weights": True}, {"per_run": True}):
-        add(**flags)
+    for role in NOT_PROTOCOL:
+        add(role=role)
         assert protocol_sha256({"SOLVER.GAMMA": 0.2, NEW: 4}) == before
 
 
 @pytest.mark.parametrize(
-    ("flags", "kept"),
+    ("fields", "kept"),
     [
         ({}, "a/b"),
-        ({"speed": True}, "a/b"),
-        ({"weights": True}, "a/b"),
-        ({"place": True}, None),
-        ({"per_run": True}, None),
-        ({"place": True, "run_id": True}, "a/b"),
-        ({"place": True, "run_id": "name"}, "b"),
+        ({"role": Role.SPEED}, "a/b"),
+        ({"role": Role.WEIGHTS}, "a/b"),
+        ({"role": Role.PLACE}, None),
+        ({"role": Role.RUN}, None),
     ],
 )
-def test_the_id_of_a_run(add, tmp_path, flags, kept):
-    add(**flags)
+def test_the_id_of_a_run(add, tmp_path, fields, kept):
+    add(**fields)
     assert without_places({NEW: "a/b"}) == ({} if kept is None else {NEW: kept})
     (tmp_path / "t.yaml").write_text("SOLVER: {MAX_ITER: 10}\n")
     tasks = (
@@ -137,6 +141,13 @@ def test_the_id_of_a_run(add, tmp_path, flags, kept):
     assert len(ids) == (1 if kept is None else 2)
 
 
+def test_the_id_of_a_run_has_some_places():
+    """Two files of one folder are different data; so are two indices of published subsets."""
+    kept = {"DATASETS.COCO_TRAIN_JSON": "b", "DATASETS.COCO_TEST_JSON": "b"}
+    kept["DATASETS.PART_INDEX"] = "a/b"
+    assert without_places(dict.fromkeys([*kept, "DATASETS.COCO_DIR", "OUTPUT_DIR"], "a/b")) == kept
+
+
 def test_a_suite(add, tmp_path):
     (tmp_path / "t.yaml").write_text("")
     suite = tmp_path / "suite.yaml"
@@ -145,7 +156,7 @@ def test_a_suite(add, tmp_path):
     with pytest.raises(UserError, match="tune"):
         load_suite(suite)
     refuse_per_run("--opts", NEW)
-    add(tunable=True, per_run=True)
+    add(role=Role.RUN, tunable=True)
     assert load_suite(suite).tune
     with pytest.raises(UserError, match=f"--opts: {NEW} is set for each run"):
         refuse_per_run("--opts", NEW)
@@ -158,24 +169,17 @@ def test_the_data_of_a_task(add, tmp_path):
     task = SuiteTask("t", tmp_path / "t.yaml", "detection", (override,))
     add()
     assert not data_digest(all_keys(task))
-    add(data="file")
+    add(data=True)
     assert data_digest(all_keys(task))
 
 
-@pytest.mark.parametrize("flag", ["sampling", "weights", "per_run", "place"])
-def test_reports_and_suites_select_by_flag(add, flag):
-    assert NEW not in names_where(**{flag: True})
-    add(**{flag: True})
-    assert NEW in names_where(**{flag: True})
-
-
-@pytest.mark.parametrize(("flags", "lines"), [({}, 1), ({"free": True}, 0), ({"speed": True}, 0)])
-def test_a_recipe(add, flags, lines):
+@pytest.mark.parametrize(("fields", "lines"), [({}, 1), ({"role": Role.SPEED}, 0)])
+def test_a_recipe(add, fields, lines):
     path = protocols.CONFIGS / "voc" / "faster_rcnn_R_50_C4_24k.yaml"
     cfg = default_task()
     cfg.merge_from_file(str(path))
     before = len(check(cfg, None).deviations)
-    add(**flags)
+    add(**fields)
     after = check(flatten(cfg) | {NEW: 4}, None).deviations
     assert len(after) - before == lines
     if lines:
@@ -189,20 +193,12 @@ def test_the_reference(add):
     assert text in hooks.config_keys()
 
 
-def test_a_key_cannot_be_added_twice(add):
-    add()
-    with pytest.raises(ValueError, match=NEW):
-        KEYS.add(Key(NEW, 1))
-    both = training.KEYS.where(name="AUG.CROP_PX")  # of two programs
-    assert [row.default for row in both] == [224, 0]
-
-
-@pytest.mark.parametrize("program", [training.PRETRAIN, training.CLASSIFICATION])
-def test_a_former_key_is_not_hashed(program):
+@pytest.mark.parametrize("keys", [PRETRAIN, CLASSIFICATION])
+def test_a_former_key_is_not_hashed(keys):
     """Records and checkpoints of version 0.1.0 have LOG.TENSORBOARD."""
-    defaults = training_config.default_cfg(program)
+    defaults = training_config.default_cfg(keys)
     hashes = {
-        training_config.protocol_sha256(config, defaults, program)
+        training_config.protocol_sha256(config, defaults, keys)
         for config in ({}, {"LOG": {"TENSORBOARD": True}}, {"LOG.EVERY_ITERS": 7})
     }
     assert len(hashes) == 1

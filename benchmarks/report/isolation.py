@@ -21,7 +21,7 @@ from moco.common.keys import Role, names_of
 from moco.common.run import RunRecord
 
 # Keys that affect which random numbers a seed yields, or the rounding of the results.
-_SAMPLING = (
+SAMPLING = (
     *("DEVICE", "DATA.NUM_WORKERS", "MODEL.DEVICE", "DATALOADER.NUM_WORKERS"),
     *("MODEL.CHANNELS_LAST", "SOLVER.REFERENCE_WORLD_SIZE"),
 )
@@ -240,7 +240,7 @@ def _sampling(record: RunRecord) -> dict[str, Any]:
     gpus = (record.provenance.get("hardware") or {}).get("gpus") or ()
     versions = record.provenance.get("versions") or {}
     return {
-        **{key: record.config.get(key) for key in _SAMPLING},
+        **{key: record.config.get(key) for key in SAMPLING},
         "number of GPUs": len(gpus),
         **{name: version for name, version in versions.items() if name not in NO_EFFECT},
     }

@@ -41,7 +41,6 @@ from moco.common.keys import Role, names_of
 from moco.common.pretrained import ENDINGS, init_name
 
 MAX_TRIALS = 100
-TUNABLE = [name for name, key in TASK_KEYS.items() if key.tunable]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # Predicate of valid values, and their description for the error.
 Check = tuple[Callable[[Any], bool], str]
@@ -58,8 +57,12 @@ def _is_grid(value: Any) -> bool:
     if not isinstance(value, Mapping) or not set(value) <= {"share", "values"}:
         return False
     share, axes = value.get("share", 1), flatten(value.get("values", {}))
-    fits = all(key in TUNABLE and are_numbers(axis) for key, axis in axes.items())
+    fits = all(_is_tunable(key) and are_numbers(axis) for key, axis in axes.items())
     return type(share) in (int, float) and 0 < share <= 1 and fits
+
+
+def _is_tunable(key: str) -> bool:
+    return key in TASK_KEYS and TASK_KEYS[key].tunable
 
 
 TRIALS: Check = (lambda v: type(v) is int and 1 <= v <= MAX_TRIALS, f"1 to {MAX_TRIALS}")
@@ -78,7 +81,7 @@ _SUITE_KEYS: dict[str, Check] = {
     "inits": (lambda v: isinstance(v, Mapping), "NAME: weights lines, or NAME: [weights, ...]"),
     "tune": (
         _is_grid,
-        f"share: 0 to 1, and values: KEY: numbers for {', '.join(TUNABLE)}",
+        f"share: 0 to 1, and values: KEY: numbers for {', '.join(filter(_is_tunable, TASK_KEYS))}",
     ),
     "tasks": (lambda v: isinstance(v, list) and len(v) > 0, "a list of at least one task"),
 }

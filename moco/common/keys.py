@@ -96,7 +96,7 @@ def is_finite(value: Any) -> bool:
 
 
 class Role(Enum):
-    """What a key says about a run, which decides where it is hashed, compared and recorded."""
+    """Part of a run that a key describes, which decides where it is hashed and compared."""
 
     PROTOCOL = "protocol"  # of the task; hashed into the protocol that comparable runs share
     WEIGHTS = "weights"  # of the file of weights, whose input contract sets it
@@ -116,7 +116,7 @@ class Key:
         default: Default, whose type every value must have, as yacs compares types; None allows any.
         doc: Meaning, unit, and the reason where it is not obvious.
         range: Valid values, checked on their own; None if checked elsewhere or not at all.
-        role: What the key says about a run.
+        role: Part of a run that the key describes.
         embedded: Values that detection's embedded engine supports; empty for the whole range.
         resume: A resumed detection may change the key; moco/ decides by the role.
         model: A trained model needs the key besides its tensors to be evaluated, as it needs those

@@ -118,8 +118,8 @@ Loggers(["silent"], Path("."), {}).close()
         "a key of a detection task",
         {
             "detection/config/keys.py": Before(
-                '    Key(\n        "SEED"',
-                '    Key("SOLVER.PATIENCE", 0, "Number of evaluations to wait."),\n',
+                '    "SEED": Key(',
+                '    "SOLVER.PATIENCE": Key(0, "Number of evaluations to wait."),\n',
             )
         },
         """

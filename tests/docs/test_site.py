@@ -47,10 +47,11 @@ def test_every_key_is_in_the_reference():
 
 def test_every_key_is_described():
     """Only keys with a single value need no description."""
-    rows = [*hooks.KEYS, *hooks.training.KEYS]
-    silent = [row for row in rows if not row.doc]
-    assert all(len(row.embedded or row.range.choices) == 1 for row in silent)
-    assert all(row.doc.endswith(".") for row in rows if row.doc)
+    tables = hooks.KEYS, hooks.training.PRETRAIN, hooks.training.CLASSIFICATION
+    keys = [key for table in tables for key in table.values()]
+    silent = [key for key in keys if not key.doc]
+    assert all(len(key.embedded or key.range.choices) == 1 for key in silent)
+    assert all(key.doc.endswith(".") for key in keys if key.doc)
 
 
 def test_a_rows_description_is_in_the_reference():

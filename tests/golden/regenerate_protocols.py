@@ -20,6 +20,7 @@ from moco import finetune, linear
 from moco.classification import config as classification
 from moco.common.cfgnode import flatten
 from moco.common.command import RANDOM
+from moco.common.keys import defaults_of
 from moco.engine.config import protocol_sha256
 from moco.engine.keys import CLASSIFICATION, PRETRAIN
 from moco.pretraining import config as pretraining
@@ -38,7 +39,7 @@ INITS = {RANDOM: Init(RANDOM, None), "moco": Init("moco.pth", 64 * "a")}
 def defaults() -> dict[str, Any]:
     """Return every default as JSON, because hashes omit values that equal the default."""
     found = {
-        "detection": keys.KEYS.defaults,
+        "detection": defaults_of(keys.KEYS),
         "pretrain": flatten(pretraining.default_cfg()),
         "classification": flatten(classification.default_cfg({})),
     }

@@ -4,12 +4,16 @@ import re
 
 import pytest
 
+from benchmarks.report.isolation import SAMPLING
+from benchmarks.report.records import TASK_KEYS
 from detection.config.checks import check_values
-from detection.config.keys import KEYS, protocol_sha256
+from detection.config.keys import DETECTRON2S, KEYS, OURS, protocol_sha256
+from detection.config.recipe import FREE
 from detection.config.task import add_transfer_config, default_task
 from detection.embedded.supported import check_supported
 from moco.common.cfgnode import flatten
 from moco.common.errors import UserError
+from moco.engine.keys import CLASSIFICATION, COMMON, PRETRAIN, RESUMABLE
 
 NAN, INF = float("nan"), float("inf")
 # Values just outside each range that is not a list of choices.
@@ -53,12 +57,8 @@ OUTSIDE = {
     "TEST.SEM_SEG_STRIDE": [-1],
     "TEST.SEM_SEG_WINDOW": [-1],
 }
-RANGED = [row for row in KEYS if row.range]
-EMBEDDED = [row for row in KEYS if row.embedded]
-
-
-def name(row):
-    return row.name
+RANGED = [name for name, key in KEYS.items() if key.range]
+EMBEDDED = [name for name, key in KEYS.items() if key.embedded]
 
 
 def with_value(key, value):
@@ -72,23 +72,37 @@ def with_value(key, value):
     return cfg
 
 
-@pytest.mark.parametrize("row", RANGED, ids=name)
-def test_values_out_of_range_are_refused(row):
-    row.check(row.default)
-    outside = ["no such value"] if row.range.choices else OUTSIDE[row.name]
+@pytest.mark.parametrize("name", RANGED)
+def test_values_out_of_range_are_refused(name):
+    key = KEYS[name]
+    key.check(name, key.default)
+    outside = ["no such value"] if key.range.choices else OUTSIDE[name]
     for value in (None, *outside):
-        with pytest.raises(UserError, match=rf"^{re.escape(row.name)}: got ") as error:
-            check_values(with_value(row.name, value))
-        for choice in row.range.choices or [row.range.expected]:
+        with pytest.raises(UserError, match=rf"^{re.escape(name)}: got ") as error:
+            check_values(with_value(name, value))
+        for choice in key.range.choices or [key.range.expected]:
             assert str(choice) in str(error.value)
 
 
-@pytest.mark.parametrize("row", EMBEDDED, ids=name)
-def test_values_that_the_embedded_engine_lacks_are_refused(row):
-    expected = rf"^{re.escape(row.name)} no such value: the embedded engine has only "
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_values_that_the_embedded_engine_lacks_are_refused(name):
+    expected = rf"^{re.escape(name)} no such value: the embedded engine has only "
     with pytest.raises(UserError, match=expected) as error:
-        check_supported(with_value(row.name, "no such value"))
-    assert all(str(choice) in str(error.value) for choice in row.embedded)
+        check_supported(with_value(name, "no such value"))
+    assert all(str(choice) in str(error.value) for choice in KEYS[name].embedded)
+
+
+def test_each_key_is_in_one_table():
+    assert not DETECTRON2S.keys() & OURS.keys()
+    for keys in (PRETRAIN, CLASSIFICATION):
+        assert list(keys)[: len(COMMON)] == list(COMMON)
+        assert all(keys[name] is key for name, key in COMMON.items())
+
+
+def test_keys_that_are_listed_elsewhere_exist():
+    assert set(FREE) <= KEYS.keys()
+    assert set(RESUMABLE) <= PRETRAIN.keys()
+    assert set(SAMPLING) <= TASK_KEYS.keys()
 
 
 def test_defaults_are_not_shared():

@@ -10,9 +10,10 @@ from fvcore.common.config import CfgNode
 
 from convert.contract import InputContract
 from detection.config.keys import KEYS
-from detection.config.recipe import Recipe, RecipeCheck, check, load_recipes
+from detection.config.recipe import FREE, Recipe, RecipeCheck, check, load_recipes
 from detection.config.task import default_task
 from moco.common.cfgnode import flatten, load_cfg, read_yaml, same_value
+from moco.common.keys import NOT_PROTOCOL, names_of
 from tests.convert.test_contract import R50, changed
 from tests.oracles.official_yaml import NAMES, write_official
 
@@ -239,7 +240,7 @@ def test_a_change_of_a_key_that_the_recipe_does_not_list_is_a_deviation(key, val
 def test_a_change_of_any_other_key_is_the_only_deviation_unless_it_is_free(path):
     cfg = resolved(path)
     listed = recipe_of(check(cfg, None)).settings
-    free = {*KEYS.where(protocol=False).names, *KEYS.where(free=True).names}
+    free = {*names_of(KEYS, *NOT_PROTOCOL), *FREE}
     assert not free & set(listed)
     for key in set(flatten(default_task())) - set(listed) - set(RGB):
         result = check(cfg | {key: other(cfg[key])}, None)
@@ -367,7 +368,7 @@ def test_the_check_is_pure():
 def test_cited_defaults_are_those_of_the_keys():
     settings = [item for recipe in load_recipes() for item in recipe.settings.items()]
     cited = [(k, s.value) for k, s in settings if s.source.startswith("Detectron2 default:")]
-    assert cited and all(same_value(KEYS.defaults[key], value) for key, value in cited)
+    assert cited and all(same_value(KEYS[key].default, value) for key, value in cited)
 
 
 @pytest.mark.parametrize(("package", "number"), [("Detectron2", 7), ("DensePose", 2)])

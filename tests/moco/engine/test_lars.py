@@ -7,7 +7,7 @@ import torch
 from moco.common.cfgnode import load_cfg
 from moco.common.errors import Preempted
 from moco.engine.config import default_cfg, protocol_sha256
-from moco.engine.keys import EVERY
+from moco.engine.keys import COMMON
 from moco.engine.lars import LARS
 from moco.engine.solver import OPTIMIZERS
 from tests.moco.classification.classify_runs import words
@@ -106,8 +106,8 @@ def test_an_optimizer_from_outside(labeled, pretrained, tmp_path):
 
 
 def test_keys_at_their_defaults_are_not_hashed():
-    defaults = default_cfg(EVERY)
+    defaults = default_cfg(COMMON)
     lars = load_cfg(defaults, None, ["SOLVER.OPTIMIZER", "lars", "SEED", "1"])
-    of_lars = protocol_sha256(lars, defaults, EVERY)
-    assert of_lars == protocol_sha256({"SOLVER.OPTIMIZER": "lars"}, defaults, EVERY)
-    assert of_lars != protocol_sha256(defaults, defaults, EVERY)
+    of_lars = protocol_sha256(lars, defaults, COMMON)
+    assert of_lars == protocol_sha256({"SOLVER.OPTIMIZER": "lars"}, defaults, COMMON)
+    assert of_lars != protocol_sha256(defaults, defaults, COMMON)

@@ -4,13 +4,13 @@ import pytest
 
 from moco.common.errors import UserError
 from moco.engine.config import default_cfg
-from moco.engine.keys import EVERY
+from moco.engine.keys import COMMON
 from moco.engine.solver import SCHEDULES, LearningRate, Length, check_warmup
 
 
 def rates(total_steps, steps_per_epoch, at=None, **keys):
     """Return the learning rates at the given steps, or at all."""
-    solver = default_cfg(EVERY).SOLVER
+    solver = default_cfg(COMMON).SOLVER
     solver.merge_from_list([word for pair in keys.items() for word in pair])
     rate = LearningRate(solver, Length(total_steps, steps_per_epoch))
     return [rate(step) for step in (range(total_steps) if at is None else at)]
@@ -68,7 +68,7 @@ def test_a_warmup_in_epochs_follows_the_data():
     ],
 )
 def test_a_warmup_as_long_as_the_run_is_refused(images, keys, fits):
-    solver = default_cfg(EVERY).SOLVER
+    solver = default_cfg(COMMON).SOLVER
     solver.merge_from_list([word for pair in keys.items() for word in pair])
     solver.BATCH_SIZE = 4096
     epoch = images // 4096
