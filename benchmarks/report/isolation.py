@@ -2,8 +2,7 @@
 
 All rows of a table share the engine, the protocol (the hash of the data and of every key but seed,
 weights, folders and devices) and the length. This module compares what else affects a result: the
-initial values of all tensors that are not in the weights, the first batches, devices, versions and
-tuned values.
+first batch of each seed, devices, versions, code, hardware and tuned values.
 """
 
 import hashlib
@@ -16,7 +15,7 @@ from benchmarks.report.aggregate import Row, Table
 from benchmarks.report.records import TASK_KEYS
 from benchmarks.report.style import format_seeds
 from detection.config.keys import DATA_KEY, tuned_axes, tuned_values
-from moco.common.errors import first_few, plural
+from moco.common.errors import first_few
 from moco.common.keys import Role, names_of
 from moco.common.run import RunRecord
 
@@ -26,7 +25,6 @@ SAMPLING = (
     *("MODEL.CHANNELS_LAST", "SOLVER.REFERENCE_WORLD_SIZE"),
 )
 NO_EFFECT = ("python",)  # packages whose version does not change results
-MAX_NAMED = 3  # maximum number of tensors in a text
 SHORT = 4  # digits of a hash in a line, whose other digits are on the page of runs
 
 
@@ -99,24 +97,22 @@ def _compare(row: Row, base: Row) -> Isolation:
     if differs or not pairs:
         return Isolation(row.init, base.init, "", (), tuple(differs), tuned, places)
     first = pairs[0][0]
-    heads = [{k: v for k, v in _head(a).items() if k in _head(b)} for a, b in pairs]
-    batches = [(a.start or {})["batches"] for a, _ in pairs]
     contract = [
         f"{key} {x!r} / {y!r}"
         for key in names_of(TASK_KEYS, Role.WEIGHTS)
         if (x := first.config.get(key)) != (y := pairs[0][1].config.get(key))
     ]
-    one = f"{plural(len(batches[0]), 'first batch')} (sha256 {_hash(batches)}) and the initial "
-    one += f"values of {plural(len(heads[0]), 'tensor')} outside the weights "
-    one += f"(sha256 {_hash(heads)})"
+    batches = _hash([_first_batch(a) for a, _ in pairs])
     data = first.config.get(DATA_KEY)  # in the hash of the configuration
     proof = [
         f"equal configuration{' and data' if data else ''} (sha256 {first.config_sha256[:10]})",
-        f"equal {one} in {format_seeds([str(seed) for seed in sorted(seeds)])}",
+        f"equal first batch (sha256 {batches}), devices and data-loader workers in "
+        f"{format_seeds([str(seed) for seed in sorted(seeds)])}",
     ]
     proof += [f"the weights' own input contract: {', '.join(contract)}"] if contract else []
-    what, sha256 = ("data", data) if data else ("first batches", _hash(batches))
-    summary = f"config {first.config_sha256[:SHORT]}…, {what} {str(sha256)[:SHORT]}…"
+    summary = f"config {first.config_sha256[:SHORT]}…, "
+    summary += f"data {str(data)[:SHORT]}…, " if data else ""
+    summary += f"first batch {batches[:SHORT]}…"
     for state, names in _recorded(pairs).items():
         summary += f", {_listed(names)} {state}"
     return Isolation(row.init, base.init, summary, tuple(proof), (), tuned, places)
@@ -209,27 +205,17 @@ def _differences(a: RunRecord, b: RunRecord) -> Iterator[str]:
     for name in dict.fromkeys((*mine, *theirs)):
         if (x := mine.get(name)) != (y := theirs.get(name)):
             yield f"{name} {x!r} / {y!r}"
-    for what in ("head", "batches"):
-        if not all((record.start or {}).get(what) for record in (a, b)):
-            yield f"no digests of the {'initial head' if what == 'head' else 'first batches'}"
-            return
-    heads = _head(a), _head(b)
-    names = [name for name, digest in heads[0].items() if heads[1].get(name, digest) != digest]
-    # A run with random weights initializes every tensor, so it may have more of them.
-    for (own, other), record in ((heads, a), (heads[::-1], b)):
-        names += sorted(own.keys() - other.keys()) if record.weights_sha256 else []
-    if names:
-        yield f"initial values of {first_few(names, MAX_NAMED)}"
-    first, others = ((record.start or {})["batches"] for record in (a, b))
-    if first != others:
-        equal = [x == y for x, y in zip(first, others, strict=False)]
-        number = equal.index(False) if False in equal else len(equal)
-        yield f"training batch {number + 1}"
+    first = _first_batch(a), _first_batch(b)
+    if None in first:
+        yield "no digest of the first batch"
+    elif first[0] != first[1]:
+        yield "first batch"
 
 
-def _head(record: RunRecord) -> dict[str, str]:
-    found: dict[str, str] = (record.start or {})["head"]
-    return found
+def _first_batch(record: RunRecord) -> str | None:
+    """Return the digest of the first batch; version 0.1.0 recorded eight batches."""
+    batches = (record.start or {}).get("batches") or [None]
+    return batches[0]
 
 
 def _hash(value: Any) -> str:

@@ -124,8 +124,7 @@ def _of_looks(table: Table, looks: Looks) -> list[Significance]:
 def unpaired_reason(row: Row, base: Row, metric: str) -> str:
     """Return why two rows of a table cannot be compared seed by seed, or "" if they can.
 
-    They can if equal seeds have the same initial head and order of the data in both rows
-    (benchmarks/report/isolation.py).
+    They can if runs of equal seeds differ in their weights only (benchmarks/report/isolation.py).
     """
     if row.several or base.several:
         return "several pre-trainings: the mean of each is one value"

@@ -35,7 +35,7 @@ def read_start(folder: PathLike) -> dict[str, Any] | None:
     """Return the contents of a run's `start.json`; None without one.
 
     `weights_sha256` is that of the file that MODEL.WEIGHTS named, None for random weights;
-    `detection.engine.start.StartFile` writes the rest.
+    `detection.engine.start.write_start` writes the rest.
     """
     path = Path(folder) / START_NAME
     return json.loads(read_text(path)) if path.is_file() else None

@@ -1,7 +1,6 @@
-"""Digests of the start of a training: newly initialized tensors, frozen tensors, first batches.
+"""Digests of the start of a training: frozen tensors and the first batch.
 
-Before the first step, two runs with equal digests differ only in their weights. Both engines write
-the digests to OUTPUT_DIR during the training, and the run record copies them.
+Both engines write them to OUTPUT_DIR at the first iteration, and the run record copies them.
 """
 
 import hashlib
@@ -12,61 +11,25 @@ from typing import Any
 from torch import Tensor, nn
 
 from detection.config.trained import read_start
-from detection.engine.weights import UNTRACKED, Coverage
 from moco.common.files import atomic_write_json, sha256_state
-from moco.common.run import DIGITS, FIRST_BATCHES, START_NAME
+from moco.common.run import DIGITS, START_NAME
 
 _STRIDE_PX = 8
 
 
-class StartFile:
-    """Writer of `OUTPUT_DIR/start.json`: adds `head`, `frozen` and, batch by batch, `batches`.
+def write_start(folder: Path, model: nn.Module, batch: Sequence[Mapping[str, Any]]) -> None:
+    """Add `frozen` and the digest of the first batch to `start.json`, before the first step.
 
     Args:
-        folder: OUTPUT_DIR; None on all processes but the main one.
-        head: Result of `head_digests`.
-        frozen: Result of `frozen_digest`.
-        done: Number of iterations done. A resumed training continues the file; if that lacks
-            batches, nothing is written, because they cannot be added any more.
+        folder: OUTPUT_DIR.
+        model: Model with its initial weights.
+        batch: Samples with `image` (C, H, W) uint8 and `image_id`.
     """
-
-    def __init__(
-        self,
-        folder: Path | None,
-        head: Mapping[str, str],
-        frozen: Mapping[str, Any] | None = None,
-        done: int = 0,
-    ) -> None:
-        self._path = folder / START_NAME if folder else None
-        before = (read_start(folder) if folder else None) or {}
-        self._content: dict[str, Any] = {**before, "head": dict(head), "batches": []}
-        if frozen:
-            self._content["frozen"] = dict(frozen)
-        if done and folder is not None:
-            batches = before.get("batches", [])
-            if len(batches) < min(done, FIRST_BATCHES):
-                self._path = None
-            else:
-                self._content = {**before, "batches": batches[:done]}
-
-    def add(self, batch: Sequence[Mapping[str, Any]]) -> None:
-        """Add the digest of the next batch: samples with `image` (C, H, W) uint8 and `image_id`."""
-        if self._path is not None and len(self._content["batches"]) < FIRST_BATCHES:
-            self._content["batches"].append(batch_digest(batch))
-            atomic_write_json(self._path, self._content)
-
-
-def head_digests(model: nn.Module, coverage: Coverage | None) -> dict[str, str]:
-    """Return the digests by name of the tensors that start from scratch.
-
-    Args:
-        model: Model before its first step.
-        coverage: Tensors loaded from the weights; None for random weights, where all tensors start
-            from scratch.
-    """
-    state = model.state_dict()
-    names = coverage.left_at_init if coverage else [n for n in state if UNTRACKED not in n]
-    return {name: sha256_state({name: state[name]})[:DIGITS] for name in names}
+    # A list, as version 0.1.0 wrote the digests of eight batches.
+    content = {**(read_start(folder) or {}), "batches": [batch_digest(batch)]}
+    if frozen := frozen_digest(model):
+        content["frozen"] = frozen
+    atomic_write_json(folder / START_NAME, content)
 
 
 def frozen_digest(model: nn.Module) -> dict[str, Any] | None:

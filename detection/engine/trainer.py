@@ -44,9 +44,8 @@ from detection.engine.resuming import (
     resume_from,
 )
 from detection.engine.solver import build_schedule, clip_gradients, set_learning_rate
-from detection.engine.start import StartFile, frozen_digest, head_digests
+from detection.engine.start import frozen_digest, write_start
 from detection.engine.weights import (
-    Coverage,
     EngineResult,
     load_converted,
     load_trained,
@@ -88,7 +87,7 @@ def work(job: Job, stop: StopRequest) -> EngineResult:
             kind = backbone_type(cfg.MODEL.BACKBONE.NAME)
             coverage = load_converted(model, job.weights.model, kind) if job.weights else None
             iterations = cfg.SOLVER.MAX_ITER
-            trainer = Trainer(cfg, job.engine, model, stop, coverage)
+            trainer = Trainer(cfg, job.engine, model, stop)
             with closing(trainer.log), counting(lambda: trainer.done):
                 metrics = trainer.train(trainer.resume() if job.resume else None)
         metrics = canonical(metrics)
@@ -110,7 +109,6 @@ class Trainer:
         engine: Name of the engine that built the model.
         model: Model with its initial weights.
         stop: Stop request of this process.
-        coverage: Tensors loaded from MODEL.WEIGHTS; None for random weights.
     """
 
     def __init__(
@@ -119,11 +117,9 @@ class Trainer:
         engine: str,
         model: nn.Module,
         stop: StopRequest,
-        coverage: Coverage | None = None,
     ) -> None:
         self.cfg, self.model, self.stop = cfg, model, stop
         self.engine, self.engine_name = find_engine(engine), engine
-        self.head, self.frozen = head_digests(model, coverage), frozen_digest(model)
         self.parallel = distributed.data_parallel(model)
         self.device = torch.device(cfg.MODEL.DEVICE)
         self.folder = Path(cfg.OUTPUT_DIR)
@@ -137,7 +133,6 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=is_fp16)
         self.skipped = 0  # Iterations without a step, because a gradient of fp16 overflowed.
         self.log = StepLog(self.folder if distributed.is_main() else None, self.max_iter)
-        self.first = StartFile(None, self.head)  # `train` replaces it by one that writes.
 
     def resume(self) -> State | None:
         """Load the last checkpoint of OUTPUT_DIR; without one, start from scratch.
@@ -173,8 +168,6 @@ class Trainer:
         self.log.open(cfg)
         self.model.train()
         start, period = self.done, cfg.TEST.EVAL_PERIOD
-        folder = self.folder if distributed.is_main() else None
-        self.first = StartFile(folder, self.head, self.frozen, start)
         missing = distributed.is_main() and evaluation_is_missing(self.folder, start, period)
         if start < self.max_iter and distributed.highest(missing):
             self.evaluate(start - 1)
@@ -234,7 +227,8 @@ class Trainer:
             samples = next(batches)
         except DataError as error:
             raise self.unreadable(iteration - 1, error) from error
-        self.first.add(samples)
+        if iteration == 0 and distributed.is_main():
+            write_start(self.folder, self.model, samples)
         return self.engine.to_model(samples)
 
     def forward(self, iteration: int, batch: Any) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from moco.classification.config import Protocol, default_cfg, scale_to_batch
 from moco.common import distributed
 from moco.common.errors import DataError, UserError, plural
 from moco.common.files import PathLike, sha256_state
-from moco.common.run import DIGITS, FIRST_BATCHES
+from moco.common.run import DIGITS
 from moco.common.transfers import send
 from moco.data.augment import Augmentation, apply_colors
 from moco.data.images import LabeledSets, labeled_sets, notes_on
@@ -68,14 +68,6 @@ class Classification(Training[ClassifyPlan, Step]):
         solver = scale_to_batch(cfg, random=weights.state is None)
         torch.manual_seed(cfg.SEED)
         model = build_classifier(weights, len(sets.classes), protocol)
-        initialized = {
-            name: tensor
-            for name, tensor in model.state_dict().items()
-            if weights.state is None or name.startswith(HEADS)
-        }
-        self._head = {
-            name: sha256_state({name: tensor})[:DIGITS] for name, tensor in initialized.items()
-        }
         if cfg.SOLVER.COMPILE:
             model.compile()
         super().__init__(cfg, solver, weights.spec, model, sets.train)
@@ -178,15 +170,14 @@ class Classification(Training[ClassifyPlan, Step]):
             "weights_sha256": weights.sha256,
             "weights_source": weights.source,
             "notes": [size, *weights.notes, *self.notes],
-            "start": {"head": self._head, "batches": self._first_batches()},
+            "start": {"batches": [self._first_batch()]},
         }
 
-    def _first_batches(self) -> list[str]:
-        """Hash the positions and labels of each of the first batches; the seed fixes the views."""
-        stop = min(FIRST_BATCHES, self.total_steps)
-        steps = positions_of_steps(self.images, self.batch_size, self.cfg.SEED, 0, stop)
-        texts = (f"{at} {self._labels[[i for _, i in at]].tolist()}" for at in steps)
-        return [hashlib.sha256(text.encode()).hexdigest()[:DIGITS] for text in texts]
+    def _first_batch(self) -> str:
+        """Hash the positions and labels of the first batch; the seed determines the views."""
+        [at] = positions_of_steps(self.images, self.batch_size, self.cfg.SEED, 0, 1)
+        text = f"{at} {self._labels[[i for _, i in at]].tolist()}"
+        return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
 
 
 def build_classifier(weights: InitialWeights, num_classes: int, protocol: Protocol) -> Encoder:

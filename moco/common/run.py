@@ -43,7 +43,6 @@ SCHEMA = 1
 RECORD_NAME = "run.json"
 METRICS_NAME = "metrics.json"
 START_NAME = "start.json"  # detection/engine/start.py
-FIRST_BATCHES = 8  # in `RunRecord.start`
 DIGITS = 16  # of each SHA-256 in it: enough to detect accidental differences
 EVENT_FILES = "events.out.tfevents.*"  # tensorboard's
 LOGGERS_NAME = "loggers.json"  # ids of the run in its loggers
@@ -201,11 +200,12 @@ class RunRecord:
         warnings: Facts that every table with the run repeats, such as a small test split.
         diverged: Whether a run failed because a loss or a weight was not finite.
         recipe: `label` ("as in the paper (…)") and `deviations` of a detection run, or None.
-        start: Starting point of a fine-tuning or linear classification, or None. `head` maps every
-            tensor that came from no file of weights to its digest, and `batches` has a digest of
-            each of the first batches (detection/engine/start.py, moco/classification/run.py). A
-            frozen backbone has `frozen`, the number of its tensors and their digest before and
-            after; a detection run has `weights_sha256`, None for random.
+        start: Starting point of a fine-tuning or linear classification, or None. The first of
+            `batches` is the digest of the first batch (detection/engine/start.py,
+            moco/classification/run.py). A frozen backbone has `frozen`, the number of its tensors
+            and their digest before and after; a detection run has `weights_sha256`, None for
+            random. Version 0.1.0 also wrote digests of seven more batches, and of every tensor
+            that came from no file of weights as `head`.
         reachable: Score of perfect predictions on the test split of a detection run, or None.
             `highest` maps each headline metric to 0..100, and `faults` lists the reasons why it is
             not 100 (detection/evaluation/reachable.py).
@@ -361,10 +361,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, float) or _is_integer(value)
 
 
-def _is_named_texts(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(_is_text, value.values()))
-
-
 def _is_named_numbers(value: Any) -> bool:
     return isinstance(value, dict) and all(map(_is_number, value.values()))
 
@@ -395,7 +391,6 @@ _CHECKS: dict[tuple[str, ...], _Check] = {
     ("config", "DATASETS.TEST"): _TEXTS,
     ("recipe", "label"): _TEXT_OR_NULL,
     ("recipe", "deviations"): _TEXTS,
-    ("start", "head"): ("a mapping to texts", _is_named_texts),
     ("start", "batches"): _TEXTS,
     ("reachable", "highest"): ("a mapping to numbers", _is_named_numbers),
     ("reachable", "faults"): _TEXTS,

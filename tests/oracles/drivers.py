@@ -198,7 +198,7 @@ VARIANTS = [
             EMBEDDED if engine == "embedded" else DETECTRON2,
             name=f"{name}, {engine}",
             words=functools.partial(variant, name, engine, **keys),
-            train=("run/start.json", 3, "change"),
+            train=("run/last_checkpoint", 1, "change"),
         )
         for (name, engine), keys in TASKS.items()
     ),

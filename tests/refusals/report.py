@@ -27,7 +27,7 @@ RECORD: dict[str, Any] = {
     "notes": [],
     "recipe": None,
     "metrics": {"bbox/AP": 10.0, "bbox/AP50": 20.0, "bbox/AP75": 8.0},
-    "start": {"head": {"rpn.conv.weight": "1f"}, "batches": ["a0", "a1"]},
+    "start": {"batches": ["a0"]},
 }
 
 
@@ -72,7 +72,7 @@ WRONG: dict[str, list[object]] = {
     "recipe": ["x", {"label": 5}, {"deviations": 5}, {"deviations": "BASE_LR"}],
     "no_such_field": [5],
     "\x1b[2J": [5],
-    "start": [[], {"head": {"x": 1}}, {"batches": "2"}],
+    "start": [[], {"batches": [1]}, {"batches": "2"}],
 }
 NESTED = json.loads("[" * 200 + "]" * 200)
 NO_RECORDS = (

@@ -11,25 +11,22 @@ from detection.config.keys import DATA_KEY
 from tests.benchmarks.report.fake_runs import CONFIG
 from tests.benchmarks.report.test_aggregate import MOCO, run, runs
 
-EVERY = {"backbone.stem": "0b", "rpn.conv": "1f"}
-
-
-def start(seed=0, **changes):
-    return {"head": {"rpn.conv": "1f"}, "batches": [f"b{seed}", "c"], **changes}
+START = {"batches": ["b"]}
+# A record of version 0.1.0.
+OLD = {"head": {"rpn.conv": "1f"}, "batches": ["b", *"cdefghi"]}
 
 
 def compared(moco, base=None):
-    [table] = aggregate([*(base or runs("random", (1.0, 2.0), start=start(head=EVERY))), *moco])
+    [table] = aggregate([*(base or runs("random", (1.0, 2.0), start=START)), *moco])
     [found] = isolation(table)
     return found
 
 
 def test_the_proof():
-    """The random row initializes every tensor; those that both rows initialize are compared."""
     own = {"MODEL.WEIGHTS": "x", "INPUT.FORMAT": "BGR"}
-    found = compared(runs("moco", (3.0, 4.0), MOCO, start=start(), config={**CONFIG, **own}))
+    found = compared(runs("moco", (3.0, 4.0), MOCO, start=START, config={**CONFIG, **own}))
     assert not found.differs
-    for text in ("only the weights", "c" * 10, "1 tensor ", "seeds 0, 1", "2 first batches"):
+    for text in ("only the weights", "c" * 10, "equal first batch", "seeds 0, 1"):
         assert text in str(found)
     assert "INPUT.FORMAT 'BGR' / None" in str(found)  # not the weights' tensors, but their pixels
 
@@ -37,20 +34,23 @@ def test_the_proof():
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"start": None}, "initial head"),
-        ({"start": {"head": {}, "batches": ["b0"]}}, "initial head"),
-        ({"start": {"head": {"rpn.conv": "1f"}}}, "first batches"),
-        ({"start": start(head={"rpn.conv": "2f"})}, "rpn.conv"),
-        ({"start": start(head={"rpn.conv": "1f", "rpn.new": "1"})}, "rpn.new"),
-        ({"start": start(seed=1)}, "batch 1"),
-        ({"start": start(batches=["b0"])}, "batch 2"),
+        ({"start": None}, "no digest of the first batch"),
+        ({"start": {"weights_sha256": None}}, "no digest of the first batch"),
+        ({"start": {"batches": ["c"]}}, "differ: first batch (seeds 0, 1)"),
         ({"config": {**CONFIG, "MODEL.CHANNELS_LAST": True}}, "MODEL.CHANNELS_LAST True / None"),
         ({"provenance": {"versions": {"torch": "2.4.0"}}}, "torch '2.4.0' / None"),
     ],
 )
 def test_what_differs_is_named(changes, named):
-    found = compared(runs("moco", (3.0, 4.0), MOCO, **{"start": start(), **changes}))
+    found = compared(runs("moco", (3.0, 4.0), MOCO, **{"start": START, **changes}))
     assert not found.proof and "not shown" in str(found) and named in str(found)
+
+
+def test_records_with_the_digests_of_version_010_are_compared():
+    """Of eight batches and of every tensor without weights, the first batch is compared."""
+    assert not compared(runs("moco", (3.0, 4.0), MOCO, start=OLD)).differs
+    other = OLD | {"batches": ["x", *OLD["batches"][1:]]}
+    assert "differ: first batch" in str(compared(runs("moco", (3.0, 4.0), MOCO, start=other)))
 
 
 MACHINE = {"cpu": "Xeon", "cpu_threads": 1, "gpus": []}
@@ -71,12 +71,12 @@ MADE = {
     ],
 )
 def test_other_code_and_hardware_are_named(changes, named):
-    base = runs("random", (1.0, 2.0), start=start(head=EVERY), provenance=MADE)
-    same = compared(runs("moco", (3.0, 4.0), MOCO, start=start(), provenance=MADE), base)
+    base = runs("random", (1.0, 2.0), start=START, provenance=MADE)
+    same = compared(runs("moco", (3.0, 4.0), MOCO, start=START, provenance=MADE), base)
     assert same.short.startswith("only the weights differ (")
     assert same.short.endswith(", versions, code and hardware equal)")
     own = MADE | changes
-    found = compared(runs("moco", (3.0, 4.0), MOCO, start=start(), provenance=own), base)
+    found = compared(runs("moco", (3.0, 4.0), MOCO, start=START, provenance=own), base)
     assert found.short.startswith(f"only the weights, and {named} (seeds 0, 1), differ (")
     assert str(found).startswith(f"only the weights of moco and random, and {named} (seeds 0, 1), ")
     others = "code" if "hardware" in changes else "hardware"
@@ -85,26 +85,26 @@ def test_other_code_and_hardware_are_named(changes, named):
 
 def test_another_gpu_of_the_same_number_is_named():
     cards = [MADE | {"hardware": MACHINE | {"gpus": [name]}} for name in ("H100", "T4")]
-    base = runs("random", (1.0, 2.0), start=start(head=EVERY), provenance=cards[1])
-    found = compared(runs("moco", (3.0, 4.0), MOCO, start=start(), provenance=cards[0]), base)
+    base = runs("random", (1.0, 2.0), start=START, provenance=cards[1])
+    found = compared(runs("moco", (3.0, 4.0), MOCO, start=START, provenance=cards[0]), base)
     assert "and GPUs H100 / T4 (seeds 0, 1), differ" in found.short
 
 
 def test_what_a_record_lacks_is_not_called_equal():
     made = {"versions": {"torch": "2.5.1"}, "hardware": MACHINE}
-    base = runs("random", (1.0, 2.0), start=start(head=EVERY), provenance=MADE)
-    found = compared(runs("moco", (3.0, 4.0), MOCO, start=start(), provenance=made), base)
+    base = runs("random", (1.0, 2.0), start=START, provenance=MADE)
+    found = compared(runs("moco", (3.0, 4.0), MOCO, start=START, provenance=made), base)
     assert found.short.endswith(", versions and hardware equal, code not recorded)")
 
 
 def test_the_short_lines_name_rows_only_if_their_proofs_differ():
-    base = runs("random", (1.0, 2.0), start=start(head=EVERY))
-    versions = {"start": start(), "provenance": {"versions": {"torch": "2.5.1"}}}
-    others = [*runs("a", (3.0, 4.0), "a" * 64, start=start())]
-    others += runs("b", (3.0, 4.0), "b" * 64, start=start())
+    base = runs("random", (1.0, 2.0), start=START)
+    versions = {"start": START, "provenance": {"versions": {"torch": "2.5.1"}}}
+    others = [*runs("a", (3.0, 4.0), "a" * 64, start=START)]
+    others += runs("b", (3.0, 4.0), "b" * 64, start=START)
     found = isolation(aggregate([*base, *others])[0])
     [line] = shortened(found)
-    of = f"first batches {found[0].proof[1].partition('first batches (sha256 ')[2][:4]}"
+    of = f"first batch {found[0].proof[1].partition('first batch (sha256 ')[2][:4]}"
     unknown = "versions, code and hardware not recorded"
     assert line == f"only the weights differ (config cccc…, {of}…, {unknown})"
     assert found[0].proof[0].startswith("equal configuration (")
@@ -117,7 +117,7 @@ def test_the_short_lines_name_rows_only_if_their_proofs_differ():
         )[0]
     )
     assert same.short.endswith(", versions equal, code and hardware not recorded)")
-    seeds = runs("c", (3.0, 4.0, 5.0, 6.0), "d" * 64, start=start())
+    seeds = runs("c", (3.0, 4.0, 5.0, 6.0), "d" * 64, start=START)
     found = isolation(aggregate([*base, *others, *seeds])[0])
     assert shortened(found) == [
         f"a, b: {line}",
@@ -129,20 +129,20 @@ def test_the_short_lines_name_rows_only_if_their_proofs_differ():
 def test_data_are_named_only_where_their_digest_is_recorded():
     """It is in the configuration, whose hash is equal."""
     config = {**CONFIG, DATA_KEY: "9b1cd" * 12 + "e" * 4}
-    base = runs("random", (1.0, 2.0), start=start(head=EVERY), config=config)
-    found = compared(runs("moco", (3.0, 4.0), MOCO, start=start(), config=config), base)
-    assert found.short.startswith("only the weights differ (config cccc…, data 9b1c…, versions")
+    base = runs("random", (1.0, 2.0), start=START, config=config)
+    found = compared(runs("moco", (3.0, 4.0), MOCO, start=START, config=config), base)
+    assert found.short.startswith("only the weights differ (config cccc…, data 9b1c…, first batch ")
     assert found.proof[0].startswith("equal configuration and data (")
 
 
 def test_seeds_without_a_partner_are_named():
-    found = compared(runs("moco", (3.0, 4.0, 5.0), MOCO, start=start()))
+    found = compared(runs("moco", (3.0, 4.0, 5.0), MOCO, start=START))
     assert found.differs == ("only one of them has seed 2",)
 
 
 def test_python_is_declared_to_have_no_effect():
     found = compared(
-        runs("moco", (3.0, 4.0), MOCO, start=start(), provenance={"versions": {"python": "3.12"}})
+        runs("moco", (3.0, 4.0), MOCO, start=START, provenance={"versions": {"python": "3.12"}})
     )
     assert not found.differs
 
@@ -153,9 +153,9 @@ def test_what_was_tuned_differs_and_is_named():
     chosen = [
         {**CONFIG, **grid, "SOLVER.BASE_LR": lr, "SOLVER.WEIGHT_DECAY": 0} for lr in (0.01, 0.02)
     ]
-    base = runs("random", (1.0, 2.0), start=start(head=EVERY), config=chosen[1])
+    base = runs("random", (1.0, 2.0), start=START, config=chosen[1])
     moco = [
-        run(init="moco", seed=seed, weights_sha256=MOCO, start=start(), config=config)
+        run(init="moco", seed=seed, weights_sha256=MOCO, start=START, config=config)
         for seed, config in enumerate(chosen)
     ]
     assert str(compared(moco, base)).startswith(

@@ -55,7 +55,7 @@ def test_paired_by_the_closed_form():
             "DATALOADER.NUM_WORKERS 2 / None (seeds 0, 1, 2, 3)",
         ),
         (B, {"provenance": {"hardware": {"gpus": ["V100", "V100"]}}}, "GPUs 2 / 0"),
-        (B, {"start": None}, "initial head"),
+        (B, {"start": None}, "first batch"),
         ((*B[:3], None), {}, "no number"),
     ],
 )
