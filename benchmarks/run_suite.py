@@ -164,7 +164,7 @@ class Prepared:
     def runs(self, specs: Sequence[RunSpec], programs: Programs) -> list[Run]:
         """Copy the weights, and return the runs; the caller holds the folder's lock."""
         folder = self.folder
-        folder.write(self.content, specs)
+        folder.write(self.content, specs, self.findings.scores)
         copies, products = folder.copy_weights(self.inits), folder.products(specs)
         sizes = {spec.gpus for spec in specs}
         machines = {size: self.executor.machines(size) for size in sizes}
@@ -297,7 +297,7 @@ def prepare(
     say(f"{opening}, {executor.where()}, in {folder.path}")
     undone = [spec for spec in specs if folder.run(spec).state().kind != DONE]
     checked = [replace(s, weights=RANDOM) if s.init in later else s for s in undone]
-    findings, problems = check_open(checked, executor, programs)
+    findings, problems = check_open(checked, executor, programs, [*folder.scores()])
     lengths = {spec.name: with_length(folder, spec, findings) for spec in everything}
     everything, specs = tuple(lengths.values()), tuple(lengths[spec.name] for spec in specs)
     hardware = None if executor.remote else findings.hardware or None
@@ -432,14 +432,17 @@ def make_executor(name: str, options: Options) -> Executor:
 
 
 def check_open(
-    specs: Sequence[RunSpec], executor: Executor, programs: Programs
+    specs: Sequence[RunSpec], executor: Executor, programs: Programs, scored: Sequence[str]
 ) -> tuple[Findings, list[str]]:
-    """Check runs; return the findings, and all problems, also the executor's."""
+    """Check runs; return the findings, and all problems, also the executor's.
+
+    The scores of perfect predictions with the digests `scored` are known.
+    """
     if not specs:
         return Findings(), []
     # This machine does not have the GPUs of a cluster.
     on_gpus = executor.gpus > 0 and not executor.remote
-    findings = programs.check(specs, on_gpus)
+    findings = programs.check(specs, on_gpus, scored)
     return findings, [*findings.problems, *executor.problems({spec.gpus for spec in specs})]
 
 

@@ -188,8 +188,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     if task.seed_sampled and not args.eval_only and (several.started or several.num_machines > 1):
         raise UserError("SEED is not set; several machines, or torchrun, need a common one; set it")
-    scored, note = run.score_of_perfect(task) if main_process else (None, "")
-    description = run.describe(task, note)
+    scored = ""
+    if args.check_only and main_process:
+        from detection.evaluation.reachable import score_of_perfect
+
+        _, scored = score_of_perfect(task.test, task.cfg)
+    description = run.describe(task, scored)
     if main_process:
         print(description, flush=True)
     check_processes(task.cfg, several, eval_only=args.eval_only)
@@ -212,7 +216,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         launch.run(job)
     else:
-        run.run_in_folder(task, job, description, overwrite=args.overwrite, scored=scored)
+        run.run_in_folder(task, job, description, overwrite=args.overwrite)
     return 0
 
 

@@ -30,6 +30,7 @@ from moco.common.limits import Implausible, open_zip, read_part
 from moco.common.run import RECORD_NAME, RunRecord, parse_record
 
 SUITE_NAME, ABOUT_NAME = "suite.json", "about.json"
+SCORES_NAME = "reachable.json"  # in a suite's folder, by `metric_sha256`
 PLAN = "until_decided"  # key of the plan of the looks in the former
 NOT_PUBLIC = "not public"
 MAX_ABOUT = 200  # characters of a text about a bundle
@@ -122,11 +123,20 @@ def seed_plan(text: bytes, where: str) -> SeedPlan | None:
     Raises:
         UserError: If the file is damaged.
     """
+    return SeedPlan.parse(parse_mapping(text, where).get(PLAN), where)
+
+
+def parse_mapping(text: bytes, where: str) -> dict[str, Any]:
+    """Return the mapping in a JSON file, empty if it holds something else.
+
+    Raises:
+        UserError: If the file is damaged.
+    """
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: not valid JSON ({error})") from error
-    return SeedPlan.parse(content.get(PLAN) if isinstance(content, dict) else None, where)
+    return content if isinstance(content, dict) else {}
 
 
 def read_bundle(

@@ -15,10 +15,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
-from benchmarks.report.bundle import SUITE_NAME, Evidence, read_bundle, seed_plan, suite_task
+from benchmarks.report.bundle import (
+    SCORES_NAME,
+    SUITE_NAME,
+    Evidence,
+    parse_mapping,
+    read_bundle,
+    seed_plan,
+    suite_task,
+)
 from benchmarks.report.sequential import SeedPlan
 from detection.config import keys
-from detection.evaluation.metrics import HEADLINE
+from detection.evaluation.metrics import HEADLINE, metric_sha256
 from moco.classification import config as classification
 from moco.common.cfgnode import cfg_sha256
 from moco.common.command import RANDOM
@@ -149,7 +157,7 @@ def collect(paths: Sequence[PathLike]) -> Results:
     """
     found: dict[Path, FinishedRun | None] = {}
     configs: dict[frozenset[str], Mapping[str, Any]] = {}
-    plans: dict[Path, SeedPlan | None] = {}
+    suites: dict[Path, tuple[SeedPlan | None, dict[str, Any]]] = {}
     for path in map(Path, paths):
         if not path.exists():
             raise UserError(f"{path}: no such run folder")
@@ -161,7 +169,7 @@ def collect(paths: Sequence[PathLike]) -> Results:
             continue
         for folder in [path.parent.resolve()] if path.is_file() else _run_folders(path.resolve()):
             has_record = (folder / RECORD_NAME).is_file()
-            found[folder] = _read_run(folder, configs, plans) if has_record else None
+            found[folder] = _read_run(folder, configs, suites) if has_record else None
     if not found:
         raise UserError(
             f"no runs below {', '.join(map(str, paths))}; expected folders with a {RECORD_NAME}, "
@@ -197,16 +205,30 @@ def collect(paths: Sequence[PathLike]) -> Results:
 def _read_run(
     folder: Path,
     configs: dict[frozenset[str], Mapping[str, Any]],
-    plans: dict[Path, SeedPlan | None],
+    suites: dict[Path, tuple[SeedPlan | None, dict[str, Any]]],
 ) -> FinishedRun:
-    record = _sharing_config(_hashed(read_record(folder / RECORD_NAME)), configs)
+    record = _hashed(read_record(folder / RECORD_NAME))
     task = suite_task(folder, Path.is_file)
     if task is None:
-        return FinishedRun(folder, record, None, Evidence(folder))
-    suite = folder.parents[3] / SUITE_NAME
-    if suite not in plans:
-        plans[suite] = seed_plan(read_bytes(suite), str(suite))
-    return FinishedRun(folder, record, task, Evidence(folder), plans[suite])
+        return FinishedRun(folder, _sharing_config(record, configs), None, Evidence(folder))
+    suite = folder.parents[3]
+    if suite not in suites:
+        file, scores = suite / SUITE_NAME, suite / SCORES_NAME
+        known = parse_mapping(read_bytes(scores), str(scores)) if scores.is_file() else {}
+        suites[suite] = seed_plan(read_bytes(file), str(file)), known
+    plan, known = suites[suite]
+    record = _sharing_config(_with_score(record, known), configs)
+    return FinishedRun(folder, record, task, Evidence(folder), plan)
+
+
+def _with_score(record: RunRecord, known: Mapping[str, Any]) -> RunRecord:
+    """Add the score of perfect predictions that the run's suite has computed, if there is one."""
+    data = record.provenance.get("data")
+    test = data[-1] if isinstance(data, list) and data else None
+    if not known or record.reachable or not isinstance(test, list):
+        return record
+    score = known.get(metric_sha256(test, record.config))
+    return replace(record, reachable=score) if score else record
 
 
 def protocol_of(record: RunRecord) -> str:

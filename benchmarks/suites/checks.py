@@ -12,7 +12,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.suites.checkpoints import Checkpoints
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
     from torch import nn
 
-    from detection.datasets.base import Split
+    from detection.config.task import Task
+    from detection.evaluation.reachable import Reachable
 
 DATASETS_VARIABLE = "DETECTRON2_DATASETS"
 _DETECTION = (DETECTION, POINT)
@@ -51,6 +52,7 @@ class Findings:
         iterations: (task, engine, init) → length of the run, if it is known.
         hardware: This machine's hardware, in the form of run records.
         checkpoints: (task, engine, init) → checkpoints of such a run, if they are known.
+        scores: `metric_sha256` → score of perfect predictions, by `Reachable`'s fields.
     """
 
     problems: tuple[str, ...] = ()
@@ -58,14 +60,16 @@ class Findings:
     iterations: dict[tuple[str, str, str], int] = field(default_factory=dict)
     hardware: dict[str, Any] = field(default_factory=dict)
     checkpoints: dict[tuple[str, str, str], Checkpoints] = field(default_factory=dict)
+    scores: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
-def check(specs: Sequence[RunSpec], on_gpus: bool) -> Findings:
+def check(specs: Sequence[RunSpec], on_gpus: bool, scored: Sequence[str] = ()) -> Findings:
     """Check one run of each (task, engine, init) of `specs`, as its trials differ in the seed only.
 
     Args:
         specs: Runs that are not done.
         on_gpus: Whether the runs will see GPUs.
+        scored: Keys of `Findings.scores` that earlier calls have computed.
     """
     if not on_gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch looks for a GPU
@@ -77,9 +81,12 @@ def check(specs: Sequence[RunSpec], on_gpus: bool) -> Findings:
         if spec.program == CHOOSE:  # it reads only other runs
             continue
         trials.setdefault((spec.task, spec.engine, spec.init), spec)
-    decoded: dict[tuple[str, ...], tuple[str, str]] = {}
+    decoded: dict[tuple[tuple[str, str], ...], tuple[str, str]] = {}
     end = time.monotonic() + DECODING_SECONDS
-    found = {key: _decoded(_outcome(spec), decoded, end) for key, spec in trials.items()}
+    scores: dict[str, tuple[Reachable | None, str]] = dict.fromkeys(scored, (None, ""))
+    found = {
+        key: _scored(_decoded(_outcome(spec), decoded, end), scores) for key, spec in trials.items()
+    }
     sound = {key: each for key, each in found.items() if not each.problem}
     problems: dict[str, list[str]] = {}  # problem → runs that have it
     for (task, engine, init), each in found.items():
@@ -113,6 +120,7 @@ def check(specs: Sequence[RunSpec], on_gpus: bool) -> Findings:
         {key: each.iterations for key, each in found.items() if each.iterations},
         provenance()["hardware"],
         {key: each.checkpoints for key, each in found.items() if each.checkpoints},
+        {sha256: asdict(score) for sha256, (score, _) in scores.items() if score},
     )
 
 
@@ -126,8 +134,7 @@ class _Outcome:
         checkpoints: Checkpoints that it writes; None if unknown.
         notes: Facts that a reader of its numbers should know.
         title: Name of its task in tables.
-        splits: Data that it reads.
-        doctor: Command that decodes all of it, or "".
+        task: Resolved task of a detection run; None if it is not known.
     """
 
     problem: str = ""
@@ -135,35 +142,62 @@ class _Outcome:
     checkpoints: Checkpoints | None = None
     notes: tuple[str, ...] = ()
     title: str = ""
-    splits: "tuple[Split, ...]" = ()
-    doctor: str = ""
+    task: "Task | None" = None
 
 
 def _decoded(
-    outcome: _Outcome, known: dict[tuple[str, ...], tuple[str, str]], end: float
+    outcome: _Outcome, known: dict[tuple[tuple[str, str], ...], tuple[str, str]], end: float
 ) -> _Outcome:
     """Decode the images of a run's data, and add a damaged one to its outcome.
 
     Otherwise the run would end at that image, or at its evaluation, after the training.
 
     Args:
-        outcome: Outcome of the run, whose splits are left out of the result.
-        known: Names and digests of splits → problem and note; extended, as runs share their data.
+        outcome: Outcome of the run.
+        known: `Task.data` → problem and note; extended, as runs share their data.
         end: When images are no longer decoded, by `time.monotonic`.
     """
-    from detection.datasets.doctor import decode_within
+    from detection.datasets.doctor import command, decode_within
 
-    names = tuple(f"{split.name} {split.annotations_sha256}" for split in outcome.splits)
-    if names and names not in known:
-        hint = f"; to check all of it: {outcome.doctor}" if outcome.doctor else ""
+    if (task := outcome.task) is None:
+        return outcome
+    if task.data not in known:
+        doctor = command(task.cfg)
+        hint = f"; to check all of it: {doctor}" if doctor else ""
         try:
-            note = decode_within(outcome.splits, end - time.monotonic())
-            known[names] = "", f"{note}{hint}" if note else ""
+            note = decode_within((*task.train, task.test), end - time.monotonic())
+            known[task.data] = "", f"{note}{hint}" if note else ""
         except DataError as error:
-            known[names] = f"{error}{hint}", ""
-    problem, note = known.get(names, (outcome.problem, ""))
+            known[task.data] = f"{error}{hint}", ""
+    problem, note = known[task.data]
     notes = (*outcome.notes, note) if note else outcome.notes
-    return replace(outcome, problem=problem, notes=notes, splits=())
+    return replace(outcome, problem=problem, notes=notes)
+
+
+def _scored(outcome: _Outcome, known: "dict[str, tuple[Reachable | None, str]]") -> _Outcome:
+    """Score perfect predictions on a run's test split, and note on its outcome why it is not 100.
+
+    Args:
+        outcome: Outcome of the run, whose task, and with it its data, is left out of the result.
+        known: `metric_sha256` → score, None if it is not computed, and note; extended.
+    """
+    from detection.config.task import resolved_config
+    from detection.evaluation.metrics import metric_sha256
+    from detection.evaluation.reachable import score_of_perfect
+
+    if (task := outcome.task) is None or outcome.problem:
+        return replace(outcome, task=None)
+    sha256 = metric_sha256(task.data[-1], resolved_config(task))
+    problem = ""
+    if sha256 not in known:
+        try:
+            score, line = score_of_perfect(task.test, task.cfg)
+            known[sha256] = score, "" if score and not score.faults else line
+        except (DataError, UserError) as error:
+            problem = str(error)
+    _, note = known.get(sha256, (None, ""))
+    notes = (*outcome.notes, note) if note else outcome.notes
+    return replace(outcome, problem=problem, notes=notes, task=None)
 
 
 def _outcome(spec: RunSpec) -> _Outcome:
@@ -239,7 +273,6 @@ def _protocol(program: str) -> Any:
 
 def _check_detection(spec: RunSpec) -> _Outcome:
     from detection.config.task import load_task
-    from detection.datasets.doctor import command as doctor_command
     from detection.datasets.parts import TUNE
     from detection.engine.job import Processes, check_processes
     from detection.train_net import choose_engine
@@ -258,8 +291,7 @@ def _check_detection(spec: RunSpec) -> _Outcome:
         _length(task.cfg, spec.engine),
         notes=tuple(notes),
         title=title,
-        splits=(*task.train, task.test),
-        doctor=doctor_command(task.cfg),
+        task=task,
     )
 
 

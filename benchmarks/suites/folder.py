@@ -1,6 +1,7 @@
 """Folder of a suite: the requested content, copies of the weights, and the runs.
 
 suite.json               requested content; every later call on this folder has to agree with it
+reachable.json           scores of perfect predictions on the tests, by `metric_sha256`
 inits/<name>.pth         copies of the weights, so that a run is named after its init
 inits/<name>.knn.json    kNN accuracy during the pre-training whose checkpoints are inits
 runs/<task>/<init>/seed<k>-<id>/    see benchmarks/suites/runs.py
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from benchmarks.report.along import KNN_METRIC, epoch_of
-from benchmarks.report.bundle import PLAN, SUITE_NAME, knn_name
+from benchmarks.report.bundle import PLAN, SCORES_NAME, SUITE_NAME, knn_name
 from benchmarks.report.sequential import SeedPlan
 from benchmarks.suites import locks
 from benchmarks.suites.locks import Lock
@@ -174,14 +175,18 @@ class SuiteFolder:
         if before := self.recorded():
             check_agreement(before, content, str(self.path))
 
-    def write(self, content: Mapping[str, Any], specs: Sequence[RunSpec]) -> None:
-        """Check the folder, and write `suite.json`; the caller holds its lock."""
+    def write(
+        self, content: Mapping[str, Any], specs: Sequence[RunSpec], scores: Mapping[str, Any]
+    ) -> None:
+        """Check the folder, and write `suite.json` and the scores; the caller holds its lock."""
         remove_stale(self.path)
         self.check(content)
         runs = json.loads(json.dumps([asdict(spec) for spec in specs], default=str))
         after = {**content, "schema": SCHEMA, "runs": runs}
         if after != self.recorded():
             atomic_write_json(self.path / SUITE_NAME, after)
+        if scores:
+            atomic_write_json(self.path / SCORES_NAME, {**self.scores(), **scores})
 
     def read(self) -> tuple[dict[str, Any], tuple[RunSpec, ...]]:
         """Read `suite.json`: its content, and its runs.
@@ -200,6 +205,10 @@ class SuiteFolder:
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{path}: runs: not those of a suite ({error})") from error
         return content, specs
+
+    def scores(self) -> dict[str, Any]:
+        """Return the scores of perfect predictions that earlier calls have computed."""
+        return read_json(self.path / SCORES_NAME)
 
     def recorded_data(self) -> dict[str, str] | None:
         """Return task → recorded digest of its custom data; None if the folder is new."""

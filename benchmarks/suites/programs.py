@@ -72,9 +72,9 @@ class Programs:
         """Return file → why its weights cannot be read, for those that cannot."""
         return children.call(_unreadable, list(files)) if files else {}
 
-    def check(self, specs: Sequence[RunSpec], on_gpus: bool) -> Findings:
+    def check(self, specs: Sequence[RunSpec], on_gpus: bool, scored: Sequence[str]) -> Findings:
         """Check the runs in a process of its own, see benchmarks/suites/checks.py."""
-        return children.call(check, list(specs), on_gpus)
+        return children.call(check, list(specs), on_gpus, list(scored))
 
     def command(self, spec: RunSpec, folder: Path, machines: int = 1) -> list[str]:
         """Return the command that starts or resumes a run.

@@ -14,7 +14,6 @@ from detection.config.task import Task, resolved_config
 from detection.config.trained import CONFIG_NAME, read_start
 from detection.config.weights import weights_sha256
 from detection.datasets.doctor import command as doctor_command
-from detection.datasets.layout import doctor_command as doctor_program
 from detection.engine.job import Job
 from detection.engine.resuming import iterations_before
 from detection.engine.start import check_frozen
@@ -26,41 +25,11 @@ from detection.evaluation.metrics import (
     for_record,
     headline,
 )
-from detection.evaluation.reachable import (
-    Reachable,
-    causes,
-    expected_seconds,
-    measurable,
-    reachable,
-)
 from detection.modeling.backbones import backbone_type
 from moco.common.command import program, quoted
 from moco.common.errors import NumericError, Preempted, plural, printable, say
 from moco.common.files import atomic_write_json, atomic_write_text, open_file, sha256_file
 from moco.common.run import START_NAME, RunFolder, RunRecord, provenance, write_record
-
-MAX_SECONDS_OF_PERFECT = 60
-
-
-def score_of_perfect(task: Task) -> tuple[Reachable | None, str]:
-    """Score perfect predictions on the test split before training.
-
-    Returns:
-        The scores, None if they were not computed; and a line with the scores or the reason.
-
-    Raises:
-        UserError: If the metric could not be computed at the end of the run either.
-        DataError: Likewise, because of the annotations.
-    """
-    if not measurable(task.test):
-        return None, ""
-    if (seconds := expected_seconds(task.test, task.cfg)) > MAX_SECONDS_OF_PERFECT:
-        note = f"score of perfect predictions: not computed, as it takes about {seconds:.0f} s"
-        return None, "; ".join(
-            [note, f"{doctor_program()} computes it", *causes(task.test, task.cfg)]
-        )
-    scored = reachable(task.test, task.cfg)
-    return scored, f"{task.test.name}: {scored}"
 
 
 def describe(task: Task, scored: str = "") -> str:
@@ -68,7 +37,7 @@ def describe(task: Task, scored: str = "") -> str:
 
     Args:
         task: Task.
-        scored: Line of `score_of_perfect`.
+        scored: Line of `score_of_perfect`; "" leaves it out.
     """
     data = [f"{split.name} ({plural(len(split.records), 'image')})" for split in task.train]
     classes = task.test.classes
@@ -120,14 +89,7 @@ def _weights_and_schedule(task: Task) -> list[str]:
     ]
 
 
-def run_in_folder(
-    task: Task,
-    job: Job,
-    description: str,
-    *,
-    overwrite: bool,
-    scored: Reachable | None = None,
-) -> None:
+def run_in_folder(task: Task, job: Job, description: str, *, overwrite: bool) -> None:
     """Run a task on the main process: lock OUTPUT_DIR, run, write the record last.
 
     Args:
@@ -135,7 +97,6 @@ def run_in_folder(
         job: The same task as the engine takes it.
         description: Text for log.txt, from `describe`.
         overwrite: Whether to start from scratch in a folder that is not empty.
-        scored: Scores of perfect predictions, for the record.
 
     Raises:
         Exception: Any error of the engine; a failed run has a record, a preempted one has none.
@@ -196,7 +157,6 @@ def run_in_folder(
             metrics=metrics,
             coverage=asdict(result.coverage) if result.coverage else None,
             start=start_digests,
-            reachable=asdict(scored) if scored else None,
         )
         path = write_record(results, record)
     for note in notes:

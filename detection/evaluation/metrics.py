@@ -21,6 +21,9 @@ on; metrics with the suffix `_detectron2` over all classes, as in Detectron2's V
 import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from moco.common.cfgnode import cfg_sha256
 
 # Headline metrics of each kind; kinds are in the order of the paper's columns.
 HEADLINE: dict[str, tuple[str, ...]] = {
@@ -38,10 +41,26 @@ MATCHES_NAME = "matches.npz"
 # Files and folder that `moco-transfer errors` and `robustness` write into a run's folder.
 ERRORS_NAME, ROBUSTNESS_NAME, CORRUPTED = "error_types.json", "robustness.json", "corrupted"
 MAX_MATCHES_BYTES = 1 << 29  # of all arrays: 20 million detections
+# Keys that a metric depends on.
+_OF_METRIC = (
+    *("MODEL.MASK_ON", "MODEL.KEYPOINT_ON", "DATASETS.VOC_METRIC", "DATASETS.VOC_YEAR"),
+    *("TEST.DETECTIONS_PER_IMAGE", "TEST.COCO_MAX_DETECTIONS", "TEST.KEYPOINT_OKS_SIGMAS"),
+    "TEST.SEM_SEG_REDUCED_SIZE",
+)
 # Kinds that are shown without their name if there is no other.
 _ALONE = {"bbox", "sem_seg", "linear", "finetune", "knn"}
 # As in the paper's tables: bounding box, mask, keypoints, dense pose.
 _MARKS = {"bbox": "bb", "segm": "mk", "keypoints": "kp", "densepose": "dp"}
+
+
+def metric_sha256(test: Sequence[str], config: Mapping[str, Any]) -> str:
+    """Return the hash of all that a test split's metric depends on besides the predictions.
+
+    Args:
+        test: Name of the split and hash of its annotations, as in a run record.
+        config: Every key by its full name.
+    """
+    return cfg_sha256({"test": list(test), **{key: config.get(key) for key in _OF_METRIC}})
 
 
 def headline_names(names: Collection[str]) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from fvcore.common.config import CfgNode
 
 from detection.datasets.base import XYWH_ABS, Record, Split, object_counts, with_masks
 from detection.datasets.labels import labels_of
+from detection.datasets.layout import doctor_command
 from detection.evaluation.base import Evaluator, Prediction
 from detection.evaluation.coco import COCO_MAX_KEYPOINTS, COCOEvaluator, installed_packages
 from detection.evaluation.evaluators import build_evaluator, metric_kinds, metric_package
@@ -28,6 +29,7 @@ from moco.common.errors import DataError, UserError, first_few
 _TOLERANCE = 0.01  # points; the weights of VOC's 11 points do not add up to 1 exactly
 _WORST_CLASSES = 5  # number of classes that are named
 BoxedObject = tuple[Record, tuple[float, ...]]  # a record's object and its clipped box
+MAX_SECONDS = 60  # for `score_of_perfect`
 MEASURED_TYPES = ("pascal_voc", "coco", "lvis", "cityscapes_instance", "sem_seg")
 
 
@@ -107,6 +109,25 @@ def reachable(split: Split, cfg: CfgNode) -> Reachable:
     except Exception as error:  # the metrics' packages raise many types
         why = " ".join(f"{type(error).__name__}: {error}".split())
         raise DataError(f"{split.name}: its metric fails on its own objects ({why})") from error
+
+
+def score_of_perfect(split: Split, cfg: CfgNode) -> tuple[Reachable | None, str]:
+    """Score perfect predictions if that takes at most `MAX_SECONDS`.
+
+    Returns:
+        The scores, or None; and a line with the scores or the reason, "" if no metric is computed.
+
+    Raises:
+        UserError: As `reachable`.
+        DataError: As `reachable`.
+    """
+    if not measurable(split):
+        return None, ""
+    if (seconds := expected_seconds(split, cfg)) > MAX_SECONDS:
+        note = f"score of perfect predictions: not computed, as it takes about {seconds:.0f} s"
+        return None, "; ".join([note, f"{doctor_command()} computes it", *causes(split, cfg)])
+    scored = reachable(split, cfg)
+    return scored, f"{split.name}: {scored}"
 
 
 def _reachable(split: Split, cfg: CfgNode) -> Reachable:

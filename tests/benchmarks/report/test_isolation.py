@@ -7,7 +7,9 @@ import pytest
 from benchmarks.report.aggregate import aggregate
 from benchmarks.report.captions import tuned, tuned_keys, tuned_value
 from benchmarks.report.isolation import isolation, shortened
+from benchmarks.report.records import collect
 from detection.config.keys import DATA_KEY
+from moco.common.shipped import RESULTS
 from tests.benchmarks.report.fake_runs import CONFIG
 from tests.benchmarks.report.test_aggregate import MOCO, run, runs
 
@@ -51,6 +53,15 @@ def test_records_with_the_digests_of_version_010_are_compared():
     assert not compared(runs("moco", (3.0, 4.0), MOCO, start=OLD)).differs
     other = OLD | {"batches": ["x", *OLD["batches"][1:]]}
     assert "differ: first batch" in str(compared(runs("moco", (3.0, 4.0), MOCO, start=other)))
+
+
+def test_a_shared_bundle_of_version_010_is_compared():
+    """Its records have digests of heads and of eight batches."""
+    found = collect([RESULTS / "quickstart.zip"]).transfer
+    assert {len(run.record.start["batches"]) for run in found} == {8}
+    [table] = aggregate(found)
+    [line] = shortened(isolation(table))
+    assert line.startswith("only the weights differ (config ") and ", first batch " in line
 
 
 MACHINE = {"cpu": "Xeon", "cpu_threads": 1, "gpus": []}

@@ -13,6 +13,7 @@ from tests.benchmarks.suites.lab import ROOT, classes, from_random, write_suite
 from tests.oracles.tiny_voc import write_voc
 
 SUITES = ROOT / "configs" / "suites"
+LIMIT = "TEST.DETECTIONS_PER_IMAGE"
 
 
 def test_missing_data_are_looked_for_by_their_own_kind(tmp_path, monkeypatch):
@@ -64,6 +65,19 @@ def own_data(tmp_path, monkeypatch):
     suite = with_options(load_suite(write_suite(tmp_path, task)), {}, {}, trials=2)
     inits = {name: Init("random", None) for name in ("random", "other")}
     return root, expand(suite, inits, ["embedded"], version="1")
+
+
+def test_a_score_of_perfect_predictions_is_computed_once(own_data, monkeypatch):
+    """Of the same test and metric, in runs of one check and in later checks."""
+    few = [replace(s, overrides=(*s.overrides, (LIMIT, "1"))) for s in own_data[1]]
+    found = check([*own_data[1], *(replace(s, task="few") for s in few)], False)
+    assert len(found.scores) == 2
+    [faults] = [score["faults"] for score in found.scores.values() if score["faults"]]
+    [note] = [note for note in found.notes if "perfect" in note or "reachable" in note]
+    assert note.startswith("few: ") and faults[0] in note
+    monkeypatch.setattr("detection.evaluation.reachable.reachable", None)
+    again = check(few, False, [*found.scores])
+    assert not again.problems and not again.scores
 
 
 @pytest.mark.parametrize("split", ["train", "test"])

@@ -6,6 +6,8 @@ import pytest
 from PIL import Image
 
 from benchmarks.make_table import main as table
+from benchmarks.report.records import collect
+from benchmarks.run_suite import main as run_suite
 from detection.config.task import default_task
 from detection.datasets import read_split
 from detection.datasets.__main__ import main as datasets_command
@@ -13,6 +15,7 @@ from detection.evaluation.reachable import doctor_config, reachable
 from detection.train_net import main as train
 from moco.common.errors import DataError
 from moco.common.run import read_record
+from tests.benchmarks.suites.lab import write_suite
 
 GAP = 12  # pixels between the corners of two objects
 
@@ -173,30 +176,56 @@ def test_keypoints_of_more_persons_than_the_metric_counts(tmp_path, fresh_cache)
 
 
 @pytest.mark.slow
-def test_the_score_is_in_the_record_and_under_the_table(
+def test_a_suite_scores_perfect_predictions_once(
+    small_config, small_options, tmp_path, capfd, fresh_cache
+):
+    """Not each run: the suite keeps the score, and tables and bundles show it."""
+    pairs = dict(zip(small_options[::2], small_options[1::2], strict=True))
+    del pairs["SEED"]
+    task = {"config": small_config, "overrides": pairs | {"TEST.DETECTIONS_PER_IMAGE": "1"}}
+    suite, out = write_suite(tmp_path, task), tmp_path / "out"
+    words = [str(suite), "--init", "random", "--trials", "1", "--engine", "embedded"]
+    words += ["--executor", "cpu", "--output", str(out)]
+    run_suite([*words, "--dry-run"])
+    assert "highest reachable score" in capfd.readouterr().out and not out.exists()
+    run_suite(words)
+    [score] = json.loads((out / "reachable.json").read_text()).values()
+    [fault, *_] = score["faults"]
+    assert score["highest"]["bbox/AP"] < 100
+    assert fault.startswith("objects beyond TEST.DETECTIONS_PER_IMAGE 1: ")
+    [run] = out.glob("runs/*/*/*/run.json")
+    assert read_record(run).reachable is None
+    assert "reachable score" not in (run.parent / "suite.log").read_text()
+    text = (out / "tables" / "table.md").read_text()
+    assert "perfect predictions reach AP" in text and fault in text
+    capfd.readouterr()
+    words[words.index("--trials") + 1] = "2"
+    run_suite([*words, "--dry-run"])
+    assert "reachable score" not in capfd.readouterr().out, "of the same data"
+    table([str(out), "--bundle", str(tmp_path / "a.zip"), "--out", str(tmp_path / "t")])
+    [shared] = collect([tmp_path / "a.zip"]).transfer
+    assert shared.record.reachable == score
+
+
+@pytest.mark.slow
+def test_only_the_check_of_a_task_scores_perfect_predictions(
     small_config, small_options, tmp_path, capsys
 ):
     run = ["--config-file", small_config, "--engine", "embedded", *small_options]
     run += ["MODEL.WEIGHTS", "random", "TEST.DETECTIONS_PER_IMAGE", "1"]
     run += ["OUTPUT_DIR", str(tmp_path / "run")]
     assert train([*run, "--check-only"]) == 0
-    assert "highest reachable score" in capsys.readouterr().out
-    assert train(run) == 0
     shown = capsys.readouterr().out
-    record = read_record(tmp_path / "run" / "run.json")
-    assert record.reachable["highest"]["bbox/AP"] < 100
-    fault = record.reachable["faults"][0]
-    assert fault.startswith("objects beyond TEST.DETECTIONS_PER_IMAGE 1: ")
-    assert fault in shown
-    table([str(tmp_path / "run"), "--out", str(tmp_path / "table")])
-    text = (tmp_path / "table" / "table.md").read_text()
-    assert "perfect predictions reach AP" in text
-    assert fault in text
+    assert "highest reachable score" in shown
+    assert "objects beyond TEST.DETECTIONS_PER_IMAGE 1: " in shown
+    assert train(run) == 0
+    assert "reachable score" not in capsys.readouterr().out
+    assert read_record(tmp_path / "run" / "run.json").reachable is None
 
 
 @pytest.mark.slow
 def test_a_long_score_is_skipped_in_a_run(small_config, small_options, capsys, monkeypatch):
-    monkeypatch.setattr("detection.engine.run.expected_seconds", lambda split, cfg: 61.0)
+    monkeypatch.setattr("detection.evaluation.reachable.expected_seconds", lambda split, cfg: 61.0)
     run = ["--config-file", small_config, "--engine", "embedded", *small_options]
     run += ["MODEL.WEIGHTS", "random", "TEST.DETECTIONS_PER_IMAGE", "1"]
     assert train([*run, "--check-only"]) == 0
