@@ -213,7 +213,7 @@ def _differences(a: RunRecord, b: RunRecord) -> Iterator[str]:
 
 
 def _first_batch(record: RunRecord) -> str | None:
-    """Return the digest of the first batch; version 0.1.0 recorded eight batches."""
+    """Return the digest of the first batch; earlier records have eight."""
     batches = (record.start or {}).get("batches") or [None]
     return batches[0]
 

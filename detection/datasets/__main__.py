@@ -156,7 +156,7 @@ def _shares(val: float, test: float) -> dict[str, float]:
 
 
 def _score(split: Split) -> Iterator[Finding]:
-    """Yield the score of perfect predictions on a split, which every training checks first."""
+    """Yield the score of perfect predictions on a split."""
     if not measurable(split) or not split.records:
         return
     try:

@@ -25,7 +25,7 @@ def write_start(folder: Path, model: nn.Module, batch: Sequence[Mapping[str, Any
         model: Model with its initial weights.
         batch: Samples with `image` (C, H, W) uint8 and `image_id`.
     """
-    # A list, as version 0.1.0 wrote the digests of eight batches.
+    # A list, as earlier records have the digests of eight batches.
     content = {**(read_start(folder) or {}), "batches": [batch_digest(batch)]}
     if frozen := frozen_digest(model):
         content["frozen"] = frozen

@@ -204,9 +204,10 @@ class RunRecord:
             `batches` is the digest of the first batch (detection/engine/start.py,
             moco/classification/run.py). A frozen backbone has `frozen`, the number of its tensors
             and their digest before and after; a detection run has `weights_sha256`, None for
-            random. Version 0.1.0 also wrote digests of seven more batches, and of every tensor
-            that came from no file of weights as `head`.
-        reachable: Score of perfect predictions on the test split of a detection run, or None.
+            random. Earlier records have seven more batches, and `head`, a digest of every tensor
+            that came from no file of weights.
+        reachable: Score of perfect predictions on the test split of a detection run, or None; the
+            runs of a suite share theirs (benchmarks/suites/checks.py), and have it in bundles.
             `highest` maps each headline metric to 0..100, and `faults` lists the reasons why it is
             not 100 (detection/evaluation/reachable.py).
         schema: Version of this format.

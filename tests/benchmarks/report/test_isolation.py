@@ -14,7 +14,7 @@ from tests.benchmarks.report.fake_runs import CONFIG
 from tests.benchmarks.report.test_aggregate import MOCO, run, runs
 
 START = {"batches": ["b"]}
-# A record of version 0.1.0.
+# An earlier record.
 OLD = {"head": {"rpn.conv": "1f"}, "batches": ["b", *"cdefghi"]}
 
 
@@ -48,14 +48,14 @@ def test_what_differs_is_named(changes, named):
     assert not found.proof and "not shown" in str(found) and named in str(found)
 
 
-def test_records_with_the_digests_of_version_010_are_compared():
+def test_earlier_records_are_compared():
     """Of eight batches and of every tensor without weights, the first batch is compared."""
     assert not compared(runs("moco", (3.0, 4.0), MOCO, start=OLD)).differs
     other = OLD | {"batches": ["x", *OLD["batches"][1:]]}
     assert "differ: first batch" in str(compared(runs("moco", (3.0, 4.0), MOCO, start=other)))
 
 
-def test_a_shared_bundle_of_version_010_is_compared():
+def test_an_earlier_bundle_is_compared():
     """Its records have digests of heads and of eight batches."""
     found = collect([RESULTS / "quickstart.zip"]).transfer
     assert {len(run.record.start["batches"]) for run in found} == {8}

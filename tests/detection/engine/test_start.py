@@ -33,7 +33,7 @@ def test_a_batch_is_its_images_however_their_channels_are_ordered():
 
 
 def test_records_with_and_without_it(tmp_path):
-    old = {"head": {"x": "1"}, "batches": ["2", "3"]}  # of version 0.1.0
+    old = {"head": {"x": "1"}, "batches": ["2", "3"]}  # of earlier versions
     for start in (old, {"batches": ["2"]}):
         assert read_record(write_record(tmp_path, record(start=start))).start == start
     path = write_record(tmp_path, record())
