@@ -52,7 +52,7 @@ class FakePrograms(Programs):
         bad = [path for path in files if path.read_text().startswith("broken")]
         return {path: f"{path}: not a torch checkpoint or damaged" for path in bad}
 
-    def check(self, specs: Sequence[RunSpec], on_gpus: bool) -> Findings:
+    def check(self, specs: Sequence[RunSpec], on_gpus: bool, scored: Sequence[str]) -> Findings:
         lengths = {(spec.task, spec.engine, spec.init): ITERATIONS for spec in specs}
         sizes = {key: Checkpoints(10**9, ITERATIONS) for key in lengths}
         return Findings(tuple(self.problems), (), lengths, HARDWARE, sizes)
