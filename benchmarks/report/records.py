@@ -217,12 +217,19 @@ def _read_run(
         known = parse_mapping(read_bytes(scores), str(scores)) if scores.is_file() else {}
         suites[suite] = seed_plan(read_bytes(file), str(file)), known
     plan, known = suites[suite]
-    record = _sharing_config(_with_score(record, known), configs)
+    try:
+        record = _sharing_config(_with_score(record, known), configs)
+    except ValueError as error:
+        raise UserError(f"{suite / SCORES_NAME}: not scores of a suite ({error})") from error
     return FinishedRun(folder, record, task, Evidence(folder), plan)
 
 
 def _with_score(record: RunRecord, known: Mapping[str, Any]) -> RunRecord:
-    """Add the score of perfect predictions that the run's suite has computed, if there is one."""
+    """Add the score of perfect predictions that the run's suite has computed, if there is one.
+
+    Raises:
+        ValueError: If the score has another form.
+    """
     data = record.provenance.get("data")
     test = data[-1] if isinstance(data, list) and data else None
     if not known or record.reachable or not isinstance(test, list):

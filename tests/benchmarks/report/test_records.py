@@ -1,5 +1,7 @@
 """Folders → records: what counts, what is listed without a number, what is refused."""
 
+import json
+import re
 import time
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import pytest
 
 from benchmarks.report.records import FinishedRun, collect
 from benchmarks.report.tables import make_tables
+from detection.evaluation.metrics import metric_sha256
 from moco.common.errors import UserError
 from tests.benchmarks.report.fake_runs import record, write_run
 
@@ -73,3 +76,30 @@ def test_the_hash_of_the_protocol_is_that_of_the_keys(tmp_path, changes):
     path.write_text(path.read_text().replace("0.02", "0.01"))
     with pytest.raises(UserError, match=r"SOLVER\.BASE_LR \(0\.02 / 0\.01\)"):
         make_tables(collect([tmp_path]))
+
+
+@pytest.fixture
+def suite(tmp_path):
+    """Return a suite's folder with one run, and the digest of its test."""
+    (tmp_path / "suite.json").write_text("{}")
+    provenance = {"data": [["voc_train", "a"], ["voc_test", "b"]]}
+    write_run(tmp_path / "runs/t/random/seed0-ab", provenance=provenance)
+    return tmp_path, metric_sha256(("voc_test", "b"), record().config)
+
+
+def test_the_runs_of_a_suite_share_the_score_of_perfect_predictions(suite):
+    folder, sha256 = suite
+    score = {"highest": {"bbox/AP": 50.0}, "faults": ["lost"]}
+    for key, expected in ((sha256, score), ("0" * 64, None)):
+        (folder / "reachable.json").write_text(json.dumps({key: score}))
+        [run] = collect([folder]).transfer
+        assert run.record.reachable == expected
+
+
+@pytest.mark.parametrize(("score", "got"), [({"highest": 3}, "highest: got 3"), (5, "got 5")])
+def test_scores_of_another_form_are_refused(suite, score, got):
+    folder, sha256 = suite
+    (folder / "reachable.json").write_text(json.dumps({sha256: score}))
+    expected = f"^{re.escape(str(folder / 'reachable.json'))}: .*{got}"
+    with pytest.raises(UserError, match=expected):
+        collect([folder])
