@@ -26,9 +26,11 @@ from benchmarks.suites.suite import (
     SuiteTask,
 )
 from benchmarks.suites.suite_file import refuse_per_run
+from detection.config.keys import KEYS
 from moco.common.cfgnode import split_assignments
 from moco.common.command import RANDOM
 from moco.common.errors import DataError, UserError, first_few
+from moco.engine.keys import CLASSIFICATION
 
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
@@ -255,14 +257,8 @@ def option_pairs(
 
 def _known_keys(program: str) -> Callable[[str], bool]:
     if program == DETECTION:
-        from detection.config.keys import KEYS
-
         return lambda key: key in KEYS or "DENSEPOSE" in key
-    from moco.classification.config import default_cfg
-    from moco.common.cfgnode import flatten
-
-    known = flatten(default_cfg(_protocol(program).defaults))
-    return lambda key: key in known
+    return CLASSIFICATION.__contains__
 
 
 def _protocol(program: str) -> Any:
