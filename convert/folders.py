@@ -57,10 +57,10 @@ def source_file(path: Path) -> Path:
         return found
     if (found := _deepspeed(path)) is not None:
         return found
-    from moco.engine.checkpoint import last_checkpoint, list_checkpoints
+    from moco.engine.checkpoint import list_checkpoints
 
-    if list_checkpoints(path):
-        return last_checkpoint(path)
+    if saved := list_checkpoints(path):
+        return saved[-1]
     checkpoints = [file for file in sorted(path.glob("*.ckpt")) if file.is_file()]
     if len(checkpoints) == 1:
         return checkpoints[0]

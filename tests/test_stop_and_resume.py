@@ -10,6 +10,7 @@ import hashlib
 import json
 import shutil
 import signal
+import zipfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +21,16 @@ import pytest
 import torch
 
 from tests.oracles.commands import TORCHRUN, Done, Fault, run, start, wait, wait_for_fault
-from tests.oracles.drivers import SAVING, TRAININGS, TWO, VARIANTS, Driver, suite, write_data
+from tests.oracles.drivers import (
+    DETECTRON2,
+    SAVING,
+    TRAININGS,
+    TWO,
+    VARIANTS,
+    Driver,
+    suite,
+    write_data,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.race, pytest.mark.timeout(900)]
 STOPPED = 85  # the exit code: run the same command again with --resume
@@ -210,22 +220,30 @@ def test_another_run_is_refused(driver, data, stopped, tmp_path):
     assert run(driver.command(data), tmp_path).code == 2  # without --resume
 
 
-@pytest.mark.parametrize("driver", SAVING)
+@pytest.mark.parametrize("driver", [*SAVING, DETECTRON2.param()])
 def test_a_damaged_newest_checkpoint(driver, data, straight, tmp_path):
-    """It is skipped with a warning, or refused by name."""
-    for bad in (b"", None, b"text"):
-        folder = Path(shutil.copytree(straight(driver), tmp_path / "run"))
+    """It is passed over with a warning, by the same rule in every training."""
+    folder = tmp_path / "run"
+    for kind in ("empty", "cut off", "text", "a flipped bit", "missing"):
+        shutil.copytree(straight(driver), folder)
         (folder / "run.json").unlink()
         path = folder / (folder / "last_checkpoint").read_text()
-        whole = path.read_bytes()
-        path.write_bytes(whole[: len(whole) // 2] if bad is None else bad)
+        whole = bytearray(path.read_bytes())
+        size = {"empty": 0, "cut off": len(whole) // 2}.get(kind, len(whole))
+        if kind == "a flipped bit":
+            with zipfile.ZipFile(path) as archive:
+                largest = max(archive.infolist(), key=lambda info: info.file_size)
+            whole[largest.header_offset + largest.file_size // 2] ^= 1
+        path.write_bytes(b"text" if kind == "text" else whole[:size])
+        if kind == "missing":
+            path.unlink()
         done = run(driver.command(data, "--resume"), tmp_path)
-        if driver.falls_back:
-            assert done.code == 0 and f"warning: skipped a checkpoint: run/{path.name}" in done.out
-            assert (folder / "superseded_1" / path.name).is_file()
-            assert_same(folder, straight(driver))
-        else:
-            assert done.code in (2, 3) and f"run/{path.name}" in done.last, done
+        assert done.code == 0, done
+        [warning] = [line for line in done.out.splitlines() if line.startswith("warning: ")]
+        named = f"names '{path.name}'" if kind == "missing" else f"a checkpoint: run/{path.name}: "
+        assert named in warning
+        assert kind == "missing" or (folder / "superseded_1" / path.name).is_file()
+        assert_same(folder, straight(driver))
         shutil.rmtree(folder)
 
 
@@ -267,7 +285,7 @@ def test_a_full_disk_and_a_kill_in_a_write(driver, data, stopped, straight, tmp_
 def test_an_older_checkpoint_replaces_what_came_after_it(driver, data, straight, tmp_path):
     folder = Path(shutil.copytree(straight(driver), tmp_path / "run"))
     older, *newer = sorted(path for path in folder.glob("*.pt*") if path.is_file())
-    if driver.falls_back:
+    if driver.takes_file:
         words = driver.command(data, "--resume", f"run/{older.name}")
     else:
         (folder / "last_checkpoint").write_text(older.name)
@@ -307,7 +325,7 @@ def test_two_processes_stop_together(driver, data, straight, tmp_path):
     assert 0 < steps[0] < steps[1] < driver.steps
     shutil.copytree(folder, tmp_path / "alone/run")
     alone = run([*driver.words(data), "--resume"], tmp_path / "alone")
-    if driver.falls_back:
+    if driver.takes_file:
         assert alone.code == 2 and "was trained by 2 processes, this run has 1" in alone.last
     else:
         log = (tmp_path / "alone/run/log.txt").read_text()
@@ -320,7 +338,7 @@ def test_two_processes_stop_together(driver, data, straight, tmp_path):
 @pytest.mark.parametrize("driver", [driver.param() for driver in TWO])
 def test_one_process_is_killed(driver, target, data, tmp_path):
     """If one of two processes or their parent is killed, `wait` sees that none is left."""
-    timeout = ("--dist-timeout", "20") if driver.falls_back else ()
+    timeout = ("--dist-timeout", "20") if driver.takes_file else ()
     fault = Fault(signal.SIGKILL, *driver.train, to=target, where="child")
     done = run(driver.command(data, *timeout), tmp_path, fault)
     assert done.code not in (0, STOPPED), done

@@ -4,15 +4,14 @@ A run writes a checkpoint every CHECKPOINT_PERIOD, 36 in the longest schedules. 
 the newest one, and the tables are made from the final one.
 """
 
-import math
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moco.common.files import existing_folder, read_text
+from moco.common.files import existing_folder
+from moco.engine.checkpoint import list_checkpoints
 
 if TYPE_CHECKING:
     from benchmarks.suites.suite import RunSpec
@@ -21,8 +20,6 @@ FINAL, LAST, ALL = "final", "last", "all"
 KEEP = (FINAL, LAST, ALL)
 KEEP_SECONDS = 60.0  # interval between two searches for checkpoints to delete
 RESERVE = 2  # kept of an unfinished run: the newest, and the one before in case that is damaged
-POINTER_NAME = "last_checkpoint"  # all programs write the name of the newest one into this file
-_NAME = re.compile(r"model_(\d{7}|final)\.pth|checkpoint_(\d{4,})(?:_step(\d{8}))?\.pth\.tar")
 
 
 @dataclass(frozen=True)
@@ -31,27 +28,6 @@ class Checkpoints:
 
     num_bytes: int
     number: int
-
-
-def newest_name(folder: Path) -> str:
-    """Read the name of a run's newest checkpoint; empty before the first."""
-    try:
-        return read_text(folder / POINTER_NAME).strip()
-    except OSError:
-        return ""
-
-
-def list_checkpoints(folder: Path) -> list[Path]:
-    """List the checkpoints in a run's folder, whatever its program, the newest last."""
-    newest = newest_name(folder)
-
-    def age(path: Path) -> tuple[bool, float, float]:
-        match = _NAME.fullmatch(path.name)
-        assert match
-        final, epoch, step = (float(n) if n.isdecimal() else math.inf for n in match.groups("inf"))
-        return path.name == newest, min(final, epoch), step
-
-    return sorted((p for p in folder.glob("*.pth*") if _NAME.fullmatch(p.name)), key=age)
 
 
 def number_kept(keep: str, done: bool) -> int | None:
@@ -68,7 +44,7 @@ def remove_checkpoints(folder: Path, keep: str, *, done: bool) -> None:
         done: Whether the run has finished.
     """
     number = number_kept(keep, done)
-    for path in list_checkpoints(folder)[:-number] if number else ():
+    for path in list_checkpoints(folder, "*.pth*")[:-number] if number else ():
         path.unlink(missing_ok=True)
 
 

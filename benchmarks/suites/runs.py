@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.suites import locks
-from benchmarks.suites.checkpoints import newest_name
 from benchmarks.suites.locks import Lock
 from moco.common.command import quoted
 from moco.common.errors import UserError, printable
 from moco.common.files import atomic_write_json, open_file, read_text
 from moco.common.run import METRICS_NAME, RECORD_NAME, RunRecord, read_record
+from moco.engine.checkpoint import newest_name
 
 LOG_NAME, LOCK_NAME, FAILED_NAME = "suite.log", ".claim", "failed.json"
 DONE, RUNNING, FAILED, STOPPED, WAITING = "done", "running", "failed", "interrupted", "waiting"

@@ -3,9 +3,11 @@
 File names are Detectron2's (fvcore's PeriodicCheckpointer): `model_0000499.pth` after iteration
 499, `model_final.pth` at the end, and `last_checkpoint` with the name of the newest. The weights
 are under "model" with Detectron2's names, so that both engines and plain Detectron2 read them.
+moco/engine/checkpoint.py writes and finds the files, as those of all trainings.
 """
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +15,30 @@ import torch
 from torch import nn
 
 from detection.data.random_state import State, random_state
+from detection.engine.log import last_written
 from detection.engine.weights import load_trained
+from detection.evaluation.metrics import is_evaluation
 from detection.modeling.focal_loss import moving_averages, restore_moving_averages
 from moco.common import distributed
-from moco.common.errors import DataError, UserError
-from moco.common.files import load_torch
+from moco.common.errors import UserError
+from moco.common.run import RECORD_NAME, drop_metrics
 from moco.engine import checkpoint
+from moco.engine.checkpoint import OF_DETECTRON2, list_checkpoints, order, set_aside
 
 logger = logging.getLogger(__name__)
+
+FINAL = "model_final.pth"
+REQUIRED = {
+    **dict.fromkeys(("model", "optimizer", "scaler", "recent"), Mapping),
+    **dict.fromkeys(("iteration", "skipped"), int),
+    "random": list,
+    "engine": str,
+}
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """Return the checkpoint that a run would resume from, or None before the first."""
+    return next(reversed(list_checkpoints(folder, OF_DETECTRON2)), None)
 
 
 def save_checkpoint(
@@ -28,7 +46,7 @@ def save_checkpoint(
 ) -> None:
     """Write the state after `iteration`, then `last_checkpoint`; all processes wait for it.
 
-    `load_checkpoint` returns `more` with the rest of the contents.
+    `read_checkpoint` returns `more` with the rest of the contents.
     """
     ranks = distributed.gather_objects({**random_state(), **moving_averages(model)})
     if distributed.is_main():
@@ -43,33 +61,37 @@ def save_checkpoint(
     distributed.barrier()
 
 
-def load_checkpoint(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, engine: str
-) -> tuple[int, State | None, dict[str, Any]]:
-    """Load a checkpoint into model and optimizer.
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Read a checkpoint of either engine.
+
+    Raises:
+        DataError: If the file is missing, damaged, unsafe, or not a checkpoint of a run.
+    """
+    return checkpoint.read_checkpoint(path, REQUIRED, "moco-transfer train")
+
+
+def restore(
+    path: Path,
+    content: Mapping[str, Any],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    engine: str,
+) -> State | None:
+    """Restore model and optimizer from the contents of a checkpoint.
 
     Args:
         path: Checkpoint file.
+        content: Its contents.
         model: Model to restore.
         optimizer: Optimizer to restore.
         engine: Name of the engine that resumes.
 
     Returns:
-        The next iteration; the random state of this process, None if another number of processes
-        wrote the file; the contents of the file.
+        Random state of this process; None if another number of processes wrote the file.
 
     Raises:
-        DataError: If the file is missing, damaged, unsafe, or not a checkpoint of a run.
         UserError: If the file is that of another model, or of the other engine.
     """
-    content = load_torch(path)
-    wanted = ("model", "optimizer", "iteration", "random", "engine")
-    missing = [key for key in wanted if not isinstance(content, dict) or key not in content]
-    if missing:
-        raise DataError(
-            f"{path}: has no {', '.join(missing)}, so it is not a checkpoint of this project's "
-            "runs; correct last_checkpoint, or start from scratch with --overwrite"
-        )
     if content["engine"] != engine:
         raise UserError(
             f"{path} was written by the {content['engine']} engine; resume with --engine "
@@ -95,4 +117,29 @@ def load_checkpoint(
             processes,
         )
     restore_moving_averages(model, random or {})
-    return content["iteration"] + 1, random, content
+    return random
+
+
+def resume_from(folder: Path, resumed: Path | None, done: int, max_iter: int) -> None:
+    """Prepare the folder of a resumed run, on the main process, after all have read the checkpoint.
+
+    Checkpoints of later iterations, together with the record of the earlier end, move to a
+    subfolder. The lines that the resumed run writes again are removed from metrics.json.
+
+    Args:
+        folder: Folder of the run.
+        resumed: Checkpoint file; None for a run that starts from scratch.
+        done: Number of iterations of the checkpoint.
+        max_iter: Number of iterations of the run.
+    """
+    found = list_checkpoints(folder, OF_DETECTRON2)
+    later = [path for path in found if path != resumed and order(path.name)[0] >= done]
+    if later or (resumed and resumed.name == FINAL and done < max_iter):
+        later.append(folder / RECORD_NAME)
+    set_aside(folder, later, resumed)
+    last = done - 1 if done == max_iter else last_written(done)
+
+    def is_kept(line: Mapping[str, Any]) -> bool:
+        return line["iteration"] <= last or is_evaluation(line)
+
+    drop_metrics(folder, done - 1, is_kept)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from fvcore.common.config import CfgNode
@@ -13,6 +15,9 @@ from fvcore.common.config import CfgNode
 from convert.prove import Converted
 from moco.common import distributed
 from moco.common.errors import UserError
+from moco.common.run import metrics_lines
+
+_DONE = "iterations_done"  # attribute of an error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,3 +132,34 @@ def check_processes(cfg: CfgNode, processes: Processes, *, eval_only: bool = Fal
             f"SOLVER.IMS_PER_BATCH {cfg.SOLVER.IMS_PER_BATCH} cannot be divided among "
             f"{processes.world_size} processes; SOLVER.REFERENCE_WORLD_SIZE scales it to them"
         )
+
+
+@contextmanager
+def counting(done: Callable[[], int]) -> Iterator[None]:
+    """Attach the number of iterations done to an error that is raised in the context."""
+    try:
+        yield
+    except Exception as error:
+        set_iterations(error, done())
+        raise
+
+
+def set_iterations(error: Exception, done: int) -> None:
+    """Attach the number of iterations done to an error."""
+    setattr(error, _DONE, done)
+
+
+def known_iterations(error: Exception) -> int | None:
+    """Return the number of iterations attached to an error; None if it has none."""
+    done: int | None = getattr(error, _DONE, None)
+    return done
+
+
+def iterations_before(error: Exception, folder: Path) -> int:
+    """Return the number of iterations done before an error.
+
+    If the error has no number, as when a process was killed, it is read from metrics.json.
+    """
+    if (done := known_iterations(error)) is not None:
+        return done
+    return max((line["iteration"] + 1 for line in metrics_lines(folder) or ()), default=0)

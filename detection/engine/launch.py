@@ -28,8 +28,7 @@ from types import FrameType
 import torch
 
 from detection.config.engines import find_engine
-from detection.engine.job import Job, Processes
-from detection.engine.resuming import known_iterations, set_iterations
+from detection.engine.job import Job, Processes, known_iterations, set_iterations
 from detection.engine.trainer import work
 from detection.engine.weights import Coverage, EngineResult
 from moco.common import distributed

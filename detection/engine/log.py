@@ -7,12 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from detection.engine.resuming import WINDOW_ITERS, WRITE_EVERY_ITERS, last_written
+from detection.evaluation.metrics import is_evaluation
 from moco.common import distributed
-from moco.common.run import RunFolder
+from moco.common.run import RunFolder, metrics_lines
 from moco.engine.metrics import Metrics
 
 logger = logging.getLogger(__name__)
+
+WRITE_EVERY_ITERS = 20  # Period of the lines of metrics.json, as in Detectron2.
+WINDOW_ITERS = 20  # Number of iterations that their values are medians over.
 
 # Name → value, and whether metrics.json is smoothed over it.
 Scalars = Mapping[str, tuple[float, bool]]
@@ -38,6 +41,19 @@ def log_file(path: Path, loggers: Sequence[str]) -> Iterator[None]:
                 one.addHandler(handler)
                 stack.callback(one.removeHandler, handler)
         yield
+
+
+def last_written(done: int) -> int:
+    """Return the iteration of metrics.json's last line after `done` iterations; -1 without one."""
+    return done - 1 - done % WRITE_EVERY_ITERS
+
+
+def is_evaluated(folder: Path, done: int) -> bool:
+    """Return whether metrics.json has an evaluation after `done` iterations."""
+    return any(
+        line["iteration"] == done - 1 and is_evaluation(line)
+        for line in metrics_lines(folder) or ()
+    )
 
 
 Point = tuple[int, float]  # An iteration and a value.

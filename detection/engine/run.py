@@ -14,8 +14,7 @@ from detection.config.task import Task, resolved_config
 from detection.config.trained import CONFIG_NAME, read_start
 from detection.config.weights import weights_sha256
 from detection.datasets.doctor import command as doctor_command
-from detection.engine.job import Job
-from detection.engine.resuming import iterations_before
+from detection.engine.job import Job, iterations_before
 from detection.engine.start import check_frozen
 from detection.evaluation.evaluators import metric_kinds, metric_package
 from detection.evaluation.metrics import (
@@ -30,6 +29,7 @@ from moco.common.command import program, quoted
 from moco.common.errors import NumericError, Preempted, plural, printable, say
 from moco.common.files import atomic_write_json, atomic_write_text, open_file, sha256_file
 from moco.common.run import START_NAME, RunFolder, RunRecord, provenance, write_record
+from moco.engine.checkpoint import OF_DETECTRON2, delete_checkpoints
 
 
 def describe(task: Task, scored: str = "") -> str:
@@ -108,7 +108,8 @@ def run_in_folder(task: Task, job: Job, description: str, *, overwrite: bool) ->
         if overwrite:
             # Otherwise --resume could continue the overwritten run, and a table could take its
             # results for those of the new one.
-            for name in ("last_checkpoint", "log.txt", ERRORS_NAME, ROBUSTNESS_NAME):
+            delete_checkpoints(folder.path, OF_DETECTRON2)
+            for name in ("log.txt", ERRORS_NAME, ROBUSTNESS_NAME):
                 (folder.path / name).unlink(missing_ok=True)
             for name in (CORRUPTED, "inference"):
                 shutil.rmtree(folder.path / name, ignore_errors=True)

@@ -29,20 +29,18 @@ from detection.data.records import records_forgotten
 from detection.data.sample import Sample
 from detection.datasets.doctor import command as doctor_command
 from detection.datasets.images import resumable
-from detection.engine.checkpoint import load_checkpoint, save_checkpoint
-from detection.engine.evaluate import draw_predictions, evaluate
-from detection.engine.job import Job, import_modules
-from detection.engine.log import StepLog, log_file
-from detection.engine.precise_bn import combine_statistics, count_values
-from detection.engine.resuming import (
-    check_finite,
-    counting,
-    diverged,
-    due,
-    evaluation_is_missing,
+from detection.engine.checkpoint import (
+    FINAL,
     last_checkpoint,
+    read_checkpoint,
+    restore,
     resume_from,
+    save_checkpoint,
 )
+from detection.engine.evaluate import draw_predictions, evaluate
+from detection.engine.job import Job, counting, import_modules, set_iterations
+from detection.engine.log import StepLog, is_evaluated, log_file
+from detection.engine.precise_bn import combine_statistics, count_values
 from detection.engine.solver import build_schedule, clip_gradients, set_learning_rate
 from detection.engine.start import frozen_digest, write_start
 from detection.engine.weights import (
@@ -58,6 +56,7 @@ from detection.modeling.optimizer import build_optimizer
 from moco.common import distributed
 from moco.common.errors import DataError, NumericError
 from moco.common.progress import Progress
+from moco.engine.checkpoint import OF_DETECTRON2, newest_checkpoint
 from moco.engine.device import autocast
 from moco.engine.stop import StopRequest, leave
 
@@ -140,13 +139,16 @@ class Trainer:
         Returns:
             The random state to continue with; None for that of a new training.
         """
-        path, random = last_checkpoint(self.folder), None
-        if path is None:
+        found = newest_checkpoint(self.folder, read_checkpoint, OF_DETECTRON2)
+        done = found[1]["iteration"] + 1 if found else 0
+        distributed.agree(done, "the checkpoint to resume from")
+        path, random = None, None
+        if found is None:
             logger.warning("%s has no checkpoint; starting at iteration 0", self.folder)
         else:
-            loaded = load_checkpoint(path, self.model, self.optimizer, self.engine_name)
-            self.done, random, state = loaded
-            self.saved = self.done - 1
+            path, state = found
+            random = restore(path, state, self.model, self.optimizer, self.engine_name)
+            self.done, self.saved = done, done - 1
             self.scaler.load_state_dict(state["scaler"])
             self.skipped = state["skipped"]
             self.log.resume(state["recent"], self.done)
@@ -168,8 +170,9 @@ class Trainer:
         self.log.open(cfg)
         self.model.train()
         start, period = self.done, cfg.TEST.EVAL_PERIOD
-        missing = distributed.is_main() and evaluation_is_missing(self.folder, start, period)
-        if start < self.max_iter and distributed.highest(missing):
+        # The run was stopped or killed before the evaluation.
+        missing = start > 0 and due(start, period) and not is_evaluated(self.folder, start)
+        if start < self.max_iter and distributed.highest(distributed.is_main() and missing):
             self.evaluate(start - 1)
         self.data = TrainingData(cfg, engine.mapper(cfg, training=True), engine.open_url)
         silent = not distributed.is_main()
@@ -307,7 +310,7 @@ class Trainer:
                 f"SOLVER.PRECISION fp16: {self.skipped} of {done} steps were skipped, because a "
                 "gradient overflowed; set bf16 or fp32"
             )
-        path = self.folder / f"model_{'final' if is_last else f'{iteration:07d}'}.pth"
+        path = self.folder / (FINAL if is_last else f"model_{iteration:07d}.pth")
         save_checkpoint(
             path,
             self.model,
@@ -335,3 +338,27 @@ class Trainer:
             raise self.unreadable(iteration, error) from error
         self.log.write(iteration, metrics)
         return metrics
+
+
+def due(done: int, period: int) -> bool:
+    """Return whether an action is due after `done` iterations; period 0: only at the end."""
+    return period > 0 and done % period == 0
+
+
+def check_finite(cfg: CfgNode, model: nn.Module, iteration: int) -> None:
+    """Raise NumericError if a tensor of the model is not finite, before it is used or saved."""
+    for name, value in getattr(model, "module", model).state_dict().items():  # DDP has a module.
+        if not torch.isfinite(value).all():
+            raise diverged(cfg, iteration, f"{name} is not finite")
+
+
+def diverged(cfg: CfgNode, iteration: int, what: str) -> NumericError:
+    """Return the error for a loss or weight that is not finite, which `what` describes."""
+    last = last_checkpoint(Path(cfg.OUTPUT_DIR))
+    kept = f"the last checkpoint is {last}" if last else ""
+    error = NumericError(
+        f"iteration {iteration}: {what}; {kept or 'no checkpoint was written yet'}; lower "
+        f"SOLVER.BASE_LR ({cfg.SOLVER.BASE_LR}) or raise SOLVER.WARMUP_ITERS"
+    )
+    set_iterations(error, iteration)
+    return error

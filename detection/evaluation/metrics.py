@@ -97,6 +97,11 @@ def titles(names: Sequence[str]) -> tuple[str, ...]:
     )
 
 
+def is_evaluation(line: Mapping[str, object]) -> bool:
+    """Return whether a line of metrics.json is that of an evaluation."""
+    return any(name.split("/")[0] in HEADLINE for name in line)
+
+
 def canonical(metrics: Mapping[str, float]) -> dict[str, float]:
     """Keep the metrics of the kinds in `HEADLINE`, under their names.
 

@@ -60,7 +60,7 @@ class RunFolder:
         path: Path of the folder, which is created if missing.
         resume: Continue the run in the folder.
         overwrite: Start from scratch. Files of the earlier run that could be mistaken for this
-            one's (record, metrics, events) are removed; checkpoints are replaced one by one.
+            one's (record, metrics, events) are removed, and checkpoints when the run starts.
         owner: False for the other processes of a run, which neither lock nor write the folder.
 
     Raises:

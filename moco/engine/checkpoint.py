@@ -1,18 +1,23 @@
-"""Checkpoints: contents, names, search for the newest, removal of old ones.
+"""Checkpoint files of a run: written atomically, found, passed over if damaged, set aside.
 
-The four keys and the names of the official code (`epoch, arch, state_dict, optimizer`;
+Pre-training, classification and detection share these rules. What is in the files and how they are
+named is apart: `load_checkpoint` reads those of the first two, detection/engine/checkpoint.py those
+with Detectron2's names.
+
+The four keys and the names of MoCo's official code (`epoch, arch, state_dict, optimizer`;
 `module.encoder_q.*`) are those that other projects' tools read. Everything else is in further keys
 of plain values and tensors, readable with `weights_only=True`.
 """
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from moco.common.errors import DataError, say
+from moco.common import distributed
+from moco.common.errors import DataError, say, shown
 from moco.common.files import PathLike, atomic_torch_save, atomic_write_text, load_torch, read_text
 from moco.common.run import RECORD_NAME
 
@@ -29,7 +34,10 @@ REQUIRED = {
     "format": str,
     "seconds": float,
 }
-_NAME = re.compile(r"checkpoint_(\d{4,})(?:_step(\d{8}))?\.pth\.tar")
+OF_MOCO, OF_DETECTRON2 = "checkpoint_*.pth.tar", "model_*.pth"
+_NAME = re.compile(
+    r"checkpoint_(\d{4,})(?:_step(\d{8}))?\.pth\.tar|model_(?:(\d{7,})|final)\.pth", re.ASCII
+)
 
 
 def checkpoint_name(epoch: int, step: int | None = None) -> str:
@@ -38,17 +46,30 @@ def checkpoint_name(epoch: int, step: int | None = None) -> str:
     return f"checkpoint_{epoch:04d}{inside}.pth.tar"
 
 
-def list_checkpoints(folder: PathLike) -> list[Path]:
-    """List the checkpoints in a folder, sorted by epoch and step with the newest last."""
-    paths = Path(folder).glob("checkpoint_*.pth.tar")
-    return sorted((p for p in paths if _NAME.fullmatch(p.name)), key=lambda p: order(p.name))
+def list_checkpoints(folder: PathLike, pattern: str = OF_MOCO) -> list[Path]:
+    """List the checkpoints in a folder by `order`, the one to resume from last.
+
+    That is the one that `last_checkpoint` names, or else the newest.
+    """
+    newest = newest_name(folder)
+    paths = [path for path in Path(folder).glob(pattern) if _NAME.fullmatch(path.name)]
+    return sorted(paths, key=lambda path: (path.name == newest, order(path.name)))
 
 
-def order(name: str) -> tuple[int, float]:
-    """Return epoch and step of a checkpoint's name; an epoch's end sorts after its steps."""
+def newest_name(folder: PathLike) -> str:
+    """Read the name in `last_checkpoint`; "" without one."""
+    try:
+        return read_text(Path(folder) / POINTER_NAME, errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def order(name: str) -> tuple[float, float]:
+    """Return epoch (or iteration) and step of a checkpoint's name; an end is after its steps."""
     match = _NAME.fullmatch(name)
     assert match, name
-    return int(match[1]), int(match[2]) if match[2] else math.inf
+    epoch, step, iteration = (math.inf if n is None else int(n) for n in match.groups())
+    return min(epoch, iteration), step
 
 
 def save_checkpoint(path: PathLike, state: Mapping[str, Any]) -> None:
@@ -58,52 +79,76 @@ def save_checkpoint(path: PathLike, state: Mapping[str, Any]) -> None:
     atomic_write_text(path.parent / POINTER_NAME, path.name)
 
 
-def load_checkpoint(path: PathLike, form: str = FORMAT) -> dict[str, Any]:
-    """Read a checkpoint that this project wrote in the format `form`.
+def read_checkpoint(path: PathLike, required: Mapping[str, type], writer: str) -> dict[str, Any]:
+    """Read a checkpoint with the keys and types of `required`.
 
     Raises:
-        DataError: If the file is missing, damaged, or not such a checkpoint.
+        DataError: If the file is missing or damaged, or not a checkpoint of `writer`.
     """
     state = load_torch(path)
     if not isinstance(state, dict):
         raise DataError(f"{path}: got a {type(state).__name__}, expected a checkpoint's dictionary")
-    for key, kind in REQUIRED.items():
+    for key, kind in required.items():
         if not isinstance(state.get(key), kind):
             raise DataError(
                 f"{path}: {'no' if key not in state else 'a malformed'} {key!r}; "
-                f"expected a checkpoint written by {WRITERS[form]}"
+                f"expected a checkpoint written by {writer}"
             )
+    return state
+
+
+def load_checkpoint(path: PathLike, form: str = FORMAT) -> dict[str, Any]:
+    """Read a checkpoint that pre-training or classification wrote in the format `form`.
+
+    Raises:
+        DataError: If the file is missing, damaged, or not such a checkpoint.
+    """
+    state = read_checkpoint(path, REQUIRED, WRITERS[form])
     if state["format"] != form:
         raise DataError(f"{path}: format {state['format']!r}, expected {form!r}")
     return state
 
 
 def newest_checkpoint(
-    folder: PathLike, form: str = FORMAT
-) -> tuple[Path, dict[str, Any], list[str]] | None:
-    """Return the newest readable checkpoint of a folder, or None if it has no checkpoints.
+    folder: PathLike, load: Callable[[Path], dict[str, Any]], pattern: str = OF_MOCO
+) -> tuple[Path, dict[str, Any]] | None:
+    """Read the checkpoint to resume from.
+
+    A damaged one is passed over with a warning, and the newest of the others is read.
+
+    Args:
+        folder: Folder of the run.
+        load: Function that reads a checkpoint, or raises DataError.
+        pattern: `OF_MOCO` or `OF_DETECTRON2`.
 
     Returns:
-        Path, content, and warnings about newer checkpoints that cannot be read.
+        Path and content; None if the folder has no checkpoints.
 
     Raises:
         DataError: If there are checkpoints but none can be read.
     """
+    paths, name, found = list_checkpoints(folder, pattern), newest_name(folder), None
     warnings: list[str] = []
-    for path in reversed(list_checkpoints(folder)):
+    if name and name not in [path.name for path in paths]:
+        warnings.append(f"{Path(folder) / POINTER_NAME} names {shown(name)}, which is not there")
+    for path in reversed(paths):
         try:
-            return path, load_checkpoint(path, form), warnings
+            found = path, load(path)
+            break
         except DataError as error:
             warnings.append(f"skipped a checkpoint: {error}")
-    if warnings:
+    if found is None and warnings:
         raise DataError(f"no checkpoint in {folder} can be read; the newest: {warnings[0]}")
-    return None
+    if distributed.is_main():
+        for warning in warnings:
+            say(f"warning: {warning}")
+    return found
 
 
 def remove_old_checkpoints(
     folder: PathLike, keep: int, milestone_epochs: int, never: Collection[str] = ()
 ) -> None:
-    """Delete old checkpoints.
+    """Delete old checkpoints of a training.
 
     Args:
         folder: Folder of the run.
@@ -116,6 +161,13 @@ def remove_old_checkpoints(
         milestone = milestone_epochs and step == math.inf and (epoch + 1) % milestone_epochs == 0
         if not (path.name in never or milestone):
             path.unlink()
+
+
+def delete_checkpoints(folder: PathLike, pattern: str = OF_MOCO) -> None:
+    """Delete the checkpoints of an overwritten run, which a later --resume must not find."""
+    (Path(folder) / POINTER_NAME).unlink(missing_ok=True)
+    for path in list_checkpoints(folder, pattern):
+        path.unlink()
 
 
 def set_aside(folder: PathLike, outdated: Sequence[Path], last: Path | None) -> None:
@@ -142,23 +194,3 @@ def set_aside(folder: PathLike, outdated: Sequence[Path], last: Path | None) -> 
         path.rename(aside / name)
     names = ", ".join(path.name for path in moved)
     say(f"note: resumed from before {names}, which moved to {aside}")
-
-
-def last_checkpoint(folder: PathLike) -> Path:
-    """Return the checkpoint that a run folder's pointer names, else the newest by name.
-
-    Raises:
-        DataError: If the folder contains no checkpoint.
-    """
-    paths = list_checkpoints(folder)
-    if not paths:
-        raise DataError(
-            f"{folder}: is a folder without checkpoint_*.pth.tar; give a file, or the folder of a "
-            "run of moco-transfer pretrain, linear or finetune"
-        )
-    pointer = Path(folder) / POINTER_NAME
-    try:
-        name = read_text(pointer, errors="replace").strip()
-    except OSError:
-        name = ""
-    return next((path for path in paths if path.name == name), paths[-1])

@@ -2,6 +2,7 @@
 
 import signal
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -11,19 +12,23 @@ from torch import Tensor
 
 from moco.common import distributed
 from moco.common.cfgnode import flatten
-from moco.common.errors import DataError, UserError, say
+from moco.common.command import AUTO
+from moco.common.errors import DataError, UserError, plural, say
 from moco.common.files import atomic_write_text
+from moco.common.keys import Role, names_of
 from moco.common.progress import Progress
 from moco.common.run import RunFolder, RunRecord, drop_metrics, provenance, write_record
 from moco.common.transfers import Arriving
-from moco.engine.checkpoint import PREFIX
+from moco.engine.checkpoint import PREFIX, load_checkpoint, newest_checkpoint
 from moco.engine.config import protocol_sha256
+from moco.engine.keys import FORMER, RESUMABLE
 from moco.engine.metrics import MetricsLog
-from moco.engine.resume import check_same_run, extensions, find_checkpoint
 from moco.engine.saver import Saver
 from moco.engine.stop import stop_signals
 from moco.engine.training import Step, Training, print_notes
 from moco.modeling.synced_bn import mean_statistics, set_statistics
+
+LENGTH = ("SOLVER.MAX_EPOCHS", "SOLVER.MAX_ITERS")  # what --extend may change
 
 
 def train(
@@ -246,9 +251,18 @@ class _TrainingState:
 
     def _restore(self, resume: str, extend: bool, other_processes: bool | None) -> None:
         training = self.training
-        found = find_checkpoint(resume, self.folder.path, training.checkpoint_format)
+
+        def load(path: Path) -> dict[str, Any]:
+            return load_checkpoint(path, training.checkpoint_format)
+
+        if resume == AUTO:
+            found = newest_checkpoint(self.folder.path, load)
+        else:
+            found = Path(resume), load(Path(resume))
         distributed.agree(found[1]["step"] if found else 0, "the checkpoint to resume from")
         if found is None:
+            if distributed.is_main():
+                say(f"no checkpoint in {self.folder.path}: starting from scratch")
             if extend:
                 raise UserError(f"--extend: {self.folder.path} holds no checkpoint")
             return
@@ -287,3 +301,78 @@ class _TrainingState:
 
     def _seconds(self) -> float:
         return self.seconds_before + time.monotonic() - self.opened
+
+
+def check_same_run(
+    path: Path, state: Mapping[str, Any], training: Training[Any, Any], extend: bool
+) -> None:
+    """Check that a checkpoint is of a run with the same keys and number of images.
+
+    Args:
+        path: Path of the checkpoint, for messages.
+        state: Content of the checkpoint.
+        training: Training that resumes from it.
+        extend: Allow another length of the run.
+
+    Raises:
+        UserError: If a key differs that a resumed run may not change.
+        DataError: If the number of images differs.
+    """
+    may_change = (*names_of(training.config_keys, Role.PLACE, Role.SPEED), *RESUMABLE, *FORMER)
+    if extend:
+        may_change += LENGTH
+    mine = flatten(training.cfg)
+    theirs = {**flatten(training.defaults), **state["config"]}
+    for key in sorted(mine.keys() | theirs.keys()):
+        if key in may_change:
+            continue
+        if key not in mine:
+            raise UserError(
+                f"{path}: was written by another version of this project, which has the key {key}; "
+                "use that version, or start from scratch"
+            )
+        if _plain(mine[key]) != _plain(theirs[key]):
+            longer = ", make it longer with --extend" if key in LENGTH else ""
+            raise UserError(
+                f"{path}: was trained with {key} {theirs[key]!r}, this run has "
+                f"{mine[key]!r}; set the same{longer}, or set another OUTPUT_DIR"
+            )
+    if state["num_images"] != len(training.images):
+        raise DataError(
+            f"{training.cfg.DATA.ROOT}: has {plural(len(training.images), 'image')}, the run in "
+            f"{path} was started with {state['num_images']}; give the same data or start from "
+            "scratch"
+        )
+
+
+def extensions(
+    path: Path, state: Mapping[str, Any], training: Training[Any, Any], extend: bool
+) -> list[str]:
+    """Return one note for each extension of the run in a checkpoint, including this one.
+
+    Raises:
+        UserError: If the run is to be extended, but is not longer than before.
+    """
+    notes = [str(note) for note in state.get("extensions", [])]
+    step, total, rate = state["step"], training.total_steps, training.rate
+    before = state.get("total_steps", step)
+    # The same command was repeated: the extended run was interrupted, or is finished.
+    if not extend or (total == before and (step < before or notes)):
+        return notes
+    if total <= before:
+        raise UserError(
+            f"--extend: {path} is of a run of {before} steps, this one has {total}; "
+            f"set a larger {' or '.join(key for key in LENGTH if key in flatten(training.cfg))}"
+        )
+    note = f"extended from {before} to {total} steps, after step {step}"
+    if rate.of_total(before)(step - 1) != rate(step - 1):
+        last = state["optimizer"]["param_groups"][0]["lr"]
+        note += (
+            f"; not equivalent to a run of {total} steps: the schedule of the shorter run ended at "
+            f"a learning rate of {last:g}, that of the longer run continues at {rate(step):g}"
+        )
+    return [*notes, note]
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

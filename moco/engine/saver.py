@@ -13,6 +13,7 @@ from moco.common.errors import DataError, NumericError
 from moco.common.run import RECORD_NAME
 from moco.engine.checkpoint import (
     checkpoint_name,
+    delete_checkpoints,
     list_checkpoints,
     order,
     remove_old_checkpoints,
@@ -89,9 +90,7 @@ class Saver:
     def delete_earlier(self) -> None:
         """Delete the checkpoints of an earlier run, which a later --resume must not find."""
         if distributed.is_main():
-            set_aside(self._folder, (), None)
-            for path in list_checkpoints(self._folder):
-                path.unlink()
+            delete_checkpoints(self._folder)
 
     def resume_from(self, path: Path, state: Mapping[str, Any]) -> None:
         """Continue from a checkpoint that all processes have read, and move newer ones aside."""
@@ -108,7 +107,7 @@ class Saver:
             # The file is a copy under another step's name, or the end of a run extended since.
             set_aside(self._folder, [named], None)
             path.rename(named)
-        checkpoints = list_checkpoints(self._folder)
+        checkpoints = sorted(list_checkpoints(self._folder), key=lambda found: order(found.name))
         kept = [found for found in checkpoints if order(found.name) <= order(named.name)]
         newer = checkpoints[len(kept) :]
         if done < self._training.total_steps:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from detection.engine import launch
-from detection.engine.resuming import set_iterations
+from detection.engine.job import set_iterations
 from detection.train_net import build_parser, choose_engine, main, parse_args
 from moco.common.errors import DataError, NumericError, Preempted, UserError
 from moco.common.run import read_record
@@ -112,6 +112,7 @@ def test_overwriting_leaves_nothing_to_resume(argv, tmp_path, monkeypatch):
     """An overwritten run cannot be resumed, and results of other commands on it are removed."""
     folder = tmp_path / "run"
     made = ("error_types.json", "robustness.json", "inference/matches.npz", "corrupted/fog.3/x")
+    made += ("model_0000001.pth", "model_final.pth")  # a damaged one must not lead back to them
     for name in ("last_checkpoint", "log.txt", "run.json", *made):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("model_0000001.pth")

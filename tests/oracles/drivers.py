@@ -28,7 +28,7 @@ class Driver:
         words: of a tiny run in the folder `run`, given the folder of the data.
         train: a read of an image in the middle of the training, given that of a process's start.
         test: one of an evaluation before the last, or None.
-        falls_back: whether a damaged newest checkpoint is passed over, with a warning.
+        takes_file: whether --resume takes a file, and the same number of processes.
         steps: of the run.
         changes: words that make it another run → what the refusal says.
     """
@@ -37,7 +37,7 @@ class Driver:
     words: Callable[[Path], list[str]]
     train: tuple[str, int] | tuple[str, int, str]
     test: tuple[str, int] | None
-    falls_back: bool
+    takes_file: bool
     steps: int
     changes: dict[tuple[str, ...], str] = field(default_factory=dict)
     launcher: tuple[str, ...] = ()

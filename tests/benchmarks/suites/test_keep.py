@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 import torchvision
 
-from benchmarks.suites.checkpoints import list_checkpoints, remove_checkpoints
+from benchmarks.suites.checkpoints import remove_checkpoints
 from benchmarks.suites.checks import check
 from benchmarks.suites.suite_file import load_suite
+from moco.engine.checkpoint import list_checkpoints
 from tests.benchmarks.suites.lab import classes, from_random, write_suite
 
 DETECTION = ["model_0000499.pth", "model_0000999.pth", "model_0001499.pth", "model_final.pth"]
@@ -29,7 +30,7 @@ def fill(folder: Path, names: list[str], newest: str) -> None:
 )
 def test_what_stays(names, keep, done, number, tmp_path):
     fill(tmp_path, names, names[-1])
-    assert [path.name for path in list_checkpoints(tmp_path)] == names
+    assert [path.name for path in list_checkpoints(tmp_path, "*.pth*")] == names
     remove_checkpoints(tmp_path, keep, done=done)
     assert {path.name for path in tmp_path.iterdir()} == {*names[-number:], *OTHERS}
 
@@ -38,7 +39,8 @@ def test_the_one_to_resume_from_stays(tmp_path):
     """A run may have been resumed from a checkpoint older than the last number."""
     fill(tmp_path, DETECTION[:3], DETECTION[0])
     remove_checkpoints(tmp_path, "final", done=False)
-    assert [path.name for path in list_checkpoints(tmp_path)] == [DETECTION[2], DETECTION[0]]
+    left = [path.name for path in list_checkpoints(tmp_path, "model_*.pth")]
+    assert left == [DETECTION[2], DETECTION[0]]
 
 
 def test_the_size_is_what_a_run_writes(tmp_path, monkeypatch):

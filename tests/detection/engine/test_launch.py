@@ -13,9 +13,16 @@ from torch import nn
 from detection.config.task import default_task
 from detection.embedded.layers import FrozenBatchNorm, NaiveSyncBatchNorm, freeze, norm_layer
 from detection.engine import launch
-from detection.engine.job import ONE_PROCESS, Job, Processes, check_processes, torchrun_processes
+from detection.engine.job import (
+    ONE_PROCESS,
+    Job,
+    Processes,
+    check_processes,
+    known_iterations,
+    set_iterations,
+    torchrun_processes,
+)
 from detection.engine.launch import read_outcome, report
-from detection.engine.resuming import known_iterations, set_iterations
 from detection.engine.weights import Coverage, EngineResult
 from detection.modeling.norms import with_process_norms
 from moco.common.distributed import LostProcess

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from detection.engine.checkpoint import resume_from
 from detection.engine.log import StepLog
-from detection.engine.resuming import resume_from
 
 MAX_ITER = 47
 NAMES = ("loss", "now_and_then", "rare", "latest")

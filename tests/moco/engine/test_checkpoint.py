@@ -1,12 +1,16 @@
 """Checkpoints: names, removal of old ones, search for the newest."""
 
+import re
+
 import pytest
 
 from moco.common.errors import DataError
 from moco.engine.checkpoint import (
     FORMAT,
+    POINTER_NAME,
     checkpoint_name,
     list_checkpoints,
+    load_checkpoint,
     newest_checkpoint,
     remove_old_checkpoints,
     save_checkpoint,
@@ -52,18 +56,29 @@ def test_named_checkpoints_are_never_removed(tmp_path):
     assert names(tmp_path) == [good, written, checkpoint_name(3), checkpoint_name(4)]
 
 
-def test_newest_skips_unreadable_files(tmp_path):
-    assert newest_checkpoint(tmp_path) is None
+def test_newest_skips_unreadable_files(tmp_path, capsys):
+    """The one that the pointer names is read first, and then the newest of the others."""
+    assert newest_checkpoint(tmp_path, load_checkpoint) is None
     for epoch in range(2):
         save_checkpoint(tmp_path / checkpoint_name(epoch), content(step=epoch))
     whole = (tmp_path / checkpoint_name(1)).read_bytes()
     (tmp_path / checkpoint_name(2)).write_bytes(whole[: len(whole) // 2])
     (tmp_path / checkpoint_name(3)).write_bytes(b"")
     (tmp_path / checkpoint_name(4)).write_text("not a checkpoint")
-    path, state, warnings = newest_checkpoint(tmp_path)
-    assert (path.name, state["step"]) == (checkpoint_name(1), 1)
-    assert [w.split("checkpoint_")[1][:4] for w in warnings] == ["0004", "0003", "0002"]
+    for pointer, skipped in (
+        (checkpoint_name(1), []),
+        (checkpoint_name(3), ["0003", "0004", "0002"]),
+        ("../elsewhere.pth.tar", ["last", "0004", "0003", "0002"]),
+    ):
+        (tmp_path / POINTER_NAME).write_text(pointer)
+        path, state = newest_checkpoint(tmp_path, load_checkpoint)
+        assert (path.name, state["step"]) == (checkpoint_name(1), 1)
+        warnings = capsys.readouterr().out.splitlines()
+        assert all(line.startswith("warning: ") for line in warnings)
+        found = [re.search(r"/(?:checkpoint_)?(\d{4}|last)", line)[1] for line in warnings]
+        assert found == skipped
     for epoch in range(2):
         (tmp_path / checkpoint_name(epoch)).unlink()
+    (tmp_path / POINTER_NAME).unlink()
     with pytest.raises(DataError, match=r"can be read; the newest: .*0004"):
-        newest_checkpoint(tmp_path)
+        newest_checkpoint(tmp_path, load_checkpoint)
