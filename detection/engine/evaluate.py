@@ -23,6 +23,7 @@ from detection.evaluation.visualize import Visualizer
 from moco.common import distributed
 from moco.common.errors import DataError
 from moco.common.progress import Progress
+from moco.common.run import check_in_place
 
 
 def evaluate(
@@ -53,6 +54,7 @@ def evaluate(
         except DataError as found:
             error = found
     raise_on_all(error)
+    check_in_place(cfg.OUTPUT_DIR)
     return dict(evaluator.evaluate())
 
 
@@ -80,6 +82,7 @@ def draw_predictions(model: nn.Module, cfg: CfgNode, engine: Engine, number: int
     split = read_split(cfg.DATASETS.TEST[0], cfg)
     visualizer = Visualizer(folder, number, split, engine.open_url)
     for record, outputs in _outputs(model, visualizer.records, cfg, engine):
+        check_in_place(cfg.OUTPUT_DIR)
         visualizer.add(record, to_prediction(engine.to_predictions(outputs)[0]))
     return folder
 

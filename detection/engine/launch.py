@@ -33,7 +33,7 @@ from detection.engine.trainer import work
 from detection.engine.weights import Coverage, EngineResult
 from moco.common import distributed
 from moco.common.errors import DataError, NumericError, Preempted, UserError, kill_children
-from moco.common.files import atomic_write_json, atomic_write_text, hold, read_text
+from moco.common.files import atomic_write_json, atomic_write_text, read_text
 from moco.engine.stop import StopRequest, end, stop_signals
 
 logger = logging.getLogger(__name__)
@@ -162,7 +162,6 @@ def report(job: Job, work: Work, outcome: Path, *, rank: int, local_rank: int) -
     Raises:
         Exception: Any error of `work`, except a requested stop.
     """
-    hold(job.cfg.OUTPUT_DIR)
     try:
         with _connected(job), _stop_signals(_WorkerStop(outcome), job) as stop:
             result = work(job, stop)

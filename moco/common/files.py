@@ -79,28 +79,6 @@ _LEGACY_MAGIC = (b"L119547037146038801333356", bytes.fromhex("6cfc9c46f9206aa850
 _T = TypeVar("_T")
 
 
-_held: set[Path] = set()  # output folders of the runs of this process
-
-
-def hold(folder: PathLike) -> None:
-    """Refuse to write below a folder once it is gone, instead of creating it again."""
-    _held.add(Path(folder).absolute())
-
-
-def let_go(folder: PathLike) -> None:
-    """Undo `hold`."""
-    _held.discard(Path(folder).absolute())
-
-
-def _check_held(path: Path) -> None:
-    for folder in _held.intersection(path.absolute().parents):
-        if not folder.is_dir():
-            raise UserError(
-                f"{folder} is gone: it was moved or deleted while a run was writing into it; move "
-                "it back, and --resume continues from its last checkpoint"
-            )
-
-
 @overload
 def open_file(path: PathLike, mode: Literal["rb"] = "rb") -> io.BufferedReader: ...
 
@@ -172,11 +150,10 @@ def atomic_write(path: PathLike, writer: Callable[[BinaryIO], object]) -> None:
     """Call `writer` on a temporary file, then move that to `path` in one step.
 
     Raises:
-        UserError: If the folder cannot be written, the disk is full, or the run's folder was moved;
-            an earlier file at `path` is untouched.
+        UserError: If the folder cannot be written or the disk is full; an earlier file at `path` is
+            untouched.
     """
     path = Path(path)
-    _check_held(path)
     temporary = path.with_name(f"{TEMPORARY_PREFIX}{uuid4().hex}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -197,8 +174,7 @@ def atomic_write(path: PathLike, writer: Callable[[BinaryIO], object]) -> None:
 
 
 def cannot_write(path: PathLike, error: OSError, written: int) -> UserError:
-    """Return the error of a full disk or read-only folder; raise that of a moved run folder."""
-    _check_held(Path(path))
+    """Return the error of a full disk or read-only folder."""
     reason = error.strerror or str(error)
     return UserError(
         f"cannot write {path}: {reason} ({written} bytes written); "

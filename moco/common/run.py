@@ -30,8 +30,6 @@ from moco.common.files import (
     atomic_write_json,
     atomic_write_text,
     cannot_write,
-    hold,
-    let_go,
     open_file,
     read_bytes,
     read_text,
@@ -96,7 +94,6 @@ class RunFolder:
         except BaseException:
             self._lock.release()
             raise
-        hold(self.path)
         return self
 
     def _prepare(self) -> None:
@@ -111,8 +108,6 @@ class RunFolder:
                 earlier.unlink()
 
     def __exit__(self, *exception: object) -> None:
-        if self._owner:
-            let_go(self.path)
         self._lock.release()
 
     def log(self, values: Mapping[str, Any]) -> None:
@@ -121,6 +116,7 @@ class RunFolder:
         Raises:
             UserError: If the line cannot be written, e.g., because the disk is full.
         """
+        check_in_place(self.path)
         line = json.dumps(jsonable(dict(values)), allow_nan=False)
         path = self.path / METRICS_NAME
         try:
@@ -128,6 +124,19 @@ class RunFolder:
                 file.write(line + "\n")
         except OSError as error:
             raise cannot_write(path, error, path.stat().st_size if path.exists() else 0) from error
+
+
+def check_in_place(folder: PathLike) -> None:
+    """Check that the folder of a running run is there, before a write would create it again.
+
+    Raises:
+        UserError: If it was moved or deleted.
+    """
+    if not Path(folder).is_dir():
+        raise UserError(
+            f"{Path(folder).absolute()} is gone: it was moved or deleted while a run was writing "
+            "into it; move it back, and --resume continues from its last checkpoint"
+        )
 
 
 def check_unused(folder: PathLike) -> None:
@@ -263,6 +272,7 @@ class RunRecord:
 
 def write_record(folder: PathLike, record: RunRecord) -> Path:
     """Write `run.json` atomically, after everything else is on disk."""
+    check_in_place(folder)
     path = Path(folder) / RECORD_NAME
     atomic_write_json(path, jsonable(dataclasses.asdict(record)))
     return path

@@ -19,7 +19,7 @@ from typing import Any
 from moco.common import distributed
 from moco.common.errors import DataError, say, shown
 from moco.common.files import PathLike, atomic_torch_save, atomic_write_text, load_torch, read_text
-from moco.common.run import RECORD_NAME
+from moco.common.run import RECORD_NAME, check_in_place
 
 FORMAT = "moco-transfer/1"
 CLASSIFIER_FORMAT = "moco-transfer-classifier/1"
@@ -75,6 +75,7 @@ def order(name: str) -> tuple[float, float]:
 def save_checkpoint(path: PathLike, state: Mapping[str, Any]) -> None:
     """Write a checkpoint atomically, then point `last_checkpoint` at it."""
     path = Path(path)
+    check_in_place(path.parent)
     atomic_torch_save(path, dict(state))
     atomic_write_text(path.parent / POINTER_NAME, path.name)
 

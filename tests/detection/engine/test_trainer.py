@@ -15,6 +15,7 @@ from detection.config.task import load_task
 from detection.embedded.model import Detector
 from detection.engine import launch
 from detection.engine.job import Job, known_iterations
+from detection.engine.trainer import Trainer
 from moco.common.errors import DataError, NumericError, UserError
 from moco.common.files import load_torch
 from moco.common.run import RunFolder
@@ -173,6 +174,24 @@ def test_a_loss_that_is_not_finite_stops_the_run(voc, tmp_path):
 def test_diverging_says_so(voc, tmp_path):
     with pytest.raises(NumericError, match=r"iteration 1: .*SOLVER\.BASE_LR"):
         run(voc, tmp_path, {"SOLVER.BASE_LR": 1e30})
+
+
+@pytest.mark.parametrize("call", ["step", "evaluate"])
+def test_a_moved_folder_is_not_created_again(call, voc, tmp_path, monkeypatch):
+    """Neither by a checkpoint nor by the predictions of an evaluation."""
+    out, usual = tmp_path / "run", getattr(Trainer, call)
+
+    def move(self, iteration, *args):
+        if iteration == (2 if call == "step" else 7):
+            out.rename(tmp_path / "elsewhere")
+        return usual(self, iteration, *args)
+
+    monkeypatch.setattr(Trainer, call, move)
+    with pytest.raises(UserError, match=r"/run is gone: it was moved or deleted .* --resume"):
+        run(voc, out, {"SOLVER.CHECKPOINT_PERIOD": 2})
+    assert not out.exists()
+    saved = {"step": ["0000001"], "evaluate": ["0000001", "0000003", "0000005", "final"]}[call]
+    assert checkpoints(tmp_path / "elsewhere") == saved
 
 
 def test_a_converted_backbone_is_where_training_starts(voc, tmp_path):
