@@ -59,17 +59,17 @@ def resolve_precision(
     """
     import torch
 
-    from moco.engine.device import has_fast_bf16, slow_bf16
+    from moco.engine.device import auto_precision, has_fast_bf16, slow_bf16
 
     solver, device, notes = cfg.SOLVER, torch.device(cfg.MODEL.DEVICE), []
     has_fp16 = engine == "detectron2" and device.type == "cuda"
     if solver.PRECISION == "auto":
         before = config_in(cfg.OUTPUT_DIR) if resume else {}
         fast = has_fast_bf16(device)
-        solver.PRECISION, why = ("bf16", "has") if fast else ("fp32", "does not have")
-        why = f"{cfg.MODEL.DEVICE} {why} fast bf16"
+        solver.PRECISION = auto_precision(fast, before)
+        why = f"{cfg.MODEL.DEVICE} {'has' if fast else 'does not have'} fast bf16"
         if "SOLVER.PRECISION" in before:
-            solver.PRECISION, why = before["SOLVER.PRECISION"], "as the run was started"
+            why = "as the run was started"
         notes.append(f"SOLVER.PRECISION auto: {solver.PRECISION}, {why}")
     elif solver.PRECISION == "fp32" and solver.AMP.ENABLED:
         solver.PRECISION = "fp16" if has_fp16 else "bf16"

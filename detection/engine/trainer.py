@@ -57,12 +57,10 @@ from moco.common import distributed
 from moco.common.errors import DataError, NumericError
 from moco.common.progress import Progress
 from moco.engine.checkpoint import OF_DETECTRON2, newest_checkpoint
-from moco.engine.device import autocast
+from moco.engine.device import LossScaler, autocast
 from moco.engine.stop import StopRequest, leave
 
 logger = logging.getLogger(__name__)
-
-FP16_ADJUSTED_ITERS = 100  # The loss scale of fp16 is adjusted by then.
 
 
 def work(job: Job, stop: StopRequest) -> EngineResult:
@@ -126,11 +124,8 @@ class Trainer:
         self.done = 0  # Number of iterations.
         self.saved = -1  # The iteration of the newest checkpoint.
         self.optimizer = build_optimizer(cfg, model)
-        self.optimizer.register_step_post_hook(self._note_step)
         self.schedule = build_schedule(cfg.SOLVER)
-        is_fp16 = cfg.SOLVER.PRECISION == "fp16"
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=is_fp16)
-        self.skipped = 0  # Iterations without a step, because a gradient of fp16 overflowed.
+        self.scaler = LossScaler(self.device, cfg.SOLVER.PRECISION)
         self.log = StepLog(self.folder if distributed.is_main() else None, self.max_iter)
 
     def resume(self) -> State | None:
@@ -150,7 +145,7 @@ class Trainer:
             random = restore(path, state, self.model, self.optimizer, self.engine_name)
             self.done, self.saved = done, done - 1
             self.scaler.load_state_dict(state["scaler"])
-            self.skipped = state["skipped"]
+            self.scaler.skipped = state["skipped"]
             self.log.resume(state["recent"], self.done)
             logger.info("continuing at iteration %d, after %s", self.done, path)
         distributed.barrier()  # All processes have read it.
@@ -217,7 +212,7 @@ class Trainer:
             self.scaler.scale(loss).backward()
             self.scaler.unscale_(self.optimizer)
             clip_gradients(solver, self.optimizer)
-            self.update()
+            self.scaler.take_step(self.optimizer)
         slowest = distributed.highest(round(data_time * 1e6)) / 1e6
         values |= {"data_time": slowest, "rank_data_time": data_time}
         values["time"] = time.perf_counter() - start
@@ -252,17 +247,6 @@ class Trainer:
         if bad:
             raise diverged(self.cfg, iteration, ", ".join(bad))
         return {"total_loss": sum(numbers), **values}
-
-    def update(self) -> None:
-        """Step the optimizer; fp16 skips the step if a gradient is not finite."""
-        self._stepped = False
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.skipped += not self._stepped
-
-    def _note_step(self, *_: object) -> None:
-        # The scale of the loss would tell as well, but the CPU would have to wait for it.
-        self._stepped = True
 
     def unreadable(self, iteration: int, error: DataError) -> DataError:
         """Save the state after `iteration`, the last one done, and return an error that names it.
@@ -304,12 +288,8 @@ class Trainer:
         """
         check_finite(self.cfg, self.model, iteration)
         done = iteration + 1
+        self.scaler.check(done, self.max_iter)
         is_last = done == self.max_iter
-        if self.skipped > done / 2 and (is_last or done >= FP16_ADJUSTED_ITERS):
-            raise NumericError(
-                f"SOLVER.PRECISION fp16: {self.skipped} of {done} steps were skipped, because a "
-                "gradient overflowed; set bf16 or fp32"
-            )
         path = self.folder / (FINAL if is_last else f"model_{iteration:07d}.pth")
         save_checkpoint(
             path,
@@ -318,7 +298,7 @@ class Trainer:
             iteration,
             engine=self.engine_name,
             scaler=self.scaler.state_dict(),
-            skipped=self.skipped,
+            skipped=self.scaler.skipped,
             recent=self.log.recent(),
         )
         logger.info("saved %s", path)

@@ -6,10 +6,9 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import torch
-from fvcore.common.config import CfgNode
 
-from moco.common.distributed import highest, is_main, local_processes, local_rank
-from moco.common.errors import UserError
+from moco.common.distributed import local_processes, local_rank
+from moco.common.errors import NumericError, UserError
 from moco.common.files import read_text
 from moco.common.keys import Key, one_of
 from moco.engine.keys import PRECISIONS
@@ -74,36 +73,49 @@ def slow_bf16(where: str) -> str:
     )
 
 
-def with_speed(cfg: CfgNode, device: torch.device, resumed: Mapping[str, Any]) -> CfgNode:
-    """Replace `auto` and None by a precision and a memory layout.
+def auto_precision(fast: bool, before: Mapping[str, Any]) -> str:
+    """Return the precision of SOLVER.PRECISION auto.
 
     Args:
-        cfg: Configuration with the requested SOLVER.PRECISION and SOLVER.CHANNELS_LAST.
-        device: Device of the training.
-        resumed: Keys of the run to resume, which keeps its choice; empty for a new run.
+        fast: Whether the device has fast bf16.
+        before: Keys of the run to resume, which keeps its choice; empty for a new run.
     """
-    requested = cfg.SOLVER.PRECISION, cfg.SOLVER.CHANNELS_LAST
-    # All processes take the same, even if their processors differ.
-    fast = not highest(int(not has_fast_bf16(device)))
-    if requested[0] == "bf16" and not (fast or resumed) and is_main():
-        print(f"warning: {slow_bf16('a processor here')}", flush=True)
-    if "auto" not in requested and None not in requested:
-        return cfg
-    cfg = cfg.clone()
-    cfg.defrost()
-    if cfg.SOLVER.PRECISION == "auto":
-        here = "bf16" if fast else "fp32"
-        cfg.SOLVER.PRECISION = chosen = resumed.get("SOLVER.PRECISION", here)
-        if is_main() and resumed and chosen != here:
-            slower = "" if fast else ", although this processor has no instructions for bf16"
-            print(f"warning: SOLVER.PRECISION stays {chosen}, as the run began{slower}", flush=True)
-    if cfg.SOLVER.CHANNELS_LAST is None:
-        faster = device.type == "cpu" or cfg.SOLVER.PRECISION != "fp32"
-        cfg.SOLVER.CHANNELS_LAST = bool(resumed.get("SOLVER.CHANNELS_LAST", faster))
+    chosen: str = before.get("SOLVER.PRECISION", "bf16" if fast else "fp32")
     # The value may come from an untrusted checkpoint.
-    Key("", range=one_of(*PRECISIONS)).check("SOLVER.PRECISION", cfg.SOLVER.PRECISION)
-    cfg.freeze()
-    return cfg
+    Key("", range=one_of(*PRECISIONS)).check("SOLVER.PRECISION", chosen)
+    return chosen
+
+
+class LossScaler(torch.amp.GradScaler):
+    """Loss scale of SOLVER.PRECISION fp16, which skips a step if a gradient overflowed.
+
+    Attributes:
+        skipped: Number of skipped steps.
+    """
+
+    SETTLED_STEPS = 100  # after which the scale has been adjusted
+
+    def __init__(self, device: torch.device, precision: str) -> None:
+        super().__init__(device.type, enabled=precision == "fp16")
+        self.skipped = 0
+
+    def take_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Step the optimizer, or skip the step; adjust the scale."""
+        steps: list[object] = []
+        # The scale would tell as well, but the CPU would have to wait for it.
+        hook = optimizer.register_step_post_hook(lambda *_: steps.append(None))
+        self.step(optimizer)
+        hook.remove()
+        self.update()
+        self.skipped += not steps
+
+    def check(self, done: int, total: int) -> None:
+        """Raise NumericError after `done` of `total` steps if most of them were skipped."""
+        if self.skipped > done / 2 and done >= min(total, self.SETTLED_STEPS):
+            raise NumericError(
+                f"SOLVER.PRECISION fp16: {self.skipped} of {done} steps were skipped, because a "
+                "gradient overflowed; set bf16 or fp32"
+            )
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[None]:

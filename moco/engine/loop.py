@@ -184,7 +184,7 @@ class _TrainingState:
         self.metrics.pause(time.monotonic() - started)  # the logged speed excludes evaluation
 
     def _skipped(self) -> list[str]:
-        number, total = self.training.skipped_steps, self.training.total_steps
+        number, total = self.training.scaler.skipped, self.training.total_steps
         overflow = f"fp16: {number} of {total} steps were skipped, because a gradient overflowed"
         return [overflow] if number else []
 
@@ -243,7 +243,7 @@ class _TrainingState:
             "processes": distributed.world_size(),
             "statistics": statistics,
             "scaler": training.scaler.state_dict(),
-            "skipped_steps": training.skipped_steps,
+            "skipped_steps": training.scaler.skipped,
             "step_log": self.metrics.state_dict(),
             "extensions": self.extensions,
             **training.state_dict(),
@@ -285,7 +285,7 @@ class _TrainingState:
                 set_statistics(training.model, state["statistics"][distributed.rank()])
             training.optimizer.load_state_dict(state["optimizer"])
             training.scaler.load_state_dict(state["scaler"])
-            training.skipped_steps = int(state["skipped_steps"])
+            training.scaler.skipped = int(state["skipped_steps"])
         except (RuntimeError, ValueError, KeyError, IndexError, TypeError) as error:
             reason = " ".join(str(error).split())[:300]
             raise DataError(f"{path}: does not fit this model ({reason})") from error

@@ -71,8 +71,6 @@ class Saver:
             together.
     """
 
-    SCALED = 100  # fp16 steps after which the scale of the loss has settled
-
     def __init__(
         self, folder: Path, training: Training[Any, Any], content: Callable[[int], dict[str, Any]]
     ) -> None:
@@ -147,11 +145,7 @@ class Saver:
         largest = largest_weight(training.model)
         if not math.isfinite(largest):
             raise NumericError(f"a weight is {largest} after step {step}; {self._advice()}")
-        if (finished or done >= self.SCALED) and training.skipped_steps > done / 2:
-            raise NumericError(
-                f"SOLVER.PRECISION fp16: {training.skipped_steps} of {done} steps were skipped, "
-                "because a gradient overflowed; set bf16 or fp32"
-            )
+        training.scaler.check(done, total)
         path = self.path(done)
         content = {
             **self._content(done),

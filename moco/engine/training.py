@@ -22,7 +22,14 @@ from moco.common.keys import Keys
 from moco.data.images import Images
 from moco.data.views import Batch, Item, Position, Views, positions_of_steps
 from moco.engine.config import check_milestones
-from moco.engine.device import autocast, pick_device, with_speed
+from moco.engine.device import (
+    LossScaler,
+    auto_precision,
+    autocast,
+    has_fast_bf16,
+    pick_device,
+    slow_bf16,
+)
 from moco.engine.loader import batch_loader
 from moco.engine.solver import OPTIMIZERS, LearningRate, Length, check_warmup
 from moco.modeling.archs import Spec
@@ -116,9 +123,7 @@ class Training(ABC, Generic[P, S]):
         trained = [p for p in self.model.parameters() if p.requires_grad]
         build = lookup(OPTIMIZERS, solver.OPTIMIZER, "SOLVER.OPTIMIZER")
         self.optimizer: torch.optim.Optimizer = build(trained, solver)
-        self.optimizer.register_step_post_hook(self._note_step)
         self.notes: list[str] = []  # facts that a reader of the result needs
-        self.skipped_steps = 0  # by fp16, because a gradient overflowed
 
     def image_facts(self) -> dict[str, Any]:
         """Return the number of training images and their common parent folder."""
@@ -142,8 +147,7 @@ class Training(ABC, Generic[P, S]):
             contiguous_last_stages(self.model, self.spec, self.n, cfg.AUG.CROP_PX)
         # Only parameters with a gradient are exchanged, none of a frozen network.
         self.parallel = distributed.data_parallel(self.model)
-        fp16 = cfg.SOLVER.PRECISION == "fp16"
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=fp16)
+        self.scaler = LossScaler(self.device, cfg.SOLVER.PRECISION)
         if distributed.is_main() and cfg is not self._requested:
             layout = ", channels_last" if cfg.SOLVER.CHANNELS_LAST else ""
             print(f"precision {cfg.SOLVER.PRECISION}{layout}", flush=True)
@@ -173,14 +177,7 @@ class Training(ABC, Generic[P, S]):
 
     def update(self, step: S) -> None:
         """Take an optimizer step; fp16 skips it if a gradient is not finite."""
-        self._stepped = False
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.skipped_steps += not self._stepped
-
-    def _note_step(self, *_: object) -> None:
-        # The scale of the loss would tell as well, but the CPU would have to wait for it.
-        self._stepped = True
+        self.scaler.take_step(self.optimizer)
 
     def end_epoch(self) -> None:
         """Finish an epoch or the run, before anything is saved."""
@@ -224,6 +221,35 @@ class Training(ABC, Generic[P, S]):
     def autocast(self) -> AbstractContextManager[None]:
         """Return the autocast context of SOLVER.PRECISION on the training's device."""
         return autocast(self.device, self.cfg.SOLVER.PRECISION)
+
+
+def with_speed(cfg: CfgNode, device: torch.device, resumed: Mapping[str, Any]) -> CfgNode:
+    """Replace `auto` and None by a precision and a memory layout.
+
+    Args:
+        cfg: Configuration with the requested SOLVER.PRECISION and SOLVER.CHANNELS_LAST.
+        device: Device of the training.
+        resumed: Keys of the run to resume, which keeps its choice; empty for a new run.
+    """
+    requested, main = (cfg.SOLVER.PRECISION, cfg.SOLVER.CHANNELS_LAST), distributed.is_main()
+    # All processes take the same, even if their processors differ.
+    fast = not distributed.highest(int(not has_fast_bf16(device)))
+    if requested[0] == "bf16" and not (fast or resumed) and main:
+        print(f"warning: {slow_bf16('a processor here')}", flush=True)
+    if "auto" not in requested and None not in requested:
+        return cfg
+    cfg = cfg.clone()
+    cfg.defrost()
+    if cfg.SOLVER.PRECISION == "auto":
+        cfg.SOLVER.PRECISION = chosen = auto_precision(fast, resumed)
+        if main and resumed and chosen != auto_precision(fast, {}):
+            slower = "" if fast else ", although this processor has no instructions for bf16"
+            print(f"warning: SOLVER.PRECISION stays {chosen}, as the run began{slower}", flush=True)
+    if cfg.SOLVER.CHANNELS_LAST is None:
+        faster = device.type == "cpu" or cfg.SOLVER.PRECISION != "fp32"
+        cfg.SOLVER.CHANNELS_LAST = bool(resumed.get("SOLVER.CHANNELS_LAST", faster))
+    cfg.freeze()
+    return cfg
 
 
 def print_notes(notes: list[str]) -> None:

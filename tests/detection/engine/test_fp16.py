@@ -51,7 +51,7 @@ def test_steps_that_overflow_are_skipped_and_counted(task_cfg, tmp_path):
         one.step(iteration, repeat([]))
         moved.append(not torch.equal(before, one.model.matrix.weight))
     assert moved == [False] * 10 + [True] * 3
-    assert (one.skipped, one.scaler.get_scale()) == (10, 64.0)
+    assert (one.scaler.skipped, one.scaler.get_scale()) == (10, 64.0)
     # The gradient is unscaled before it is clipped.
     assert torch.allclose(one.model.matrix.weight.grad, torch.full((SIZE, SIZE), SIZE * FACTOR))
 
@@ -60,7 +60,7 @@ def test_steps_that_overflow_are_skipped_and_counted(task_cfg, tmp_path):
     again = trainer(task_cfg)
     again.folder = tmp_path
     again.resume()
-    assert (again.done, again.skipped, again.scaler.get_scale()) == (13, 10, 64.0)
+    assert (again.done, again.scaler.skipped, again.scaler.get_scale()) == (13, 10, 64.0)
     one.step(13, repeat([]))
     again.step(13, repeat([]))
     assert torch.equal(one.model.matrix.weight, again.model.matrix.weight)
@@ -68,14 +68,14 @@ def test_steps_that_overflow_are_skipped_and_counted(task_cfg, tmp_path):
 
 def test_a_training_that_skips_most_steps_is_refused(task_cfg, tmp_path):
     one = trainer(task_cfg)
-    one.folder, one.skipped = tmp_path, 51
+    one.folder, one.scaler.skipped = tmp_path, 51
     with pytest.raises(NumericError, match=r"fp16: 51 of 101 steps were skipped.*set bf16 or fp32"):
         one.save(100)
-    one.skipped = 50
+    one.scaler.skipped = 50
     one.save(100)
 
 
 def test_in_fp32_nothing_is_scaled(task_cfg):
     one = trainer(task_cfg, "fp32")
     one.step(0, repeat([]))
-    assert not one.scaler.is_enabled() and one.skipped == 0
+    assert not one.scaler.is_enabled() and one.scaler.skipped == 0

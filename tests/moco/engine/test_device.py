@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from moco.common.errors import UserError
-from moco.engine.device import has_fast_bf16, with_speed
+from moco.engine.device import has_fast_bf16
+from moco.engine.training import with_speed
 from moco.pretraining.config import load_pretrain_cfg
 
 CPU = torch.device("cpu")
@@ -44,7 +45,7 @@ def test_the_layout_follows_device_and_precision(device, precision, layout):
 
 @pytest.mark.parametrize("fast", [True, False])
 def test_emulated_bf16_gives_a_warning(monkeypatch, capsys, fast):
-    monkeypatch.setattr("moco.engine.device.has_fast_bf16", lambda device: fast)
+    monkeypatch.setattr("moco.engine.training.has_fast_bf16", lambda device: fast)
     cfg = load_pretrain_cfg(None, ["SOLVER.PRECISION", "bf16"])
     assert with_speed(cfg, CPU, {}).SOLVER.PRECISION == "bf16"
     assert ("slower than fp32" in capsys.readouterr().out) is not fast

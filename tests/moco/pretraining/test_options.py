@@ -233,7 +233,7 @@ def test_steps_that_fp16_skips(train, tmp_path, capsys):
 @pytest.fixture
 def fast(monkeypatch):
     """Return `fast(bool)`, which sets whether the CPU has instructions for bf16."""
-    return lambda has: monkeypatch.setattr("moco.engine.device.has_fast_bf16", lambda device: has)
+    return lambda has: monkeypatch.setattr("moco.engine.training.has_fast_bf16", lambda device: has)
 
 
 @pytest.mark.parametrize(("has", "chosen"), [(True, "bf16"), (False, "fp32")])
