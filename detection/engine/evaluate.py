@@ -1,11 +1,18 @@
-"""Evaluation of a model on the test split."""
+"""Evaluation of a model on the test split.
 
-from collections.abc import Iterator, Sequence
+Semantic segmentation may predict in overlapping windows (TEST.SEM_SEG_WINDOW). With a stride this
+is mmsegmentation's `slide` mode (mmseg/models/segmentors/encoder_decoder.py), without one the
+windows of arXiv 2404.12172 (tue-mps/benchmark-vfm-ss, training/lightning_module.py).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
@@ -15,7 +22,6 @@ from detection.data.pipeline import build_evaluation, is_semantic
 from detection.data.sample import Sample
 from detection.datasets import read_split
 from detection.datasets.base import Record, Split
-from detection.engine.windows import predict_in_windows
 from detection.evaluation.base import Evaluator, Prediction
 from detection.evaluation.evaluators import build_evaluator, evaluate_together
 from detection.evaluation.predictions import encode_mask
@@ -24,6 +30,8 @@ from moco.common import distributed
 from moco.common.errors import DataError
 from moco.common.progress import Progress
 from moco.common.run import check_in_place
+
+Predict = Callable[[Sequence[Sample]], Sequence[dict[str, Tensor]]]
 
 
 def evaluate(
@@ -121,3 +129,47 @@ def to_prediction(answer: dict[str, Tensor]) -> Prediction:
     if "masks" in prediction:
         prediction["masks"] = [encode_mask(mask) for mask in prediction["masks"]]
     return prediction
+
+
+def starts(size: int, side: int, stride: int) -> list[int]:
+    """Return where windows of `side` px start along an image's side of `size` px.
+
+    They are `stride` apart, except the last one, which ends with the image; with stride 0, as few
+    as cover the image are evenly spaced.
+    """
+    if size <= side:
+        return [0]
+    if stride:
+        number = -(-(size - side) // stride) + 1
+        return [min(i * stride, size - side) for i in range(number)]
+    number = -(-size // side)
+    return [int(i * (size - side) / (number - 1)) for i in range(number)]
+
+
+def predict_in_windows(
+    predict: Predict, sample: Sample, side: int, stride: int
+) -> dict[str, Tensor]:
+    """Return the scores of an image, averaged over windows, in the original image's size.
+
+    Args:
+        predict: Returns "sem_seg" (K, H, W) for each sample, in its `height` and `width`.
+        sample: Sample of one image.
+        side: Side of the windows, px of the sample's image.
+        stride: See `starts`.
+    """
+    image = sample["image"]
+    height, width = image.shape[-2:]
+    total = counts = torch.zeros(())
+    for top, left in product(starts(height, side, stride), starts(width, side, stride)):
+        window = image[:, top : top + side, left : left + side]
+        h, w = window.shape[-2:]
+        part: Sample = {**sample, "image": window.contiguous(), "height": h, "width": w}
+        scores = predict([part])[0]["sem_seg"]
+        if not total.ndim:
+            total = scores.new_zeros(len(scores), height, width)
+            counts = scores.new_zeros(height, width)
+        total[:, top : top + h, left : left + w] += scores
+        counts[top : top + h, left : left + w] += 1
+    original = sample.get("height", height), sample.get("width", width)
+    mean = (total / counts)[None]
+    return {"sem_seg": F.interpolate(mean, original, mode="bilinear", align_corners=False)[0]}

@@ -10,7 +10,7 @@ from pathlib import Path
 from detection.evaluation.metrics import is_evaluation
 from moco.common import distributed
 from moco.common.run import RunFolder, metrics_lines
-from moco.engine.metrics import Metrics
+from moco.engine.loggers import Metrics
 
 logger = logging.getLogger(__name__)
 

@@ -12,14 +12,14 @@ worker that reads it. Here any number of workers gives the batches without worke
 import logging
 import math
 import time
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from fvcore.common.config import CfgNode
-from fvcore.nn.precise_bn import update_bn_stats
+from fvcore.nn.precise_bn import get_bn_modules, update_bn_stats
 from torch import Tensor, nn
 
 from detection.config.engines import find_engine
@@ -40,7 +40,6 @@ from detection.engine.checkpoint import (
 from detection.engine.evaluate import draw_predictions, evaluate
 from detection.engine.job import Job, counting, import_modules, set_iterations
 from detection.engine.log import StepLog, is_evaluated, log_file
-from detection.engine.precise_bn import combine_statistics, count_values
 from detection.engine.solver import build_schedule, clip_gradients, set_learning_rate
 from detection.engine.start import frozen_digest, write_start
 from detection.engine.weights import (
@@ -342,3 +341,48 @@ def diverged(cfg: CfgNode, iteration: int, what: str) -> NumericError:
     )
     set_iterations(error, iteration)
     return error
+
+
+@contextmanager
+def count_values(model: nn.Module) -> Iterator[dict[nn.Module, int]]:
+    """Count the values per channel that pass through each BN layer in training mode."""
+    counts: dict[nn.Module, int] = dict.fromkeys(get_bn_modules(model), 0)
+
+    def count(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+        counts[layer] += inputs[0].numel() // inputs[0].shape[1]
+
+    handles = [layer.register_forward_pre_hook(count) for layer in counts]
+    try:
+        yield counts
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def combine_statistics(counts: Mapping[nn.Module, int]) -> None:
+    """Set the statistics of each layer to mean and variance over the values of all ranks.
+
+    With n_r values of mean m_r and variance v_r on rank r: m = sum n_r m_r / n, and
+    v = sum n_r (v_r + m_r^2) / n - m^2. In double precision, because v is a difference.
+
+    Args:
+        counts: n_r by layer, the same layers in the same order on every rank.
+    """
+    if distributed.world_size() == 1:
+        return
+    for layer, count in counts.items():
+        running_mean, running_var = (
+            layer.get_buffer("running_mean"),
+            layer.get_buffer("running_var"),
+        )
+        mean, var = running_mean.double(), running_var.double()
+        channels = mean.numel()
+        sums = torch.cat([mean * count, (var + mean**2) * count, mean.new_tensor([count])])
+        sums = distributed.sum_over_ranks(sums)
+        total = sums[-1]
+        if total == 0:
+            continue  # A layer that no rank used keeps the statistics of the training.
+        mean = sums[:channels] / total
+        var = sums[channels:-1] / total - mean**2
+        running_mean.copy_(mean)
+        running_var.copy_(var)

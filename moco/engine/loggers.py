@@ -1,7 +1,8 @@
-"""Registry of metric loggers, by their names in LOG.LOGGERS.
+"""Metrics of a run: lines of metrics.json, and the registry of the loggers that get them too.
 
-Each entry is a function that opens a `Logger` from the run's folder, its configuration (flat), and
-the id under which the interrupted run was logged ("" for a new one).
+Each entry of LOGGERS, by its name in LOG.LOGGERS, is a function that opens a `Logger` from the
+run's folder, its configuration (flat), and the id under which the interrupted run was logged (""
+for a new one).
 """
 
 import json
@@ -12,11 +13,13 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fvcore.common.config import CfgNode
 from fvcore.common.registry import Registry
 
+from moco.common.cfgnode import flatten
 from moco.common.errors import UserError, lookup
 from moco.common.files import atomic_write_json, read_text
-from moco.common.run import LOGGERS_NAME
+from moco.common.run import LOGGERS_NAME, RunFolder
 
 KEY = "LOG.LOGGERS"
 PROJECT = "moco-transfer"  # unless the environment names another
@@ -144,6 +147,39 @@ class Loggers:
             del self._open[name]
             reason = " ".join(str(error).split())[:200]
             print(f"warning: {KEY}: {name} failed and is no longer used ({reason})", flush=True)
+
+
+class Metrics:
+    """Writer of metrics.json and, once they are open, of the loggers of LOG.LOGGERS.
+
+    Args:
+        folder: Folder of the run; None on processes that do not write.
+    """
+
+    def __init__(self, folder: RunFolder | None) -> None:
+        self._folder = folder
+        self._loggers: Loggers | None = None
+
+    def open(self, cfg: CfgNode) -> None:
+        """Open the loggers of a run that has passed all checks.
+
+        Raises:
+            UserError: If a logger cannot be opened.
+        """
+        if self._folder is not None:
+            self._loggers = Loggers(cfg.LOG.LOGGERS, self._folder.path, flatten(cfg))
+
+    def write(self, iteration: int, values: Mapping[str, float], **extra: float) -> None:
+        """Write one line; `extra` values go to metrics.json only."""
+        if self._folder is not None:
+            self._folder.log({"iteration": iteration, **extra, **values})
+        if self._loggers is not None:
+            self._loggers.log(values, iteration)
+
+    def close(self) -> None:
+        """Close the loggers; see `Loggers.close`."""
+        if self._loggers is not None:
+            self._loggers.close()
 
 
 def _why(name: str, error: Exception) -> str:

@@ -17,12 +17,19 @@ from moco.common.errors import DataError, UserError, plural, say
 from moco.common.files import atomic_write_text
 from moco.common.keys import Role, names_of
 from moco.common.progress import Progress
-from moco.common.run import RunFolder, RunRecord, drop_metrics, provenance, write_record
+from moco.common.run import (
+    RunFolder,
+    RunRecord,
+    drop_metrics,
+    metrics_lines,
+    provenance,
+    write_record,
+)
 from moco.common.transfers import Arriving
 from moco.engine.checkpoint import PREFIX, load_checkpoint, newest_checkpoint
 from moco.engine.config import protocol_sha256
 from moco.engine.keys import FORMER, RESUMABLE
-from moco.engine.metrics import MetricsLog
+from moco.engine.loggers import Metrics
 from moco.engine.saver import Saver
 from moco.engine.stop import stop_signals
 from moco.engine.training import Step, Training, print_notes
@@ -92,6 +99,70 @@ def _over_processes(step: Step, received: int | None) -> Tensor:
     number = step.loss.new_full((), float(received or 0))
     report = torch.stack([step.loss.detach(), step.accuracy, number])
     return distributed.mean_over_ranks(report)
+
+
+class MetricsLog(Metrics):
+    """Metrics of the training loop.
+
+    A line every LOG.EVERY_ITERS steps has the means over the steps since the last line. Pending
+    values are saved in checkpoints, so that a resumed run writes the lines of an uninterrupted one.
+    """
+
+    def __init__(self, folder: RunFolder | None, training: Training[Any, Any]) -> None:
+        super().__init__(folder)
+        self._training = training
+        self._steps: list[tuple[float, float]] = []  # loss and accuracy
+        self._since = time.monotonic()
+
+    def write(self, iteration: int, values: Mapping[str, float], **extra: float) -> None:
+        """Write one line for the state after `iteration` steps, with the epoch."""
+        epoch = iteration / self._training.steps_per_epoch
+        super().write(iteration, values, epoch=epoch, **extra)
+
+    def add(self, step: int, loss: float, accuracy: float, lr: float) -> None:
+        """Add the values of a step and write a line if it is due."""
+        self._steps.append((loss, accuracy))
+        training, done, count = self._training, step + 1, len(self._steps)
+        if done % training.cfg.LOG.EVERY_ITERS and done != training.total_steps:
+            return
+        now = time.monotonic()
+        values = {
+            "loss": sum(loss for loss, _ in self._steps) / count,
+            training.accuracy_name: sum(accuracy for _, accuracy in self._steps) / count,
+            "lr": lr,
+            "images_per_second": count * training.batch_size / (now - self._since),
+        }
+        self.write(done, values)
+        self._steps.clear()
+        self._since = now
+
+    def pause(self, seconds: float) -> None:
+        """Exclude time that was not spent on training from the speed."""
+        self._since += seconds
+
+    def last(self) -> dict[str, tuple[int, float]]:
+        """Return the iteration and value of the last line that has each name."""
+        lines = metrics_lines(self._folder.path) if self._folder else None
+        return {
+            name: (line["iteration"], value) for line in lines or () for name, value in line.items()
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the pending values for a checkpoint."""
+        return {"values": list(self._steps), "seconds": time.monotonic() - self._since}
+
+    def resume(self, path: Path, state: Mapping[str, Any]) -> None:
+        """Restore the pending values of a checkpoint.
+
+        Raises:
+            DataError: If they are malformed.
+        """
+        try:
+            saved = state["step_log"]
+            self._steps = [(float(loss), float(accuracy)) for loss, accuracy in saved["values"]]
+            self._since = time.monotonic() - float(saved["seconds"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{path}: a malformed 'step_log'") from error
 
 
 class _Reports:

@@ -32,7 +32,7 @@ def estimate(upstream: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Estimate the statistics of this rank, and combine them unless `upstream`."""
     from detectron2.engine.hooks import PreciseBN
 
-    from detection.engine.precise_bn import combine_statistics, count_values
+    from detection.engine.trainer import combine_statistics, count_values
 
     model, rank = network(), distributed.rank()
     hook = PreciseBN(0, model, batches(rank), len(SIZES[0]))
@@ -70,7 +70,7 @@ def test_upstream_ends_differently_on_every_rank(detectron2):
 
 
 def test_one_process_is_left_alone():
-    from detection.engine.precise_bn import combine_statistics
+    from detection.engine.trainer import combine_statistics
 
     model = network()
     before = statistics(model)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from detection.engine.windows import predict_in_windows, starts
+from detection.engine.evaluate import predict_in_windows, starts
 
 
 @pytest.mark.parametrize(
