@@ -28,7 +28,7 @@ class Driver:
         words: of a tiny run in the folder `run`, given the folder of the data.
         train: a read of an image in the middle of the training, given that of a process's start.
         test: one of an evaluation before the last, or None.
-        takes_file: whether --resume takes a file, and the same number of processes.
+        takes_file: whether --resume takes a file, and refuses another number of processes.
         steps: of the run.
         changes: words that make it another run → what the refusal says.
     """
