@@ -334,6 +334,17 @@ def test_two_processes_stop_together(driver, data, straight, tmp_path):
     assert_same(folder, straight(driver))
 
 
+@pytest.mark.parametrize("driver", [driver.param() for driver in TWO if not driver.launcher])
+def test_a_stop_during_a_long_evaluation_of_two_processes(driver, data, straight, tmp_path):
+    """The evaluation, longer than torch's elastic agent waits after a signal, ends as usual."""
+    fault = Fault(signal.SIGTERM, *driver.test, to="command", seconds=35, where="child")
+    done = run(driver.command(data), tmp_path, fault)
+    assert 0 < assert_stopped(done, tmp_path / "run") < driver.steps
+    assert any("bbox/AP" in line for line in lines(tmp_path / "run"))
+    assert run(driver.command(data, "--resume"), tmp_path).code == 0
+    assert_same(tmp_path / "run", straight(driver))
+
+
 @pytest.mark.parametrize("target", ["self", "command"])
 @pytest.mark.parametrize("driver", [driver.param() for driver in TWO])
 def test_one_process_is_killed(driver, target, data, tmp_path):

@@ -1,8 +1,9 @@
 """Launching of the processes of a job: stop signals, and the result or the first error.
 
 Detectron2's flags set the number of processes for both engines. The first process starts the
-others, forwards signals to them, and receives the result or the first error through a file. Under
-torchrun every process is already running.
+others, forwards signals to them, and reads the result of the main one, or the first error by time,
+from files (moco/common/distributed.py: `write_failure`). Under torchrun every process is already
+running.
 
 torch's elastic launch is not used: after a stop signal it kills processes within 30 seconds, even
 during an iteration, an evaluation or a checkpoint, and its error files do not distinguish errors of
@@ -18,9 +19,10 @@ import multiprocessing
 import os
 import signal
 import socket
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from multiprocessing import connection
+from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
@@ -28,21 +30,20 @@ from types import FrameType
 import torch
 
 from detection.config.engines import find_engine
-from detection.engine.job import Job, Processes, known_iterations, set_iterations
+from detection.engine.job import Job, Processes
 from detection.engine.trainer import work
 from detection.engine.weights import Coverage, EngineResult
 from moco.common import distributed
 from moco.common.errors import DataError, NumericError, Preempted, UserError, kill_children
-from moco.common.files import atomic_write_json, atomic_write_text, read_text
+from moco.common.files import atomic_write_text, read_text
 from moco.engine.stop import StopRequest, end, stop_signals
 
 logger = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS = 1800  # Timeout while another process evaluates, as in Detectron2.
-_STOP_MARK = "stop"  # File next to the outcome, with the signal that the first process received.
-
-# Function that runs one process's share of a job; its result is complete on the main process.
-Work = Callable[[Job, StopRequest], EngineResult]
+GRACE_SECONDS = 5.0  # Time in which the others can end by themselves after one has failed.
+_STOP_MARK = "stop"  # File of the signal that the first process received.
+_RESULT, _FAILURE = "result.json", "failure_{}.json"
 
 
 def run(job: Job) -> EngineResult:
@@ -67,50 +68,70 @@ def run(job: Job) -> EngineResult:
         with _connected(job), _stop_signals(StopRequest(), job) as stop:
             return work(job, stop)
     with TemporaryDirectory(prefix="detection-") as scratch:
-        outcome = Path(scratch) / "outcome.json"
-        # Otherwise torch logs that it ends the other processes before the error of the failed one.
-        logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
-        with _stop_signals(_ParentStop(outcome), job) as stop:
-            failure: Exception | None = None
+        folder = Path(scratch)
+        with _stop_signals(_ParentStop(folder), job) as stop:
             try:
-                _launch(job, outcome)
+                died = _run_processes(job, folder)
             except KeyboardInterrupt:  # The second Ctrl-C ends everything immediately.
                 kill_children()
                 raise
-            except torch.multiprocessing.ProcessExitedException as error:
-                # This process saw a child's end before the other children lost its connection.
-                cause = error.signal_name or f"exit code {error.exit_code}"
-                failure = distributed.LostProcess(
-                    f"process {error.error_index} of this run died ({cause}); run the same command "
-                    "with --resume to continue"
-                )
-            except Exception as error:
-                failure = error
-            if outcome.is_file():  # The error of the process that failed first, before `failure`.
-                try:
-                    return read_outcome(outcome)
-                except Preempted as error:
-                    end(stop.received or signal.SIGTERM, str(error))
-            if failure is not None:
-                if stop.received is None:
-                    raise failure
+            failure = first_failure(folder)
+            if isinstance(failure, Preempted):
+                end(stop.received or signal.SIGTERM, str(failure))
+            if died is not None and stop.received is not None:
                 end(  # The signal ended the processes while they were starting.
                     stop.received,
-                    f"stopped, but nothing was saved since the last checkpoint ({failure}); run "
+                    f"stopped, but nothing was saved since the last checkpoint ({died}); run "
                     "the same command with --resume to continue",
                 )
+            if (failure := failure or died) is not None:
+                raise failure
+        if (folder / _RESULT).is_file():
+            content = json.loads(read_text(folder / _RESULT))
+            if coverage := content.pop("coverage"):
+                coverage = Coverage(coverage["loaded"], tuple(coverage["left_at_init"]))
+            return EngineResult(**content, coverage=coverage)
     # The main process, which has the result, is on the first machine.
     return EngineResult({}, 0 if job.eval_only else job.cfg.SOLVER.MAX_ITER, 0.0, None)
 
 
-def _launch(job: Job, outcome: Path) -> None:
-    address = _address(job.processes)
-    torch.multiprocessing.start_processes(
-        _in_process, (job, address, outcome), job.processes.num_gpus, start_method="spawn"
+def _run_processes(job: Job, folder: Path) -> distributed.LostProcess | None:
+    """Run the processes to their end; return an error about the first that died without a word.
+
+    The others of a process that has failed lose their connection to it. Those that do not notice,
+    because they evaluate or hang, are killed.
+    """
+    processes = torch.multiprocessing.start_processes(
+        _in_process,
+        (job, _address(job.processes), folder),
+        job.processes.num_gpus,
+        join=False,
+        start_method="spawn",
+    ).processes
+    running, patience, died = dict(enumerate(processes)), None, None
+    while running:
+        ended = connection.wait([process.sentinel for process in running.values()], patience)
+        for number, process in list(running.items()):
+            if not ended:
+                process.kill()
+            elif process.sentinel in ended:
+                process.join()
+                del running[number]
+                if process.exitcode and patience is None:
+                    patience = GRACE_SECONDS
+                    if not (folder / _FAILURE.format(number)).is_file():
+                        died = (number, process.exitcode)
+    if died is None:
+        return None
+    number, code = died
+    cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    return distributed.LostProcess(
+        f"process {number} of this run died ({cause}); run the same command with --resume to "
+        "continue"
     )
 
 
-def _in_process(local_rank: int, job: Job, address: tuple[str, str], outcome: Path) -> None:
+def _in_process(local_rank: int, job: Job, address: tuple[str, str], folder: Path) -> None:
     """Run a process that `run` started, with the environment variables of torchrun."""
     processes = job.processes
     rank = processes.machine_rank * processes.num_gpus + local_rank
@@ -122,12 +143,24 @@ def _in_process(local_rank: int, job: Job, address: tuple[str, str], outcome: Pa
         "GROUP_RANK": str(processes.machine_rank),
         "MASTER_ADDR": address[0],
         "MASTER_PORT": address[1],
+        distributed.FAILURE_FILE: str(folder / _FAILURE.format(local_rank)),
     }
     if job.cfg.MODEL.DEVICE == "cpu":  # else each process would take a GPU, if there are any
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     # Python's handler would only run after torch has stopped waiting for the other processes.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    report(job, work, outcome, rank=rank, local_rank=local_rank)
+    try:
+        with _connected(job), _stop_signals(_WorkerStop(folder), job) as stop:
+            result = work(job, stop)
+    except Preempted:
+        return  # A stop is no failure, after which the other processes would be killed.
+    except Exception as error:
+        if not isinstance(error, UserError):
+            logger.exception("process %d failed", rank)
+        raise
+    if rank == 0:
+        # NaN is allowed here, because only `run` reads the file.
+        atomic_write_text(folder / _RESULT, json.dumps(dataclasses.asdict(result)))
 
 
 def _address(processes: Processes) -> tuple[str, str]:
@@ -149,79 +182,23 @@ def _connected(job: Job) -> Iterator[None]:
         yield
 
 
-def report(job: Job, work: Work, outcome: Path, *, rank: int, local_rank: int) -> None:
-    """Run one process's share of a job, and write its result or error to `outcome`.
+def first_failure(folder: Path) -> Exception | None:
+    """Return the first error by time of those that processes wrote into a folder, or None.
 
-    Args:
-        job: Job to run.
-        work: Function that runs the share.
-        outcome: File for the result of rank 0, or the error of the process that failed first.
-        rank: Rank of this process on all machines.
-        local_rank: Rank of this process on this machine.
-
-    Raises:
-        Exception: Any error of `work`, except a requested stop.
+    An unexpected error becomes a RuntimeError with its traceback as a note.
     """
-    try:
-        with _connected(job), _stop_signals(_WorkerStop(outcome), job) as stop:
-            result = work(job, stop)
-    except Preempted as error:
-        if local_rank == 0:  # One process per machine reports the stop.
-            atomic_write_json(outcome, {"preempted": str(error)})
-        return
-    except Exception as error:
-        if isinstance(error, UserError):
-            text, exit_code = str(error), error.exit_code
-        else:
-            logger.exception("process %d failed", rank)
-            text, exit_code = " ".join(f"{type(error).__name__}: {error}".split()), None
-        # The failure of another process may cause this error; the other's own message is better.
-        consequence = exit_code is None or isinstance(error, distributed.LostProcess)
-        if not outcome.is_file() or (not consequence and _is_consequence(outcome)):
-            content = {
-                "error": f"{text} (process {rank})",
-                "exit_code": exit_code,
-                "consequence": consequence,
-                "trace": traceback.format_exc(),
-                "iterations": known_iterations(error),
-            }
-            atomic_write_json(outcome, content)
-        raise
-    if rank == 0:
-        # NaN is allowed here, because only `read_outcome` reads the file.
-        atomic_write_text(outcome, json.dumps(dataclasses.asdict(result)))
-
-
-def _is_consequence(outcome: Path) -> bool:
-    """Return whether an outcome is no error, or one that another process's failure may cause."""
-    content = json.loads(read_text(outcome))
-    return "error" not in content or bool(content["consequence"])
-
-
-def read_outcome(path: Path) -> EngineResult:
-    """Read the file that `report` wrote: return the result, or raise the error.
-
-    Raises:
-        UserError: If the process raised one; DataError, NumericError and Preempted likewise.
-        RuntimeError: If the process raised an unexpected error, whose traceback is a note of this
-            one.
-    """
-    content = json.loads(read_text(path))
-    if "preempted" in content:
-        raise Preempted(content["preempted"])
-    if "error" in content:
-        if content["exit_code"] is None:
-            error: Exception = RuntimeError(content["error"])
-            error.add_note(content["trace"])
-        else:
-            kinds = {kind.exit_code: kind for kind in (DataError, NumericError)}
-            error = kinds.get(content["exit_code"], UserError)(content["error"])
-        if content["iterations"] is not None:
-            set_iterations(error, content["iterations"])
-        raise error
-    if coverage := content.pop("coverage"):
-        coverage = Coverage(coverage["loaded"], tuple(coverage["left_at_init"]))
-    return EngineResult(**content, coverage=coverage)
+    found = [json.loads(read_text(path)) for path in folder.glob(_FAILURE.format("*"))]
+    if not found:
+        return None
+    first = min(found, key=itemgetter("time"))
+    if first["exit_code"] is None:
+        error: Exception = RuntimeError(first["text"])
+        error.add_note(first["trace"])
+    else:
+        kinds = {kind.exit_code: kind for kind in (DataError, NumericError, Preempted)}
+        error = kinds.get(first["exit_code"], UserError)(first["text"])
+    vars(error).update(first["fields"])
+    return error
 
 
 def _stop_signals(stop: StopRequest, job: Job) -> AbstractContextManager[StopRequest]:
@@ -232,9 +209,9 @@ def _stop_signals(stop: StopRequest, job: Job) -> AbstractContextManager[StopReq
 class _ParentStop(StopRequest):
     """Stop request of the process that started the others; forwards signals to them."""
 
-    def __init__(self, outcome: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         super().__init__()
-        self._mark = outcome.with_name(_STOP_MARK)
+        self._mark = folder / _STOP_MARK
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         super().__call__(number, frame)
@@ -251,20 +228,17 @@ class _ParentStop(StopRequest):
 class _WorkerStop(StopRequest):
     """Stop request of a process that `run` started."""
 
-    def __init__(self, outcome: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         super().__init__()
-        self._outcome, self._mark = outcome, outcome.with_name(_STOP_MARK)
+        self._mark = folder / _STOP_MARK
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         parent = multiprocessing.parent_process()
-        if number == signal.SIGINT:  # Ctrl-C reaches all processes; the first one forwards it.
-            if parent is not None and os.getppid() != parent.pid:
-                raise KeyboardInterrupt  # The parent is gone, and the folder is no longer locked.
-        elif number == signal.SIGTERM and self._outcome.is_file():
-            signal.signal(number, signal.SIG_DFL)  # Another process failed, which ends this one.
-            os.kill(os.getpid(), number)
-        else:
+        if number != signal.SIGINT:
             super().__call__(number, frame)
+        elif parent is not None and os.getppid() != parent.pid:
+            raise KeyboardInterrupt  # The parent is gone, and the folder is no longer locked.
+        # Otherwise Ctrl-C, which reaches all processes; the first one forwards it.
 
     @property
     def received(self) -> int | None:

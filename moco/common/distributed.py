@@ -4,24 +4,22 @@ Every function also works in a single process, where it returns its input. W pro
 together, of which n = N / W are on this process.
 
 Under torchrun (on one or several machines), a run opens a `session`; NCCL connects GPUs, gloo CPUs.
-`bytes_received` counts the payload received by this process, by operation.
+A process that fails in it writes its error to a file, from which its launcher reports the first.
 """
 
 import gc
-import itertools
 import os
 import signal
 import time
 import traceback
 import warnings
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from moco.common.errors import UserError
-from moco.common.files import read_text
+from moco.common.files import atomic_write_json
 
 if TYPE_CHECKING:
     import torch
@@ -29,20 +27,16 @@ if TYPE_CHECKING:
 
 # Environment variables that torchrun sets.
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-bytes_received: Counter[str] = Counter()
-ROLL_CALL_SECONDS = 2.0  # how long a process that lost a peer waits for the state of the others
+FAILURE_FILE = "TORCHELASTIC_ERROR_FILE"  # variable; torchrun names a file for each process
+ANSWER_SECONDS = 2.0  # how long a process that lost its peers waits for what they report
+TURN = timedelta(days=7)  # longest time that the main process needs alone
 MAX_CAUSE = 200  # characters of a message of gloo or NCCL
 _LAUNCHER = os.getppid()
-_store: Any = None  # key-value store of the open session
-_turns = itertools.count()
+_FAILED, _LOST = b"failed", b"lost"  # reports of a process: its own error, or that of another
 
 
 class LostProcess(UserError):
     """Another process of this run died, hangs, or stopped with an error of its own."""
-
-
-class _MainFailedError(RuntimeError):
-    """The main process failed, as seen in the store; `session` names it in its message."""
 
 
 def launched_processes() -> int:
@@ -110,51 +104,75 @@ def session(
     Raises:
         LostProcess: If another process died, hangs, or stopped with an error of its own.
     """
-    global _store
     import torch
 
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    if launched_processes() == 1:
-        yield
-        return
+    try:
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        if launched_processes() == 1:
+            yield
+            return
+        waited = f"{timeout_seconds:g} s{f' ({setting})' if setting else ''}"
+        with _connection(device, timedelta(seconds=timeout_seconds), waited):
+            yield
+    except Exception as error:
+        write_failure(error)
+        raise
+    finally:
+        disconnect()
+
+
+@contextmanager
+def _connection(device: "torch.device", timeout: timedelta, waited: str) -> Iterator[None]:
+    """Connect the processes; before this one is disconnected, it reports an error to the others."""
     # DistributedDataParallel imports it; first imported while connected, it would keep the
     # connection until exit.
     import torch.distributed.nn
     from torch.distributed import PrefixStore, rendezvous
 
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
-    timeout = timedelta(seconds=timeout_seconds)
-    store, number, world = next(rendezvous("env://", timeout=timeout))
-    # torchrun's store outlives a restart and still holds the addresses of the earlier processes.
-    store = PrefixStore(f"moco/{restarted()}", store)
-    store.set(f"process/{number}", f"{os.environ.get('GROUP_RANK')} {os.getpid()}")
+    number, world = launched_rank(), launched_processes()
+    store: Any = None
     try:
+        store, _, _ = next(rendezvous("env://", timeout=timeout))
+        # torchrun's store outlives a restart and still holds the addresses of earlier processes.
+        store = PrefixStore(f"moco/{restarted()}", store)
         torch.distributed.init_process_group(
             backend, timeout=timeout, store=store, rank=number, world_size=world
         )
-        bytes_received.clear()
-        _store = store
         yield
     except BaseException as error:
         _forget_locals(error)
-        if not _is_lost_connection(error):
-            with suppress(RuntimeError):  # the others read this once the connection closes
-                store.set(f"failed/{number}", "")
+        if (closed := _closed_connections(error)) is None:
+            _report(store, _FAILED)
             raise
-        failed, silent = _roll_call(store, number, world)
-        if failed:
-            reason = f"{failed} stopped with an error; see its message"
-        else:
-            reason = (
-                f"{silent or 'another process'} of this run died or did not answer in "
-                f"{timeout_seconds:g} s{f' ({setting})' if setting else ''}; run the same command "
-                f"with --resume to continue ({_cause(error)})"
-            )
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's would come before the message
+        _report(store, _LOST)
+        reason = _loss(store, closed, waited, _cause(error))
         raise LostProcess(f"process {number} of {world}: {reason}") from error
-    finally:
-        _store = None
-        disconnect()
+
+
+def write_failure(error: Exception) -> None:
+    """Write an error that ends this process to the file that its launcher has named, if it has.
+
+    torchrun takes text and time from `message`, and reports the first error of all processes. The
+    rest is for detection/engine/launch.py.
+    """
+    if (path := os.environ.get(FAILURE_FILE)) is None:
+        return
+    text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+    text, now = " ".join(text.split()), time.time()
+    shown = {"py_callstack": text, "timestamp": str(int(now))}
+    content = {
+        "message": {"message": text, "extraInfo": shown},
+        "text": f"{text} (process {launched_rank()})",
+        "exit_code": getattr(error, "exit_code", None),
+        "time": now,
+        "fields": {name: x for name, x in vars(error).items() if isinstance(x, str | int)},
+        "trace": "".join(traceback.format_exception(error)),
+    }
+    with suppress(UserError):  # a full disk must not hide the error
+        atomic_write_json(path, content)
 
 
 def disconnect() -> None:
@@ -194,14 +212,16 @@ def main_first() -> Iterator[None]:
 
     The block must not contain a collective, which would time out after DIST_TIMEOUT_SECONDS.
     """
-    turn = f"turn/{next(_turns)}"
-    while not is_main() and not _store.check([turn]):
-        if _store.check(["failed/0"]):
-            raise _MainFailedError("process 0 failed")
-        time.sleep(0.2)
+    if world_size() == 1:
+        yield
+        return
+    turn = _dist().new_group(backend="gloo", timeout=TURN)
+    if not is_main():
+        _dist().barrier(turn)
     yield
-    if is_main() and _store is not None:
-        _store.set(turn, "")
+    if is_main():
+        _dist().barrier(turn)
+    _dist().destroy_process_group(turn)
 
 
 def usable_cores() -> int:
@@ -246,7 +266,6 @@ def gather_rows(x: "Tensor") -> "Tensor":
     x = x.detach().contiguous()
     gathered = x.new_empty(world_size() * x.shape[0], *x.shape[1:])
     _dist().all_gather_into_tensor(gathered, x)
-    bytes_received["gather"] += gathered.nbytes - x.nbytes
     return gathered
 
 
@@ -291,8 +310,6 @@ def exchange_rows(
     arrived = torch.empty_like(x)
     outgoing = x[transfers.send(send, x.device)].contiguous()
     _dist().all_to_all_single(arrived, outgoing, counts, send_counts)
-    row_bytes = x[0].numel() * x.element_size()
-    bytes_received["exchange"] += row_bytes * (sum(counts) - counts[rank()])
     rows = torch.empty_like(x)
     rows[transfers.send(place, x.device)] = arrived
     return rows
@@ -304,7 +321,6 @@ def sum_over_ranks(x: "Tensor") -> "Tensor":
         return x.detach()
     total = x.detach().clone()
     _dist().all_reduce(total)
-    bytes_received["sum"] += total.nbytes
     return total
 
 
@@ -381,14 +397,27 @@ def _forget_locals(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-def _is_lost_connection(error: BaseException) -> bool:
-    """Return whether a collective failed because another process is gone or hangs."""
-    if isinstance(error, _MainFailedError | _dist().DistError):
-        return True  # NCCL's, and torchrun's store
+def _closed_connections(error: BaseException) -> list[int] | None:
+    """Return the processes that cannot be reached; None if the error has another reason.
+
+    Errors of gloo are plain RuntimeErrors. Its connection to a process that has ended, or that a
+    collective has waited for in vain, is closed, and refuses to send.
+    """
+    import torch
+
+    number, world = launched_rank(), launched_processes()
+    others = [other for other in range(world) if other != number]
     if not isinstance(error, RuntimeError):
-        return False
-    signs = ("onnection closed", "onnection reset", "Broken pipe", "imed out", "connectFullMesh")
-    return any(sign in str(error) for sign in signs)
+        return None
+    if not _connected():
+        return others
+    closed = []
+    for other in others:
+        try:
+            _dist().isend(torch.zeros(1), other)
+        except RuntimeError:
+            closed.append(other)
+    return closed if closed or isinstance(error, _dist().DistError) else None  # NCCL's
 
 
 def _cause(error: BaseException) -> str:
@@ -397,30 +426,29 @@ def _cause(error: BaseException) -> str:
     return "; ".join(part.splitlines()[0][:MAX_CAUSE] for part in parts if part)
 
 
-def _roll_call(store: Any, number: int, world: int) -> tuple[str, str]:
-    """Return the processes that failed by themselves and, if there are none, the silent ones.
+def _report(store: Any, report: bytes) -> None:
+    """Tell the others why this process ends."""
+    if store is not None:
+        with suppress(RuntimeError):  # another process, which died, held the store
+            store.set(f"report/{launched_rank()}", report)
 
-    Processes that do not report a lost peer hang or are dead. They are killed, because torchrun
-    takes half a minute to end a process that does not react.
-    """
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's would come before the message
-    others = [other for other in range(world) if other != number]
-    failed: list[int] = []
-    silent = others
-    try:
-        store.set(f"lost/{number}", "")
-        end = time.monotonic() + ROLL_CALL_SECONDS
-        while silent and not failed and time.monotonic() < end:
-            failed = [other for other in others if store.check([f"failed/{other}"])]
-            silent = [other for other in silent if not store.check([f"lost/{other}"])]
+
+def _loss(store: Any, closed: list[int], waited: str, cause: str) -> str:
+    """Return what happened to the processes that cannot be reached, by what they report."""
+    keys = {other: f"report/{other}" for other in closed}
+    reports: dict[int, bytes] = {}
+    end = time.monotonic() + ANSWER_SECONDS
+    with suppress(RuntimeError):
+        while store is not None and len(reports) < len(keys) and time.monotonic() < end:
+            reports = {other: store.get(key) for other, key in keys.items() if store.check([key])}
+            if failed := [other for other, report in reports.items() if report == _FAILED]:
+                return f"{_named(failed)} stopped with an error; see its message"
             time.sleep(0.05)
-        for other in [] if failed else silent:
-            group, pid = store.get(f"process/{other}").decode().split()
-            if group == os.environ.get("GROUP_RANK"):  # a child of the same torchrun
-                _kill_sibling(int(pid))
-    except RuntimeError:
-        silent = []  # the process that died held the store
-    return _named(failed), _named(silent)
+    silent = _named([other for other in closed if other not in reports]) or "another process"
+    return (
+        f"{silent} of this run died or did not answer in {waited}; run the same command with "
+        f"--resume to continue ({cause})"
+    )
 
 
 def _named(processes: list[int]) -> str:
@@ -428,13 +456,3 @@ def _named(processes: list[int]) -> str:
         return ""
     noun = "process" if len(processes) == 1 else "processes"
     return f"{noun} {', '.join(map(str, processes))}"
-
-
-def _kill_sibling(pid: int) -> None:
-    """Kill a process if it is still a child of the same torchrun; its pid may have been reused."""
-    try:
-        parent = int(read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()[1])
-        if parent == os.getppid():
-            os.kill(pid, signal.SIGKILL)
-    except OSError:
-        pass

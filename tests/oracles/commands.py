@@ -38,6 +38,7 @@ class Fault:
         to: "self"; "group", as Ctrl-C in a terminal; "parent", and this process waits until it gets
             a signal to stop itself; "command", the same.
         again: once more at once.
+        seconds: how long this process then waits, as if it computed.
         where: None: in any process; or only in the "command" itself or in a "child" of it.
     """
 
@@ -47,6 +48,7 @@ class Fault:
     event: str = "read"
     to: str = "self"
     again: bool = False
+    seconds: float = 0
     where: str | None = None
 
 
@@ -145,6 +147,9 @@ def build_in(where: str = "command") -> None:
         with suppress(FileExistsError):
             os.close(os.open(happened, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
             _send(fault)
+            end = time.monotonic() + fault.seconds  # a signal would end a sleep
+            while time.monotonic() < end:
+                time.sleep(0.1)
         inside[0] = False
 
     sys.addaudithook(hook)

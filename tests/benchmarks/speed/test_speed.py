@@ -16,6 +16,7 @@ from moco.common import distributed
 from moco.common.errors import UserError
 from moco.modeling.encoder import EncoderSpec, build_encoder
 from moco.modeling.shuffle_bn import exchange_plan, shuffle_plan, unshuffle
+from tests.oracles import traffic
 from tests.oracles.processes import run_on
 
 
@@ -98,14 +99,14 @@ def encode_keys(n: int, P: int, dim: int, K: int) -> tuple[dict[str, int], dict[
         )
         found, equal = {"official": received.total()}, {}
         for way in ("index", "all_to_all"):
-            distributed.bytes_received.clear()
-            if way == "index":
-                x = crops[plan[mine]]  # the loader makes the views in this order
-            else:
-                x = distributed.exchange_rows(crops[mine], *exchange_plan(plan, rank, W))
-            keys = distributed.gather_rows(copy.deepcopy(encoder)(x / 255))
+            with traffic.received() as counts:
+                if way == "index":
+                    x = crops[plan[mine]]  # the loader makes the views in this order
+                else:
+                    x = distributed.exchange_rows(crops[mine], *exchange_plan(plan, rank, W))
+                keys = distributed.gather_rows(copy.deepcopy(encoder)(x / 255))
             equal[way] = torch.equal(unshuffle(keys, plan), expected)
-            found[way] = distributed.bytes_received.total()
+            found[way] = counts.total()
     return found, equal
 
 

@@ -1,10 +1,9 @@
-"""Processes of a job: their number, their norms, and their result or first error."""
+"""Processes of a job: their number, their norms, and their first error."""
 
 import os
 import signal
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,12 +21,10 @@ from detection.engine.job import (
     set_iterations,
     torchrun_processes,
 )
-from detection.engine.launch import read_outcome, report
-from detection.engine.weights import Coverage, EngineResult
+from detection.engine.launch import first_failure
 from detection.modeling.norms import with_process_norms
-from moco.common.distributed import LostProcess
+from moco.common.distributed import LostProcess, write_failure
 from moco.common.errors import DataError, NumericError, Preempted, UserError
-from moco.engine.stop import leave
 from tests.oracles.tiny_detector import merge
 
 
@@ -107,71 +104,47 @@ def test_every_batch_norm_can_be_frozen(kind):
 JOB = Job("embedded", merge(default_task(), {"MODEL.DEVICE": "cpu"}))
 
 
-def raising(error: Exception):
-    def work(job: Job, stop: object) -> EngineResult:
-        raise error
+@pytest.fixture
+def failed(tmp_path, monkeypatch):
+    """Return `failed(rank, error)`, which lets a process end with an error."""
 
-    return work
+    def fail(rank: int, error: Exception) -> None:
+        monkeypatch.setenv("WORLD_SIZE", "3")
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / f"failure_{rank}.json"))
+        for name in ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+            monkeypatch.setenv(name, "0")
+        write_failure(error)
+
+    return fail
 
 
-@pytest.mark.parametrize("kind", [UserError, DataError, NumericError])
-def test_an_error_in_one_of_several_processes_keeps_its_kind(kind, tmp_path):
-    outcome = tmp_path / "outcome.json"
+@pytest.mark.parametrize("kind", [UserError, DataError, NumericError, Preempted])
+def test_an_error_in_one_of_several_processes_keeps_its_kind(kind, failed, tmp_path):
+    assert first_failure(tmp_path) is None
     error = kind("what went wrong")
     set_iterations(error, 4)
-    with pytest.raises(kind):
-        report(JOB, raising(error), outcome, rank=1, local_rank=1)
-    with pytest.raises(kind, match=r"what went wrong \(process 1\)") as caught:
-        read_outcome(outcome)
-    assert type(caught.value) is kind and known_iterations(caught.value) == 4
+    failed(1, error)
+    found = first_failure(tmp_path)
+    assert (type(found), str(found)) == (kind, "what went wrong (process 1)")
+    assert known_iterations(found) == 4
 
 
-@pytest.mark.parametrize("consequence", [LostProcess("process 0 is gone"), RuntimeError("reset")])
-def test_the_first_error_is_worth_more_than_what_follows_from_it(consequence, tmp_path):
-    outcome = tmp_path / "outcome.json"
-    for rank, error in enumerate((DataError("the reason"), consequence)):
-        with pytest.raises(type(error)):
-            report(JOB, raising(error), outcome, rank=rank, local_rank=rank)
-    with pytest.raises(DataError, match=r"^the reason \(process 0\)"):
-        read_outcome(outcome)
-    # The second of two causes is not the first.
-    with pytest.raises(UserError, match="another"):
-        report(JOB, raising(UserError("another")), outcome, rank=2, local_rank=2)
-    with pytest.raises(DataError, match=r"^the reason \(process 0\)"):
-        read_outcome(outcome)
-    # In the other order, too.
-    outcome.unlink()
-    for rank, error in enumerate((consequence, DataError("the reason"))):
-        with pytest.raises(type(error)):
-            report(JOB, raising(error), outcome, rank=rank, local_rank=rank)
-    with pytest.raises(DataError, match=r"^the reason \(process 1\)"):
-        read_outcome(outcome)
+def test_the_first_error_by_time_is_reported(failed, tmp_path):
+    failed(2, DataError("the reason"))
+    for rank, error in enumerate((RuntimeError("Connection closed by peer"), UserError("another"))):
+        failed(rank, error)
+    assert str(first_failure(tmp_path)) == "the reason (process 2)"
 
 
-def test_an_unexpected_error_comes_back_with_its_traceback(tmp_path):
-    with pytest.raises(KeyError):
-        report(JOB, raising(KeyError("x")), tmp_path / "o", rank=1, local_rank=1)
-    with pytest.raises(RuntimeError, match=r"^KeyError: 'x' \(process 1\)") as caught:
-        read_outcome(tmp_path / "o")
-    assert "in work" in caught.value.__notes__[0]
-
-
-def test_a_stop_comes_back_as_a_stop(tmp_path):
-    def stopped(job: Job, stop: object) -> EngineResult:
-        leave(signal.SIGTERM, "iteration 4", Path("model_0000004.pth"))
-
-    for rank in (1, 0):
-        report(JOB, stopped, tmp_path / "outcome.json", rank=rank, local_rank=rank)
-    with pytest.raises(Preempted, match=r"after iteration 4 .*--resume"):
-        read_outcome(tmp_path / "outcome.json")
-
-
-def test_the_main_processs_result_comes_back_whole(tmp_path):
-    result = EngineResult({"bbox/AP": 1.5}, 3, 2.0, Coverage(7, ("a", "b")))
-    other = EngineResult({}, 3, 2.5, None)
-    for rank, own in ((0, result), (1, other)):
-        report(JOB, lambda *_, own=own: own, tmp_path / "o", rank=rank, local_rank=rank)
-    assert read_outcome(tmp_path / "o") == result
+def test_an_unexpected_error_comes_back_with_its_traceback(failed, tmp_path):
+    try:
+        {}["x"]
+    except KeyError as error:
+        failed(1, error)
+    found = first_failure(tmp_path)
+    assert (type(found), str(found)) == (RuntimeError, "KeyError: 'x' (process 1)")
+    assert 'File "' in found.__notes__[0]
 
 
 def first_dies(local_rank: int, *_: object) -> None:
@@ -180,18 +153,23 @@ def first_dies(local_rank: int, *_: object) -> None:
     time.sleep(60)
 
 
+def first_fails(local_rank: int, *_: object) -> None:
+    if local_rank == 0:
+        raise UserError("without a word to the others")
+    time.sleep(60)
+
+
 @pytest.mark.slow
-def test_a_death_that_no_other_process_reported_is_the_runs_error(monkeypatch):
-    """Their parent may see that a process died before the others miss its connection."""
-    monkeypatch.setattr(launch, "_in_process", first_dies)
-    with pytest.raises(LostProcess, match=r"process 0 of this run died \(SIGKILL\).*--resume"):
-        launch.run(replace(JOB, processes=Processes(2)))
-
-
-def test_the_gpus_of_the_process_that_starts_others_stay_visible(monkeypatch):
-    """A later run of the same Python process may be on them."""
+@pytest.mark.parametrize(
+    ("process", "cause"), [(first_dies, "SIGKILL"), (first_fails, "exit code 1")]
+)
+def test_a_death_that_no_other_process_reported_is_the_runs_error(process, cause, monkeypatch):
+    """A process that hangs, or does not notice the death, is ended."""
+    monkeypatch.setattr(launch, "_in_process", process)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    monkeypatch.setattr(launch, "_launch", raising(UserError("nothing starts here")))
-    with pytest.raises(UserError, match="nothing starts here"):
+    before = time.monotonic()
+    with pytest.raises(LostProcess, match=rf"process 0 of this run died \({cause}\).*--resume"):
         launch.run(replace(JOB, processes=Processes(2)))
+    assert time.monotonic() - before < 50
+    # A later run of the same Python process may be on them.
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"

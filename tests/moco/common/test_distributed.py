@@ -20,6 +20,7 @@ from moco.modeling.shuffle_bn import exchange_plan, shuffle_plan
 from tests.moco.commands import pretrain as main
 from tests.oracles.connection import gloo_threads
 from tests.oracles.processes import run_on
+from tests.oracles.traffic import received
 from tests.oracles.training import train_step
 
 pytestmark = pytest.mark.slow  # starts processes
@@ -38,8 +39,8 @@ def collectives():
     ((r + 1) * gathered).sum().backward()
     plan = shuffle_plan(4 * W, 2 * W, seed=0, step=0)
     mine = torch.arange(4 * r, 4 * r + 4, dtype=torch.uint8)[:, None]
-    before = distributed.bytes_received["exchange"]
-    exchanged = distributed.exchange_rows(mine, *exchange_plan(plan, r, W))
+    with received() as counts:
+        exchanged = distributed.exchange_rows(mine, *exchange_plan(plan, r, W))
     distributed.agree(7, "seven")
     with pytest.raises(UserError, match=rf"rank: the processes do not agree \(from 0 to {W - 1}\)"):
         distributed.agree(r, "rank")
@@ -49,7 +50,7 @@ def collectives():
         "gradient": row.grad[0, 0].item(),
         "exchanged": exchanged[:, 0].tolist(),
         "wanted": plan[4 * r : 4 * r + 4].tolist(),
-        "bytes": distributed.bytes_received["exchange"] - before,
+        "bytes": counts["exchange"],
         "foreign": int((plan[4 * r : 4 * r + 4] // 4 != r).sum()),
         "mean": distributed.mean_over_ranks(torch.tensor(float(r))).item(),
         "highest": distributed.highest(10 - r),
@@ -171,8 +172,9 @@ def test_no_thread_of_the_connection_outlives_it(fails):
 
 
 def command(opts):
-    main(opts)
-    return dict(distributed.bytes_received)
+    with received() as counts:
+        main(opts)
+    return dict(counts)
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +195,7 @@ def runs(images, tiny, tmp_path_factory):
     both_ways = {"MOCO__SYMMETRIC": True, "MOCO__K": 40, "SOLVER__ACCUMULATE": 2}
     main(opts("one_both_ways", **both_ways))
     ways = (2, "index", "index"), (2, "all_to_all", "all_to_all"), (4, "four", "index")
-    received = {
+    bytes_of = {
         name: run_on(W, command, opts(name, MOCO__SHUFFLE_BY=by), connect=False)
         for W, name, by in ways
     }
@@ -203,7 +205,7 @@ def runs(images, tiny, tmp_path_factory):
     v3 |= {"MOCO__SYMMETRIC": True, "MOCO__MLP_DIM": 32, "SOLVER__MAX_ITERS": 1}
     main(opts("one_v3", **v3))
     run_on(2, command, opts("v3", **v3), connect=False)
-    return folder, received
+    return folder, bytes_of
 
 
 def losses(folder):
@@ -232,15 +234,15 @@ def test_the_command_on_several_processes_or_in_parts_is_one_run(runs, name):
 
 def test_both_ways_to_shuffle_are_bitwise_identical_and_the_bytes_that_they_move(runs):
     """Shuffling by index sends only keys, N x C floats per step; all-to-all also 8-bit crops."""
-    folder, received = runs
+    folder, bytes_of = runs
     index, exchanged = last_state(folder / "index"), last_state(folder / "all_to_all")
     assert all(torch.equal(index[key], exchanged[key]) for key in index)
     steps, n, dim, crop, statistics = 4, 8, 16, 3 * 32 * 32, 1440
-    for by_index in received["index"]:
+    for by_index in bytes_of["index"]:
         assert "exchange" not in by_index
         # Each of the steps ends an epoch, after which the statistics of BN are gathered and saved.
         assert by_index["gather"] == steps * (n * dim + statistics) * 4
-    for exchanged in received["all_to_all"]:
+    for exchanged in bytes_of["all_to_all"]:
         assert 0 < exchanged["exchange"] <= steps * n * (crop + 8 * 4)
         assert exchanged["exchange"] % (crop + 8 * 4) == 0
 

@@ -5,7 +5,6 @@ tests/test_stop_and_resume.py has stops and kills.
 
 import functools
 import itertools
-import os
 import re
 import shutil
 import signal
@@ -70,7 +69,6 @@ def straight(images, tiny, tmp_path_factory):
 
 def session_error(work, seconds=20):
     """Return the message of the error that leaves a session of this process, or None."""
-    os.environ["GROUP_RANK"] = "0"  # as torchrun, whose processes may end each other
     try:
         with distributed.session(torch.device("cpu"), seconds):
             work()
@@ -84,10 +82,21 @@ def error_in_process_0():
             raise DataError("image 3 is empty")
         distributed.barrier()
 
-    message = session_error(work)
-    if os.environ["RANK"] == "0":
-        time.sleep(distributed.ROLL_CALL_SECONDS + 1)
-    return message
+    return session_error(work)
+
+
+def own_timeout_in_process_0():
+    """Return what each process raises when a server that only process 0 asks does not answer."""
+
+    def work():
+        if distributed.is_main():
+            raise RuntimeError("the tracking server timed out (Connection closed)")
+        distributed.barrier()
+
+    try:
+        return session_error(work)
+    except RuntimeError as error:
+        return repr(error)
 
 
 def two_on_one_gpu():
@@ -190,7 +199,8 @@ class TestLostProcess:
         assert done.code != 0
         expected = r"did not answer in 5 s.*--resume to continue \(.*imed out"
         assert re.search(f"process . of 2: process . of this run died or {expected}", done.err)
-        assert re.search(r"Root Cause.*rank +: . .*SIGKILL", done.err, re.S)  # torchrun's report
+        # torchrun's report is of the first failure by time; it ends the process that hangs.
+        assert re.search(rf"Root Cause.*traceback : process . of 2: .*{expected}", done.err, re.S)
 
     def test_restarts_on_several_machines_are_refused(self, monkeypatch):
         """Each torchrun counts its own restarts, so rank 0 might start from scratch."""
@@ -204,6 +214,12 @@ class TestLostProcess:
         """The process with the error is not ended while it closes its data-loader workers."""
         assert run_on(2, error_in_process_0, connect=False) == [
             "image 3 is empty",
+            "process 1 of 2: process 0 stopped with an error; see its message",
+        ]
+
+    def test_the_text_of_an_error_does_not_make_it_a_lost_process(self):
+        assert run_on(2, own_timeout_in_process_0, connect=False) == [
+            "RuntimeError('the tracking server timed out (Connection closed)')",
             "process 1 of 2: process 0 stopped with an error; see its message",
         ]
 
