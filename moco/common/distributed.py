@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 # Environment variables that torchrun sets.
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 FAILURE_FILE = "TORCHELASTIC_ERROR_FILE"  # variable; torchrun names a file for each process
+CLOSED_SECONDS = 1.0  # how long it takes until all connections to a process are closed
 ANSWER_SECONDS = 2.0  # how long a process that lost its peers waits for what they report
 TURN = timedelta(days=7)  # longest time that the main process needs alone
 MAX_CAUSE = 200  # characters of a message of gloo or NCCL
@@ -401,23 +402,32 @@ def _closed_connections(error: BaseException) -> list[int] | None:
     """Return the processes that cannot be reached; None if the error has another reason.
 
     Errors of gloo are plain RuntimeErrors. Its connection to a process that has ended, or that a
-    collective has waited for in vain, is closed, and refuses to send.
+    collective has waited for in vain, is closed.
     """
-    import torch
-
-    number, world = launched_rank(), launched_processes()
-    others = [other for other in range(world) if other != number]
     if not isinstance(error, RuntimeError):
         return None
+    number, world = launched_rank(), launched_processes()
+    others = [other for other in range(world) if other != number]
     if not _connected():
         return others
-    closed = []
-    for other in others:
-        try:
-            _dist().isend(torch.zeros(1), other)
-        except RuntimeError:
-            closed.append(other)
-    return closed if closed or isinstance(error, _dist().DistError) else None  # NCCL's
+    end = time.monotonic() + CLOSED_SECONDS
+    while not (closed := [other for other in others if not _can_send(other)]):
+        if isinstance(error, _dist().DistError):  # NCCL's
+            break
+        if time.monotonic() > end:
+            return None
+        time.sleep(0.05)
+    return closed
+
+
+def _can_send(other: int) -> bool:
+    import torch
+
+    try:
+        _dist().isend(torch.zeros(1), other)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _cause(error: BaseException) -> str:
