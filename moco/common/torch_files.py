@@ -47,23 +47,14 @@ def read_torch(file: BinaryIO, size: int, objects: set[str]) -> Any:
     return (_read_zip if start == b"PK" else _read_legacy)(file, size, objects)
 
 
-def _tensor(
-    storage: Any,
-    offset: Any,
-    shape: Any,
-    stride: Any,
-    requires_grad: Any = False,
-    hooks: Any = None,
-    *dtype_and_metadata: Any,
-) -> Any:
+def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, grad: Any = 0, *more: Any) -> Any:
+    dtype_and_metadata = more[1:]  # after hooks
     is_typed = dtype_and_metadata and isinstance(dtype_and_metadata[0], torch.dtype)
     # Metadata means that the tensor is lazily negated or conjugated.
     if not isinstance(storage, _Storage) or any(dtype_and_metadata[bool(is_typed) :]):
         return Inert("torch.Tensor", (storage,))
     dtype = dtype_and_metadata[0] if is_typed else storage.dtype
     shape, stride, (offset,) = integers(shape), integers(stride), integers((offset,))
-    if len(shape) != len(stride):
-        raise Implausible("a tensor with more sizes than strides")
     if 0 not in shape:  # torch itself would enlarge the storage to the claimed size
         end = offset + 1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
         held = storage.data.nbytes()
@@ -71,7 +62,7 @@ def _tensor(
             if claimed * dtype.itemsize > limit:
                 raise Implausible(f"{list(shape)} claims more elements than the file holds")
     view = torch.empty(0, dtype=dtype).set_(storage.data, offset, shape, stride)
-    return view.requires_grad_(requires_grad is True)
+    return view.requires_grad_(grad is True)
 
 
 def _parameter(data: Any, requires_grad: Any = True, *hooks_and_state: Any) -> Any:
@@ -108,9 +99,9 @@ _NAMES = {
 def _identity(identity: Any) -> tuple[torch.dtype, str, int, Any]:
     """Return dtype, key, bytes and view of ("storage", type, key, device, elements[, view])."""
     match identity:
-        case ("storage", torch.dtype() as dtype, str() | int() as key, _, int(count), *view):
+        case ("storage", torch.dtype() as dtype, str(key), _, int(count), *view):
             (count,) = integers((count,))
-            return dtype, str(key), count * dtype.itemsize, view[0] if view else None
+            return dtype, key, count * dtype.itemsize, view[0] if view else None
     raise pickle.UnpicklingError("it refers to something that is not a storage")
 
 
@@ -135,11 +126,9 @@ def _read_zip(file: BinaryIO, size: int, objects: set[str]) -> Any:
                 "it is a TorchScript archive, which is a program; where it is trusted, "
                 "torch.save(torch.jit.load(FILE).state_dict(), NEW_FILE) takes the weights out"
             )
-        parts = sorted(archive.infolist(), key=lambda info: info.header_offset)
-        ends = [*(info.header_offset for info in parts[1:]), archive.start_dir]
-        for info, end in zip(parts, ends, strict=True):
-            if info.compress_type or info.header_offset + info.file_size > end:
-                raise Implausible(f"{info.filename[:60]!r} is compressed or overlaps another part")
+        parts = archive.infolist()
+        if any(p.compress_type for p in parts) or sum(p.file_size for p in parts) > size:
+            raise Implausible("its parts are compressed, or claim more bytes than it has")
         byteorder = members.get(f"{root}byteorder")
         order = read_part(archive, byteorder) if byteorder else b"little"
         if order != sys.byteorder.encode():
@@ -192,12 +181,9 @@ def _read_legacy(file: BinaryIO, size: int, objects: set[str]) -> Any:
 
     value = Unpickler(file, size, objects, _NAMES, persistent).load()
     keys = load()
-    # The text of other objects could be endless.
-    if not isinstance(keys, list) or not all(isinstance(key, str | int) for key in keys):
-        raise pickle.UnpicklingError("its list of storages is none")
-    if sorted(map(str, keys)) != sorted(storages):
+    if sorted(keys) != sorted(storages):
         raise pickle.UnpicklingError("its storages are not those that its tensors need")
-    for key in map(str, keys):
+    for key in keys:
         data, dtype = storages[key]
         if struct.unpack("<q", file.read(8))[0] * dtype.itemsize != data.nbytes():
             raise pickle.UnpicklingError("a storage has another size than its tensors say")

@@ -2,8 +2,9 @@
 
 The standard library's pure-Python unpickler parses; each opcode that touches an object is replaced
 here. A name is looked up in a table of this project's functions, which check their arguments; any
-other name becomes an `Inert`, and so do the objects that it creates. Memory is limited in
-proportion to the file's size, and so is a walk through the result. A file can still waste time.
+other name becomes an `Inert`, and so do the objects that it creates. A set becomes a list. Memory
+is limited in proportion to the file's size: each read from the file, which is at most one small
+object, and each copy counts. So is a walk through the result. A file can still waste time.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import struct
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pickle import _Unpickler  # noqa: TID251  # each opcode that touches an object is replaced
-from types import FunctionType, MappingProxyType, MethodType, SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
@@ -23,11 +24,11 @@ from moco.common.limits import Implausible, check_parts
 
 # Bytes of memory that a pickle may take: the larger of this and its size times the ratio. Lists of
 # floats, names of tensors and rows of a training log take 3 to 10 times their bytes in the file.
-MIN_MEMORY, MEMORY_RATIO = 256 << 20, 10
-_ITEM, _OBJECT = 100, 500  # bytes of a dictionary's item, of an object created by a call
+MIN_MEMORY, MEMORY_RATIO = 256 << 20, 16
+_STEP, _ITEM, _OBJECT = 32, 100, 500  # bytes of a read, a dictionary's item, an object of a call
 MIN_PARTS = 1_000_000
 MAX_DIMENSIONS = 64  # as numpy and torch
-MAX_KEYS = 100_000  # other than text and objects; all but small integers count 20 times
+MAX_KEYS = 100_000  # of parts of keys other than text, objects and small integers, and 20 for each
 _NUMBERS = frozenset(["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"])
 
 
@@ -56,13 +57,9 @@ class Inert(dict[Any, Any]):
     def __repr__(self) -> str:
         return f"<inert {self.name[:80]!r}>"
 
-    def extend(self, items: list[Any]) -> None:
-        """Append items of a list, as the unpickler does."""
-        self.setdefault("__items__", []).extend(items)
-
     def append(self, item: Any) -> None:
-        """Append an item of a list."""
-        self.extend([item])
+        """Append an item of a list, as the unpickler does."""
+        self.setdefault("__items__", []).append(item)
 
 
 def read_pickle(file: BinaryIO, size: int, objects: set[str]) -> Any:
@@ -106,9 +103,8 @@ class _Dtype:
 
 
 def _dtype(name: Any, *flags: Any) -> Any:
-    if not isinstance(name, str):  # hashing or printing it might never end
-        return Inert("numpy.dtype")
-    return _Dtype(name) if name in _NUMBERS else Inert(f"numpy.dtype {name[:20]}")
+    # Hashing another object might never end.
+    return _Dtype(name) if isinstance(name, str) and name in _NUMBERS else Inert("numpy.dtype")
 
 
 def _ndarray(*args: Any) -> Inert:
@@ -116,7 +112,7 @@ def _ndarray(*args: Any) -> Inert:
 
 
 def _reconstruct(subtype: Any, *_: Any) -> Any:
-    return np.empty(0, np.uint8) if subtype is _ndarray else Inert("numpy.ndarray, a subclass")
+    return np.empty(0, "V1") if subtype is _ndarray else Inert("numpy.ndarray, a subclass")
 
 
 class Unpickler(_Unpickler):
@@ -133,12 +129,7 @@ class Unpickler(_Unpickler):
             outside them.
     """
 
-    stack: list[Any]
-    metastack: list[list[Any]]
     memo: dict[int, Any]
-    read: Callable[[int], bytes]
-    readline: Callable[[], bytes]
-    pop_mark: Callable[[], list[Any]]
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(_Unpickler.dispatch)
 
     def __init__(
@@ -150,6 +141,7 @@ class Unpickler(_Unpickler):
         persistent: Callable[[Any], Any] | None = None,
     ) -> None:
         def read(count: int) -> bytes:
+            self._take(_STEP)
             data = file.read(min(count, size))  # read() allocates the requested size
             if len(data) < count:
                 raise EOFError(f"{count} bytes are claimed where {len(data)} are left")
@@ -157,7 +149,7 @@ class Unpickler(_Unpickler):
 
         bounded = SimpleNamespace(read=read, readline=file.readline)
         super().__init__(bounded, encoding="latin-1")
-        self._objects, self._persistent, self._size = objects, persistent, size
+        self._objects, self._size = objects, size
         self._memory, self._keys = max(MIN_MEMORY, MEMORY_RATIO * size), MAX_KEYS
         self._names = {
             **names,
@@ -166,9 +158,11 @@ class Unpickler(_Unpickler):
             "numpy.ndarray": _ndarray,
             "numpy.dtype": _dtype,
         }
+        if persistent:
+            self.persistent_load = persistent  # type: ignore[method-assign, assignment]
         for module in ("builtins", "__builtin__"):  # Python 3, and protocols below 3
-            self._names[f"{module}.set"] = self._set
-            self._names[f"{module}.frozenset"] = self._frozen_set
+            for name in ("set", "frozenset"):
+                self._names[f"{module}.{name}"] = lambda items=(): items
             self._names[f"{module}.bytes"] = lambda: b""
         for core in ("numpy.core", "numpy._core"):  # renamed by numpy 2
             self._names[f"{core}.multiarray._reconstruct"] = _reconstruct
@@ -187,17 +181,9 @@ class Unpickler(_Unpickler):
         full = f"{module}.{name}"
         self._take(len(full))
         if full not in self._names:
-            self._take(_OBJECT)
             self._names[full] = Inert(full)
             self._objects.add(full)
         return self._names[full]
-
-    def persistent_load(self, pid: Any) -> Any:
-        """Return the object of a persistent id, if the format has any."""
-        if self._persistent is None:
-            raise pickle.UnpicklingError("it names objects outside the file")
-        self._take(_OBJECT)
-        return self._persistent(pid)
 
     def get_extension(self, code: int) -> None:
         """Refuse registered extensions, whose classes would be imported."""
@@ -214,9 +200,9 @@ class Unpickler(_Unpickler):
         self._take(_ITEM)
         if isinstance(key, tuple) and any(isinstance(part, tuple) for part in key):
             raise Implausible("a nested tuple is used as a key")
-        if not isinstance(key, str | bytes | Inert):
-            self._keys -= 1 if isinstance(key, int) and key.bit_length() <= 60 else 20
-            self._keys -= len(key) if isinstance(key, tuple) else 0
+        is_small = isinstance(key, int) and key.bit_length() <= 60
+        if not is_small and not isinstance(key, str | bytes | Inert):
+            self._keys -= 20 + (len(key) if isinstance(key, tuple) else 0)
             if self._keys < 0:
                 raise Implausible("too many keys that are no text")
         return key
@@ -225,12 +211,6 @@ class Unpickler(_Unpickler):
 
     def _ordered(self, pairs: Any = ()) -> OrderedDict[Any, Any]:
         return OrderedDict((self._key(key), value) for key, value in pairs)
-
-    def _set(self, items: Any = ()) -> set[Any]:
-        return {self._key(item) for item in items}
-
-    def _frozen_set(self, items: Any = ()) -> frozenset[Any]:
-        return frozenset(self._set(items))
 
     def _encode(self, text: str, encoding: Any = "latin1") -> bytes:
         """Decode bytes as written by Python 2 and protocols below 3."""
@@ -244,7 +224,6 @@ class Unpickler(_Unpickler):
         # The data must not be another array, whose memory would go with a second state.
         if not isinstance(dtype, _Dtype) or not isinstance(data, bytes | bytearray | str):
             return Inert("numpy.ndarray", (data, dtype, shape))
-        self._take(_OBJECT + len(data))
         data = self._encode(data) if isinstance(data, str) else data
         array = np.frombuffer(data, dtype.dtype)
         if math.prod(integers(shape)) != array.size:
@@ -261,12 +240,8 @@ class Unpickler(_Unpickler):
         self._take(_OBJECT)
         if not isinstance(args, tuple):
             raise Implausible("a call with something else than arguments")
-        if isinstance(function, Inert):
-            made: Any = Inert(function.name, args)
-        elif isinstance(function, FunctionType | MethodType):  # from the table of names
-            made = function(*args)
-        else:
-            raise Implausible(f"a call of a {type(function).__name__}")
+        # Besides the functions in the table of names, nothing in a pickle can be called.
+        made = Inert(function.name, args) if isinstance(function, Inert) else function(*args)
         if isinstance(made, Inert):
             self._objects.add(made.name)
         return made
@@ -280,8 +255,7 @@ class Unpickler(_Unpickler):
                 data = self._encode(data) if isinstance(data, str) else data
                 self._array(data, dtype, shape)  # checks them; numpy does not copy them
                 value.__setstate__((1, shape, dtype.dtype, bool(fortran), data))  # type: ignore[arg-type]
-            case np.ndarray(), _:  # arrays of objects or text are emptied
-                value.__setstate__((1, (0,), np.dtype("V1"), False, b""))  # type: ignore[arg-type]
+            case np.ndarray(), _:  # arrays of objects or text stay empty
                 self._objects.add("numpy.ndarray of objects or text")
             case Inert(), _:
                 # The state is the attributes, or a pair of attributes and slots.
@@ -298,31 +272,29 @@ class Unpickler(_Unpickler):
 
     # Opcodes, registered as the standard library registers its own.
 
-    def _reduce(self) -> None:
+    def _reduce(self: Any) -> None:
         args = self.stack.pop()
         self.stack[-1] = self._call(self.stack[-1], args)
 
     dispatch[pickle.REDUCE[0]] = dispatch[pickle.NEWOBJ[0]] = _reduce
 
-    def _new_with_keywords(self) -> None:
+    def _new_with_keywords(self: Any) -> None:
         keywords = self.stack.pop()
         self._reduce()
         self._set_state(self.stack[-1], keywords)
 
     dispatch[pickle.NEWOBJ_EX[0]] = _new_with_keywords
 
-    def _instantiate(self, function: Any, args: list[Any]) -> None:
+    def _instantiate(self: Any, function: Any, args: list[Any]) -> None:
         self.stack.append(self._call(function, tuple(args)))  # INST and OBJ
 
-    def _build(self) -> None:
+    def _build(self: Any) -> None:
         state = self.stack.pop()
         self._set_state(self.stack[-1], state)
 
     dispatch[pickle.BUILD[0]] = _build
 
-    def _set_items(self, items: list[Any]) -> None:
-        if not isinstance(self.stack[-1], dict):
-            raise Implausible(f"items of a {type(self.stack[-1]).__name__} are set")
+    def _set_items(self: Any, items: list[Any]) -> None:
         for key, value in zip(items[::2], items[1::2], strict=True):
             self.stack[-1][self._key(key)] = value
 
@@ -331,60 +303,23 @@ class Unpickler(_Unpickler):
         [self.stack.pop(-2), self.stack.pop()]
     )
 
-    def _dictionary(self) -> None:
+    def _dictionary(self: Any) -> None:
         self.metastack[-1].append({})
         self._set_items(self.pop_mark())
 
     dispatch[pickle.DICT[0]] = _dictionary
 
-    def _add_items(self) -> None:
-        items = self._set(self.pop_mark())
-        set.update(self.stack[-1], items)
+    dispatch[pickle.EMPTY_SET[0]] = dispatch[pickle.EMPTY_LIST[0]]
+    dispatch[pickle.ADDITEMS[0]] = dispatch[pickle.APPENDS[0]]
+    dispatch[pickle.FROZENSET[0]] = dispatch[pickle.TUPLE[0]]
 
-    dispatch[pickle.ADDITEMS[0]] = _add_items
-
-    def _freeze(self) -> None:
-        items = self.pop_mark()
-        self.stack.append(self._frozen_set(items))
-
-    dispatch[pickle.FROZENSET[0]] = _freeze
-
-    def _put(self) -> None:
-        place = int(self.readline())
-        if place >> 32:
-            raise Implausible("a place of the memo beyond 32 bits")
-        self.memo[place] = self.stack[-1]
+    def _put(self: Any) -> None:
+        self.memo[self._key(int(self.readline()))] = self.stack[-1]
 
     dispatch[pickle.PUT[0]] = _put
+    dispatch[pickle.FRAME[0]] = lambda self: self.read(8)  # what it holds is read as it comes
 
-    def _byte_array(self) -> None:
+    def _byte_array(self: Any) -> None:
         self.stack.append(bytearray(self.read(*struct.unpack("<Q", self.read(8)))))
 
     dispatch[pickle.BYTEARRAY8[0]] = _byte_array
-    # A buffer outside the file: no writer of these formats uses one.
-    dispatch[pickle.READONLY_BUFFER[0]] = dispatch[pickle.NEXT_BUFFER[0]]
-
-
-def _charged(step: Callable[[Any], None]) -> Callable[[Any], None]:
-    def charged(unpickler: Unpickler) -> None:
-        unpickler._take(_ITEM)
-        step(unpickler)
-
-    return charged
-
-
-for _code in (  # opcodes of few bytes that allocate many
-    pickle.EMPTY_LIST,
-    pickle.EMPTY_DICT,
-    pickle.EMPTY_SET,
-    pickle.MARK,
-    pickle.TUPLE,
-    pickle.TUPLE1,
-    pickle.TUPLE2,
-    pickle.TUPLE3,
-    pickle.MEMOIZE,
-    pickle.PUT,
-    pickle.BINPUT,
-    pickle.LONG_BINPUT,
-):
-    Unpickler.dispatch[_code[0]] = _charged(Unpickler.dispatch[_code[0]])

@@ -77,7 +77,10 @@ def test_what_torch_reads(tmp_path, zipped, protocol):
     how = {"pickle_protocol": protocol, "_use_new_zipfile_serialization": zipped}
     torch.save(values(), tmp_path / "x", **how)
     ours = load_torch(tmp_path / "x")
-    assert_same(torch.load(tmp_path / "x", weights_only=False), ours)
+    theirs = torch.load(tmp_path / "x", weights_only=False)
+    theirs["containers"][0] = [*theirs["containers"][0]]  # sets become lists
+    ours["containers"][0].sort(key=theirs["containers"][0].index)
+    assert_same(theirs, ours)
     shared = {view.untyped_storage().data_ptr() for view in ours["views"]}
     assert len(shared) == 1, "views share their storage"
     ours["views"][0][0, 0, 0] = 9  # and can be written
