@@ -99,7 +99,7 @@ class CommandOptions(SuiteOptions):
 def main(argv: Sequence[str] | None = None, programs: Programs | None = None) -> None:
     """Run the suite that the command line describes."""
     args = parse_options(build_parser(), argv, CommandOptions)
-    suite = load_suite(resolve(args.suite, suite=True))
+    suite = load_suite(resolve(args.suite))
     folder = SuiteFolder(args.output or Path("output", suite.name))
     if args.status:
         status(folder)

@@ -26,25 +26,22 @@ def names() -> list[str]:
     return [path.relative_to(CONFIGS).with_suffix("").as_posix() for path in files]
 
 
-def find(name: PathLike, *, suite: bool = False) -> Path | None:
+def find(name: PathLike) -> Path | None:
     """Return the shipped file of a name, or None if there is none.
 
-    The folder and the ending may be left out. If a suite and another file share the name, `suite`
-    selects the suite, else the other file.
+    The folder and the ending may be left out.
 
     Raises:
-        UserError: If several other files have the name.
+        UserError: If several files have the name.
     """
     wanted = _plain(name)
     found = [each for each in names() if each == wanted or each.rpartition("/")[2] == wanted]
-    if len(found) > 1:
-        found = [each for each in found if each.startswith("suites/") == suite] or found
     if len(found) > 1:
         raise UserError(f"{name}: is the name of several files; give {' or '.join(found)}")
     return CONFIGS / f"{found[0]}.yaml" if found else None
 
 
-def resolve(name: PathLike, *, suite: bool = False) -> Path:
+def resolve(name: PathLike) -> Path:
     """Return a path if it is a file, else the shipped file of that name; see `find`.
 
     Raises:
@@ -52,7 +49,7 @@ def resolve(name: PathLike, *, suite: bool = False) -> Path:
             have the name.
     """
     path = expanded(name)
-    found = path if path.is_file() else find(name, suite=suite)
+    found = path if path.is_file() else find(name)
     if found is None:
         known = {each.rpartition("/")[2]: each for each in names()}
         short = _plain(name).rpartition("/")[2]

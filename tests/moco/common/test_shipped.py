@@ -25,12 +25,6 @@ def test_an_existing_file_comes_first(tmp_path, monkeypatch):
     assert shipped.resolve("voc.yaml") == Path("voc.yaml")
 
 
-def test_a_suite_may_have_the_name_of_a_recipe():
-    for suite, folder in ((True, "suites"), (False, "pretrain")):
-        file = shipped.CONFIGS / folder / "quickstart.yaml"
-        assert shipped.resolve("quickstart", suite=suite) == file
-
-
 def test_a_copy_elsewhere_finds_its_base(tmp_path):
     copy = tmp_path / "mine.yaml"
     copy.write_text(TASK.read_text())
