@@ -44,7 +44,7 @@ def error_types(run: "FinishedRun") -> dict[str, Any]:
         UserError: If there are no predictions, their dataset is missing or differs from the run's,
             the metric is neither VOC's nor COCO's, or hotcoco is not installed.
     """
-    from benchmarks.report.precision import find_predictions, precision_recall
+    from benchmarks.report.analysis import find_predictions, precision_recall
     from detection.datasets.base import require_package
     from detection.datasets.coco_json import annotations_of
     from detection.datasets.coco_repair import annotation_file

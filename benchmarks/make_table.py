@@ -10,10 +10,10 @@ RUNS are output folders of `moco-transfer train`, `linear`, `finetune` (OUTPUT_D
 (--output), or folders that contain several of them. Without `--out` the table is only printed.
 Folders may come from other machines: a record holds all that a table needs, and its paths need not
 exist here. Records are untrusted: in every output their texts are escaped, so that none becomes
-markup, a formula or a path (benchmarks/report/escape.py).
+markup, a formula or a path (benchmarks/report/style.py).
 
-The flags are explained in benchmarks/report/: `--bundle` in bundle.py and share.py, `--margin` in
-significance.py, `--bootstrap` in bootstrap.py.
+The flags are explained in benchmarks/report/: `--bundle` in bundle.py, `--margin` in stats.py,
+`--bootstrap` in bootstrap.py.
 """
 
 import argparse
@@ -27,20 +27,13 @@ if not __package__:
     # Run as a script, Python looks for modules in this folder instead of the repository.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchmarks.report.tables import (
-    FORMATS,
-    RESAMPLES,
-    find_renderers,
-    make_tables,
-    whereabouts,
-    write_files,
-)
+from benchmarks.report.style import FORMATS, RESAMPLES
 from moco.common.command import program, quoted
 from moco.common.errors import UserError, run_cli, say
 from moco.common.shipped import RESULTS
 
 if TYPE_CHECKING:
-    from benchmarks.report.bundle import About
+    from benchmarks.report.records import About
 
 MAX_RESAMPLES = 100_000  # of the test images
 
@@ -56,28 +49,30 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError(f"--bootstrap {args.bootstrap}: expected 100 to {MAX_RESAMPLES}")
     about = _about(args)
     if args.verify:
-        from benchmarks.report.verify import verify
+        from benchmarks.report.bundle import verify
 
         for path in args.runs:
             print(verify(path))
         return
-    from benchmarks.report.content import Report
+    from benchmarks.report.bundle import read_all
+    from benchmarks.report.export import find_renderers, to_terminal, whereabouts, write_files
     from benchmarks.report.records import collect
-    from benchmarks.report.render import to_terminal
-    from benchmarks.report.verify import read_all
+    from benchmarks.report.report import Report, make_tables
+    from benchmarks.suites.until_decided import with_looks
 
     formats = [name.strip() for name in args.format.split(",")]
     find_renderers(formats)  # an unknown format is refused before any record is read
     results = collect(args.runs)
     tables = make_tables(results, args.baseline, args.engine, args.margin, args.bootstrap)
+    tables = with_looks(tables, args.margin)
     shared = read_all(args.reference) if args.reference else []
     report = Report(tables, results, near=args.near, shared=shared)
     written = write_files(args.out, report, formats) if args.out else []
     if args.bundle is not None:
-        from benchmarks.report.share import share, write_bundle
+        from benchmarks.report.bundle import share, write_bundle
 
         others = share(results)
-        own = make_tables(others, args.baseline, args.engine, args.margin)
+        own = with_looks(make_tables(others, args.baseline, args.engine, args.margin))
         own = [  # the bootstrap takes long, and its result is the same
             replace(shared, resamples=table.resamples)
             for shared, table in zip(own, tables, strict=True)
@@ -100,7 +95,7 @@ def _about(args: argparse.Namespace) -> "About | None":
     """
     if not args.measured_by:
         return None
-    from benchmarks.report.bundle import NOT_PUBLIC, About
+    from benchmarks.report.records import NOT_PUBLIC, About
 
     try:
         return About(args.measured_by, args.weights_at or NOT_PUBLIC)

@@ -15,9 +15,8 @@ if not __package__:
     # Run as a script, Python looks for modules in this folder instead of the repository.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchmarks.report import escape
 from benchmarks.report.plots import Curve, Plot, new_figure, read_curve
-from benchmarks.report.style import PALETTE
+from benchmarks.report.style import PALETTE, figure_label
 from moco.common.command import program
 from moco.common.errors import DataError, UserError, run_cli, say
 from moco.common.files import PathLike
@@ -62,7 +61,7 @@ def plot_curves(runs: Mapping[str, Mapping[str, Curve]]) -> Plot:
                     marker="o" if name == "knn/top1" else "",  # measured every few epochs
                     markersize=3,
                     linewidth=1.5,
-                    label=escape.figure(label),
+                    label=figure_label(label),
                 )
         axis.set(title=PANELS[name], xlabel="epoch")
         axis.margins(x=0.01)

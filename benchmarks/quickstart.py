@@ -344,11 +344,10 @@ def report(
     trials: int,
 ) -> None:
     """Write the tables and figures; print the files, the next commands and, last, the table."""
-    from benchmarks.report.content import Report
+    from benchmarks.report.export import to_terminal, whereabouts, write_files
     from benchmarks.report.records import collect
-    from benchmarks.report.render import to_terminal
+    from benchmarks.report.report import Report, make_tables
     from benchmarks.report.samples import save_samples
-    from benchmarks.report.tables import make_tables, whereabouts, write_files
     from detection.datasets.voc import VOCSource, annotated_classes
 
     results = collect([run.folder for run in runs if run.product is None])

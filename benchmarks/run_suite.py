@@ -18,7 +18,7 @@ import argparse
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import benchmarks.suites.executors  # noqa: F401 - registers them
-from benchmarks.report.sequential import FIRST_SEEDS, SeedPlan
 from benchmarks.suites import children
 from benchmarks.suites.checkpoints import FINAL, disk_line, remove_checkpoints
 from benchmarks.suites.checks import Findings, option_pairs
@@ -50,7 +49,7 @@ from benchmarks.suites.forecast import (
     status,
     time_runs,
 )
-from benchmarks.suites.options import SuiteOptions, add_arguments
+from benchmarks.suites.options import FIRST_SEEDS, SuiteOptions, add_arguments
 from benchmarks.suites.plan import expand, write_plan
 from benchmarks.suites.programs import Programs
 from benchmarks.suites.runner import Runner
@@ -76,7 +75,13 @@ from benchmarks.suites.suite_file import (
 )
 from benchmarks.suites.tables import TablesSoFar, refresh_tables, results_of, write_tables
 from benchmarks.suites.tuning import read_description, with_grids
-from benchmarks.suites.until_decided import check_options, next_runs, seed_plan, with_seeds
+from benchmarks.suites.until_decided import (
+    SeedPlan,
+    check_options,
+    next_runs,
+    seed_plan,
+    with_seeds,
+)
 from moco.common.command import RANDOM, parse_options, program
 from moco.common.errors import UserError, plural, printable, run_cli, say
 from moco.common.progress import format_seconds
@@ -285,7 +290,7 @@ def prepare(
     plan = seed_plan(options, inits, baseline)
     most = suite if plan is None else with_seeds(suite, plan.most)
     everything = specs = expand(most, inits, engines, available=executor.gpus, **keys)
-    content = suite_content(suite, inits, engines, plan=plan, **keys)
+    content = suite_content(suite, inits, engines, plan=asdict(plan) if plan else None, **keys)
     folder.check(content)
     if plan is not None:
         specs, _ = next_runs(everything, folder, plan)
@@ -296,6 +301,8 @@ def prepare(
     opening = f"{suite.title or suite.name}: {plural(len(specs), 'run')}"
     say(f"{opening}, {executor.where()}, in {folder.path}")
     undone = [spec for spec in specs if folder.run(spec).state().kind != DONE]
+    if plan and undone:  # a later look adds seeds to rows whose runs so far are done
+        undone = [spec for spec in everything if folder.run(spec).state().kind != DONE]
     checked = [replace(s, weights=RANDOM) if s.init in later else s for s in undone]
     findings, problems = check_open(checked, executor, programs, [*folder.scores()])
     lengths = {spec.name: with_length(folder, spec, findings) for spec in everything}
@@ -346,7 +353,7 @@ def time_open(
 
 def show(prepared: Prepared, retry_failed: bool) -> None:
     """Print the runs, their hours and disk space, and the smallest gap that they can detect."""
-    from benchmarks.report.tables import tables_so_far
+    from benchmarks.report.report import tables_so_far
 
     specs, _ = prepared.next_specs()
     seen = [prepared.folder.run(spec) for spec in specs]

@@ -23,13 +23,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # mkdocs imports this file by its path
 
 from benchmarks.__main__ import COMMANDS  # noqa: E402
-from benchmarks.report.cells import evidence  # noqa: E402
-from benchmarks.report.content import Report  # noqa: E402
-from benchmarks.report.progress import PAGE_NAME  # noqa: E402
-from benchmarks.report.render import RENDERERS, TEMPLATES  # noqa: E402
-from benchmarks.report.shared import Shared  # noqa: E402
-from benchmarks.report.style import format_cell  # noqa: E402
-from benchmarks.report.verify import read_all  # noqa: E402
+from benchmarks.report.bundle import read_all  # noqa: E402
+from benchmarks.report.export import RENDERERS, TEMPLATES  # noqa: E402
+from benchmarks.report.report import Report, Shared  # noqa: E402
+from benchmarks.report.style import PAGE_NAME  # noqa: E402
+from benchmarks.report.table import evidence, format_cell  # noqa: E402
 from detection.config.keys import DETECTRON2S, FAMILIES, KEYS, OURS  # noqa: E402
 from detection.evaluation import metrics  # noqa: E402
 from moco.classification import config as classification  # noqa: E402

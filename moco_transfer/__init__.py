@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pandas
     from torch import nn
 
-    from benchmarks.report.content import Report
+    from benchmarks.report.report import Report
     from convert.backbone import Backbone
     from moco.common.run import RunRecord
 
@@ -75,8 +75,7 @@ class Result:
     report: Report = field(repr=False)
 
     def __str__(self) -> str:
-        from benchmarks.report.render import to_terminal
-        from benchmarks.report.tables import whereabouts
+        from benchmarks.report.export import to_terminal, whereabouts
 
         return f"{to_terminal(self.report, color=False)}\n{whereabouts([self.html])}"
 
@@ -87,7 +86,7 @@ class Result:
     @property
     def html(self) -> Path:
         """Path of the page: tables, figures, sample predictions, every run."""
-        from benchmarks.report.progress import PAGE_NAME
+        from benchmarks.report.style import PAGE_NAME
 
         return self.folder / "tables" / PAGE_NAME
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from benchmarks.report.paper import load_paper
+from benchmarks.report.published import load_paper
 from benchmarks.suites.suite_file import load_suite
 from detection.config.task import default_task
 from moco.common.cfgnode import load_cfg

@@ -17,12 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.report import escape
-from benchmarks.report.aggregate import Row, Table
-from benchmarks.report.bundle import knn_name
-from benchmarks.report.cells import Grid, TextCell, printed
 from benchmarks.report.plots import new_figure, parse_curve, pretty
-from benchmarks.report.style import GRAY, MISSING, colors, format_cell, format_p
+from benchmarks.report.records import knn_name
+from benchmarks.report.style import GRAY, MISSING, colors, figure_label, format_p
+from benchmarks.report.table import Grid, Row, Table, TextCell, format_cell, printed
 from detection.evaluation.metrics import titles
 from moco.common.command import EPOCH
 
@@ -156,7 +154,7 @@ def along_figure(along: Along) -> "Figure":
     figure, axes = new_figure(2 if measures else 1, width=5.2, height=3.4, title=along.title)
     palette = colors([each.name for each in along.series])
     for series in along.series:
-        color, label = palette[series.name], escape.figure(series.name)
+        color, label = palette[series.name], figure_label(series.name)
         means = [along.mean(series, epoch) for epoch in series.rows]
         cells = [row.cells[along.metric] for row in series.rows.values()]
         spread = [(cell and cell.std) or 0.0 for cell in cells]
@@ -166,13 +164,13 @@ def along_figure(along: Along) -> "Figure":
             number = measures.index(measure)
             look: dict[str, Any] = {"marker": "osD^v"[number % 5]}
             look["linestyle"] = ("-", "--", ":", "-.")[number % 4]
-            label = escape.figure(f"{series.name}, {measure}")
+            label = figure_label(f"{series.name}, {measure}")
             x, y = list(values), list(values.values())
             axes[1].plot(x, y, color=color, label=label, markersize=4, **look)
     base = along.table.base
     if base and not epoch_of(base.init) and (cell := base.cells[along.metric]):
         line: dict[str, Any] = {"color": GRAY, "linestyle": "--", "linewidth": 1}
-        axes[0].axhline(cell.mean, label=escape.figure(base.init), **line)
+        axes[0].axhline(cell.mean, label=figure_label(base.init), **line)
     for axis, what in zip(axes, (pretty(along.what), "top-1 accuracy"), strict=False):
         axis.set(xlabel="epochs of pre-training", ylabel=what)
         axis.legend(frameon=False, fontsize=8)

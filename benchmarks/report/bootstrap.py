@@ -20,11 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.report.aggregate import CONFIDENCE, Resampled, Resamples, Row, Table
-from benchmarks.report.bundle import MATCHES_NAME
-from benchmarks.report.records import FinishedRun
-from benchmarks.report.sequential import holm
-from benchmarks.report.significance import unpaired_reason
+from benchmarks.report.records import MATCHES_NAME, FinishedRun
+from benchmarks.report.stats import holm, unpaired_reason
+from benchmarks.report.table import CONFIDENCE, Resampled, Resamples, Row, Table
 from detection.evaluation import coco, voc
 from detection.evaluation.matches import (
     COCO,
@@ -95,8 +93,6 @@ def over_images(table: Table, number: int) -> Resamples:
             images[row.init, metric] = found_images
             bounds[row.init, metric] = not (differences <= 0).any() or not (differences >= 0).any()
             pairs = not unpaired_reason(row, base, metric)
-            if table.looks:  # a test at the end would be one more than the boundaries allow
-                continue
             if interval := two_level(a, b, gap.value, paired=pairs):
                 both[row.init, metric] = interval
     holm_images, holm_both = (holm({k: v[2] for k, v in p.items()}) for p in (images, both))

@@ -1,6 +1,6 @@
-"""Reader of bundles: reports in one zip file, which benchmarks/report/share.py writes.
+"""Bundles: reports to share in one zip file, and the results that others can check.
 
-Nothing is unpacked to disk. Contents of a bundle:
+Contents of a bundle, which benchmarks/report/records.py reads:
 
 README.txt                          a description of the bundle
 table.html, compare-….html          the pages, except of results that others may cite
@@ -11,187 +11,62 @@ table.html, compare-….html          the pages, except of results that others m
 <suite>/inits/<name>.knn.json       kNN accuracies of the pre-training whose checkpoints are rows
 about.json                          of results that others may cite: who measured them, and where
                                     the weights are
+
+Paths on this machine, in records and in texts, are reduced to their last part. Protocol keys are
+unchanged, because they are compared between runs. Bundles of the same report are bitwise identical.
+`verify` computes again what a bundle claims.
 """
 
 import json
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any
+import os
+import re
+import zipfile
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path, PurePath
+from typing import Any, BinaryIO
 
-from benchmarks.report.sequential import SeedPlan
-from detection.evaluation import metrics
-from detection.evaluation.metrics import ERRORS_NAME, ROBUSTNESS_NAME
-from moco.common.errors import DataError, UserError, shown
-from moco.common.files import PathLike, open_file, read_bytes
-from moco.common.limits import Implausible, open_zip, read_part
-from moco.common.run import RECORD_NAME, RunRecord, parse_record
+from benchmarks.report import compare, page
+from benchmarks.report.along import epoch_of
+from benchmarks.report.bootstrap import METRICS, SAME_AP, checked_matches, class_precisions
+from benchmarks.report.export import comparison_text, page_text
+from benchmarks.report.records import (
+    ABOUT_NAME,
+    EVIDENCE,
+    PLAN,
+    SUITE_NAME,
+    TASK_KEYS,
+    About,
+    FinishedRun,
+    Results,
+    Unusable,
+    collect,
+    knn_name,
+    protocol_of,
+    read_about,
+    read_bundle,
+    reading,
+)
+from benchmarks.report.report import Report, Shared, identity, make_tables
+from benchmarks.report.style import EACH, PAGE_NAME
+from detection.evaluation.matches import MatchFile
+from detection.evaluation.metrics import has_matches
+from moco.common.errors import UserError, first_few, plural, printable, shown
+from moco.common.files import PathLike, atomic_write, open_file
+from moco.common.keys import NOT_PROTOCOL, names_of
+from moco.common.limits import Implausible, open_zip
+from moco.common.run import DIGITS, RECORD_NAME, RunRecord
+from moco.common.shipped import RESULTS
 
-SUITE_NAME, ABOUT_NAME = "suite.json", "about.json"
-SCORES_NAME = "reachable.json"  # in a suite's folder, by `metric_sha256`
-PLAN = "until_decided"  # key of the plan of the looks in the former
-NOT_PUBLIC = "not public"
-MAX_ABOUT = 200  # characters of a text about a bundle
-MAX_SUITE_BYTES = 1 << 20
-MAX_RECORDS_BYTES = 64 << 20  # total size of all records
-MATCHES_NAME = f"inference/{metrics.MATCHES_NAME}"
-# Files that reports read next to a run's record → maximum size in bytes.
-EVIDENCE = {MATCHES_NAME: metrics.MAX_MATCHES_BYTES, ERRORS_NAME: 1 << 20, ROBUSTNESS_NAME: 1 << 20}
-MAX_KNN_BYTES = 1 << 20
-
-
-@dataclass(frozen=True)
-class About:
-    """Origin of the results of a bundle.
-
-    Attributes:
-        measured_by: Name of a person or group.
-        weights: Address of the weights, or `NOT_PUBLIC`.
-    """
-
-    measured_by: str
-    weights: str = NOT_PUBLIC
-
-    def __post_init__(self) -> None:
-        """Check the texts.
-
-        Raises:
-            ValueError: If one is empty, longer than `MAX_ABOUT` characters or not one line.
-        """
-        for name, text in vars(self).items():
-            if not (isinstance(text, str) and text.isprintable() and 0 < len(text) <= MAX_ABOUT):
-                expected = f"expected one line of at most {MAX_ABOUT} characters"
-                raise ValueError(f"{name}: got {shown(text)}, {expected}")
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """Files of one run that are named in `EVIDENCE`, on disk or inside a bundle.
-
-    Attributes:
-        folder: Folder of the run, relative to the root of the bundle if there is one.
-        bundle: Path of the bundle, or None for files on disk.
-    """
-
-    folder: Path | PurePosixPath
-    bundle: Path | None = None
-
-    def read(self, name: str) -> bytes | None:
-        """Return the content of a file, or None if the run does not have it.
-
-        Raises:
-            DataError: If the file cannot be read or exceeds its maximum size.
-        """
-        return self._read(self.folder / name, EVIDENCE[name])
-
-    def read_knn(self, pretraining: str) -> bytes | None:
-        """Return the file `knn_name` of the run's suite, or None; raise as `read`."""
-        return self._read(self.folder.parents[3] / knn_name(pretraining), MAX_KNN_BYTES)
-
-    def _read(self, path: Path | PurePosixPath, limit: int) -> bytes | None:
-        if self.bundle is None:
-            if not Path(path).is_file():
-                return None
-            with _reading(path):
-                if Path(path).stat().st_size > limit:
-                    raise Implausible(f"more than {limit} bytes")
-                return read_bytes(path)
-        with _reading(self.bundle), open_file(self.bundle) as file, open_zip(file) as archive:
-            info = archive.NameToInfo.get(str(path))
-            if info is not None and info.file_size > limit:
-                raise Implausible(f"{path}: more than {limit} bytes")
-            return None if info is None else read_part(archive, info)
-
-
-def knn_name(pretraining: str) -> str:
-    """Return the path, in a suite's folder, of the kNN accuracies that a pre-training logged."""
-    return f"inits/{pretraining}.knn.json"
-
-
-def suite_task(folder: Path | PurePosixPath, exists: Callable[[Any], bool]) -> str | None:
-    """Return the suite's task name for a run in `runs/<task>/<init>/<seed>`, else None."""
-    task = folder.parent.parent
-    runs = task.parent
-    return task.name if runs.name == "runs" and exists(runs.parent / SUITE_NAME) else None
-
-
-def seed_plan(text: bytes, where: str) -> SeedPlan | None:
-    """Return the plan of a suite's looks from its `suite.json`, or None if it has none.
-
-    Raises:
-        UserError: If the file is damaged.
-    """
-    return SeedPlan.parse(parse_mapping(text, where).get(PLAN), where)
-
-
-def parse_mapping(text: bytes, where: str) -> dict[str, Any]:
-    """Return the mapping in a JSON file, empty if it holds something else.
-
-    Raises:
-        UserError: If the file is damaged.
-    """
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: not valid JSON ({error})") from error
-    return content if isinstance(content, dict) else {}
-
-
-def read_bundle(
-    path: PathLike,
-) -> dict[PurePosixPath, tuple[RunRecord, str | None, SeedPlan | None]]:
-    """Read the records of a bundle with the suite's name of their task and its plan, by folder.
-
-    Raises:
-        DataError: If the file is not a bundle, damaged or malicious.
-        UserError: If a record is invalid.
-    """
-    with _reading(path), open_file(path) as file, open_zip(file) as archive:
-        parts = {PurePosixPath(info.filename): info for info in archive.infolist()}
-        if len(parts) < len(archive.infolist()):
-            seen = Counter(str(PurePosixPath(info.filename)) for info in archive.infolist())
-            raise Implausible(f"{shown(seen.most_common(1)[0][0])}: is in it more than once")
-        records = {name: info for name, info in parts.items() if name.name == RECORD_NAME}
-        for name, info in records.items():
-            if name.is_absolute() or ".." in name.parts or str(name) != info.filename:
-                raise Implausible(f"{shown(info.filename)}: not a path inside it")
-        total = sum(info.file_size for info in records.values())
-        if total > MAX_RECORDS_BYTES:
-            raise Implausible(f"records: got {total} bytes, expected at most {MAX_RECORDS_BYTES}")
-        texts = {name: read_part(archive, info) for name, info in records.items()}
-        suites = {
-            name: read_part(archive, info)
-            for name, info in parts.items()
-            if name.name == SUITE_NAME and info.file_size <= MAX_SUITE_BYTES
-        }
-    plans = {name.parent: seed_plan(text, f"{path}/{name}") for name, text in suites.items()}
-    found = {}
-    for name, text in texts.items():
-        task = suite_task(name.parent, parts.__contains__)
-        plan = plans.get(name.parents[4]) if task else None
-        found[name.parent] = parse_record(text, f"{path}/{name}"), task, plan
-    return found
-
-
-def read_about(path: PathLike) -> About:
-    """Read who measured the results of a bundle.
-
-    Raises:
-        DataError: If the bundle does not say so, or is damaged.
-    """
-    with _reading(path), open_file(path) as file, open_zip(file) as archive:
-        info = archive.NameToInfo.get(ABOUT_NAME)
-        if info is not None and info.file_size > 8 * MAX_ABOUT:
-            raise Implausible(f"{ABOUT_NAME}: more than {8 * MAX_ABOUT} bytes")
-        content = None if info is None else json.loads(read_part(archive, info))
-        about = None if content is None else About(**content)
-    if about is None:
-        raise DataError(
-            f"{path}: does not say who measured its results; make it again with --measured-by NAME"
-        )
-    return about
+README = f"""\
+Results of moco-transfer: open {PAGE_NAME} in a browser; each {RECORD_NAME} is the record of a run.
+"""
+CITED_README = f"Results of moco-transfer: each {RECORD_NAME} is the record of a run.\n"
+TABLE = "\n    moco-transfer table THIS.zip    make the tables again\n"
+# Everything up to the last slash of an absolute path, or of one from a home directory.
+_FOLDERS = re.compile(r"(?<![\w.:/~-])[/~][^\s'\",:;=]*/")
 
 
 def check_files(path: PathLike) -> int:
@@ -200,22 +75,253 @@ def check_files(path: PathLike) -> int:
     Raises:
         DataError: If one is damaged.
     """
-    with _reading(path), open_file(path) as file, open_zip(file) as archive:
+    with reading(path), open_file(path) as file, open_zip(file) as archive:
         if (broken := archive.testzip()) is not None:
             raise Implausible(f"{shown(broken)}: its checksum differs")
         return len(archive.infolist())
 
 
-@contextmanager
-def _reading(path: PathLike) -> Iterator[None]:
-    """Turn any error while reading a file into a DataError that names it."""
-    try:
-        yield
-    except Implausible as error:
-        raise DataError(f"{path}: damaged or made to mislead ({error})") from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except Exception as error:  # a damaged archive may raise anything
-        raise DataError(
-            f"{path}: not a bundle of moco-transfer table, or damaged ({error})"
-        ) from error
+def share(results: Results) -> Results:
+    """Remove the folders of this machine from results."""
+    runs = (*results.transfer, *results.pretraining)
+    tops = [run.folder.parents[4 if run.suite_task else 0] for run in runs]
+    top = os.path.commonpath([*tops, *(item.folder.parent for item in results.unusable)])
+
+    def of_run(run: FinishedRun) -> FinishedRun:
+        return replace(run, folder=run.folder.relative_to(top), record=_of_record(run.record))
+
+    return Results(
+        tuple(map(of_run, results.transfer)),
+        tuple(map(of_run, results.pretraining)),
+        tuple(
+            Unusable(item.folder.relative_to(top), _without_folders(item.reason))
+            for item in results.unusable
+        ),
+    )
+
+
+def write_bundle(path: PathLike, own: Report, shared: Report, about: About | None = None) -> None:
+    """Write the page, the records of finished runs and their evidence atomically.
+
+    Results that others may cite get no page: it would show images of the dataset, and whoever reads
+    the bundle makes one from the records.
+
+    Args:
+        path: Path of the zip file.
+        own: Report of the original runs, whose files are read for the figures.
+        shared: Report of the same tables from `share(own.results)`.
+        about: Origin of results that others may cite.
+    """
+    if about is None:
+        files = {"README.txt": README + TABLE, **_pages(own, shared)}
+    else:
+        files = {"README.txt": CITED_README + TABLE, ABOUT_NAME: f"{json.dumps(asdict(about))}\n"}
+    evidence: dict[str, Callable[[], bytes | None]] = {}
+    for run in (*shared.results.transfer, *shared.results.pretraining):
+        evidence |= {f"{run.folder / name}": partial(_evidence, run, name) for name in EVIDENCE}
+        content = json.dumps(asdict(run.record), indent=2, sort_keys=True)
+        files[f"{run.folder / RECORD_NAME}"] = f"{content}\n"
+        if run.suite_task:
+            suite = run.folder.parents[3]
+            if (name := f"{suite / SUITE_NAME}") not in files:
+                plan = {key: x for key, x in run.read_suite().items() if key == PLAN and x}
+                files[name] = f"{json.dumps(plan)}\n"
+            if at := epoch_of(run.record.init):
+                evidence[f"{suite / knn_name(at[0])}"] = partial(run.read_knn, at[0])
+
+    def write(file: BinaryIO) -> None:
+        with zipfile.ZipFile(file, "w") as archive:
+            for name in sorted(files.keys() | evidence.keys()):
+                # Match records may be large, so only one file is in memory at a time.
+                content = files[name] if name in files else evidence[name]()
+                if content is None:
+                    continue
+                info = zipfile.ZipInfo(name)  # with a constant time stamp
+                info.external_attr = 0o644 << 16
+                archive.writestr(info, content, zipfile.ZIP_DEFLATED)
+
+    atomic_write(path, write)
+
+
+def _pages(own: Report, shared: Report) -> dict[str, str]:
+    """Render the page and its comparisons with the figures of the original runs."""
+    figures = {}
+    for mine, section in zip(own.sections, shared.sections, strict=True):
+        found = page.figures(own, mine)
+        figures[section.stem] = replace(found, missing=_without_folders(found.missing))
+    pages = {PAGE_NAME: page_text(shared, figures, page.overviews(own))}
+    stems = dict(zip((mine.stem for mine in own.sections), shared.sections, strict=True))
+    for name, (section, made) in compare.comparisons(own).items():
+        compared = replace(made, missing=_without_folders(made.missing))
+        pages[name] = comparison_text(shared, stems[section.stem], compared)
+    return pages
+
+
+def _evidence(run: FinishedRun, name: str) -> bytes | None:
+    content = run.read(name)
+    if content is None or not name.endswith(".json"):
+        return content
+    return json.dumps(_without_folders(json.loads(content)), sort_keys=True).encode()
+
+
+def _of_record(record: RunRecord) -> RunRecord:
+    not_protocol = names_of(TASK_KEYS, *NOT_PROTOCOL)
+    return replace(
+        record,
+        config={
+            key: _without_folders(value, paths=True) if key in not_protocol else value
+            for key, value in record.config.items()
+        },
+        weights_source=_without_folders(record.weights_source, paths=True),
+        provenance=_without_folders(record.provenance),
+        notes=_without_folders(record.notes),
+        warnings=_without_folders(record.warnings),
+    )
+
+
+def _without_folders(value: Any, *, paths: bool = False) -> Any:
+    """Remove folders from all texts in a value; with `paths`, a whole text may be a path."""
+    if isinstance(value, str):
+        is_path = paths and value.startswith("/")
+        return Path(value).name if is_path else _FOLDERS.sub("", value)
+    if isinstance(value, Mapping):
+        return {key: _without_folders(item, paths=paths) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_folders(item, paths=paths) for item in value]
+    return value
+
+
+def read_shared(path: PathLike) -> Shared:
+    """Read a bundle with its tables.
+
+    Raises:
+        UserError: If runs of the bundle must not be averaged.
+        DataError: If the bundle is damaged, or does not say who measured it.
+    """
+    results = collect([path])
+    tables = tuple(make_tables(results, engine=EACH))
+    return Shared(Path(path).stem, read_about(path), results, tables)
+
+
+def read_all(folder: Path = RESULTS) -> list[Shared]:
+    """Read all bundles of a folder, in the order of their names.
+
+    Raises:
+        UserError: If there is none.
+        DataError: If one is damaged.
+    """
+    found = sorted(folder.glob("*.zip"))
+    if not found:
+        raise UserError(f"{folder}: no bundles there; expected files that end in .zip")
+    return [read_shared(path) for path in found]
+
+
+def verify(path: PathLike) -> str:
+    """Compute again what a bundle claims, and return one line that says what was compared.
+
+    Every file is read and compared with its checksum. The protocol hash of each run of a table is
+    computed from its configuration, and its AP, also of each class, from its match records. What
+    stands twice has to agree: the run in its path and its record, the hash of its weights. Runs of
+    a table must have the same data.
+
+    Raises:
+        UserError: If a record is invalid, or anything differs.
+        DataError: If the bundle is damaged, or does not say who measured it.
+    """
+    claimed = read_shared(path)
+    files = check_files(path)
+    runs = {at: found for at, found in read_bundle(path).items() if found[0].kind != "pretrain"}
+    for folder, (record, suite_task) in runs.items():
+        if (found := protocol_of(record)) != record.config_sha256:
+            raise UserError(
+                f"{path}: {record.task}, {record.init}, seed {record.seed}: protocol hash: got "
+                f"{record.config_sha256[:DIGITS]}, expected {found[:DIGITS]} from its configuration"
+            )
+        _check_twice(f"{path}: {folder}", folder, record, in_suite=suite_task is not None)
+    recomputed, left, of_classes = 0, set[str](), set[str]()
+    for table in claimed.tables:
+        classes = _Classes()
+        for run in table.runs:
+            if identity(run) != identity(table.runs[0]):
+                raise UserError(f"{path}: {run.folder}: not the data of the table's other runs")
+            left |= run.record.metrics.keys()
+            if has_matches(run.record.metrics):
+                try:
+                    stored = checked_matches(run, table.metrics)
+                except UserError as error:
+                    raise UserError(f"{path}: {run.folder}: {error}") from error
+                own = classes.add(run, stored)
+                of_classes |= own
+                left -= own | {f"{kind}/{name}" for kind in stored.kinds for name in METRICS}
+                recomputed += 1
+        if name := classes.wrong():
+            of = f"{path}: {table.title}: {shown(name)}"
+            raise UserError(f"{of}: not the AP of a class in the match records")
+    numbers = f"AP of {recomputed}" if recomputed else "no AP"
+    numbers += ", also of each class" if of_classes else ""
+    return (
+        f"{path}: {plural(files, 'file')} read; computed again and equal: the protocol hashes of "
+        f"{plural(len(runs), 'run')}, {numbers}"
+        + (f"; only recorded: {printable(first_few(sorted(left)))}" if left else "")
+    )
+
+
+def _check_twice(where: str, folder: PurePath, record: RunRecord, *, in_suite: bool) -> None:
+    """Raise UserError if two places of a bundle contradict each other about a run."""
+    if in_suite:  # .../runs/<task>/<init>/seed<k>-<id>
+        init, seed = folder.parent.name, folder.name.partition("-")[0]
+        if (init, seed) != (record.init, f"seed{record.seed}"):
+            raise UserError(
+                f"{where}: the record is of {shown(record.init)}, seed {record.seed}; expected the "
+                "init and the seed of its folder"
+            )
+    start = record.start or {}
+    if "weights_sha256" in start and start["weights_sha256"] != record.weights_sha256:
+        started, stated = (
+            str(sha256)[:DIGITS] for sha256 in (start["weights_sha256"], record.weights_sha256)
+        )
+        raise UserError(
+            f"{where}: weights_sha256: got {stated}, but the training started from {started}"
+        )
+
+
+class _Classes:
+    """AP of the classes in a table's runs, by name as recorded and by id as computed.
+
+    Match records have no names, but one name belongs to one id in all runs of a table.
+    """
+
+    def __init__(self) -> None:
+        self._recorded: dict[str, list[float]] = defaultdict(list)
+        self._computed: dict[tuple[str, int], list[float]] = defaultdict(list)
+
+    def add(self, run: FinishedRun, stored: MatchFile) -> set[str]:
+        """Add a run; return the names of its metrics that are compared."""
+        compared = set()
+        for kind, matches in stored.kinds.items():
+            for class_id, found in class_precisions(stored.metric, matches).items():
+                for short in ("AP", "AP50"):
+                    if any(name.startswith(f"{kind}/{short}-") for name in run.record.metrics):
+                        self._computed[f"{kind}/{short}", class_id].append(found[short])
+            for name, value in run.record.metrics.items():
+                if name.startswith((f"{kind}/AP-", f"{kind}/AP50-")):
+                    compared.add(name)
+                    if value is not None:  # a class without an object
+                        self._recorded[name].append(value)
+        return compared
+
+    def wrong(self) -> str:
+        """Return the name of a metric whose values no class has, or ""; each class has one name."""
+        unused = dict(self._computed)
+        for name, values in self._recorded.items():
+            same = [
+                key
+                for key, own in unused.items()
+                if name.startswith(f"{key[0]}-")
+                and len(own) == len(values)
+                and all(abs(a - b) <= SAME_AP for a, b in zip(own, values, strict=True))
+            ]
+            if not same:
+                return name
+            del unused[same[0]]
+        return f"{next(iter(unused))[0]}-…" if unused else ""

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.report.aggregate import Row, Table
 from benchmarks.report.records import TASK_KEYS
 from benchmarks.report.style import format_seeds
+from benchmarks.report.table import Row, Table
 from detection.config.keys import DATA_KEY, tuned_axes, tuned_values
 from moco.common.errors import first_few
 from moco.common.keys import Role, names_of

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.report import plots
-from benchmarks.report.aggregate import Table
-from benchmarks.report.captions import seeds
-from benchmarks.report.content import Report, Section
-from benchmarks.report.images import jpeg_source, svg_source
-from benchmarks.report.precision import precision_recall
+from benchmarks.report.analysis import precision_recall
+from benchmarks.report.plots import jpeg_source, svg_source
+from benchmarks.report.report import Report, Section
+from benchmarks.report.table import Table, seeds
 from moco.common.errors import UserError
 
 if TYPE_CHECKING:

@@ -2,9 +2,10 @@
 
 A curve is the mean over the seeds, with a band from the lowest to the highest; a point is one run.
 Several metrics are plotted as small multiples. Functions return None instead of a figure if there
-is nothing to plot.
+is nothing to plot. Pages hold figures and images as data URLs.
 """
 
+import base64
 import io
 import json
 import re
@@ -14,12 +15,12 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
-from benchmarks.report import escape
-from benchmarks.report.aggregate import Gap, Row, Table
 from benchmarks.report.datasets import Collection
 from benchmarks.report.records import FinishedRun, Results
 from benchmarks.report.style import (
@@ -27,22 +28,25 @@ from benchmarks.report.style import (
     GRID_COLOR,
     MISSING,
     colors,
+    figure_label,
     format_gap,
     title_parts,
 )
-from benchmarks.report.svg import compact
+from benchmarks.report.table import Gap, Row, Table
 from detection.evaluation.metrics import titles
 from moco.common.errors import UserError
 from moco.common.files import PathLike, atomic_write, atomic_write_text, read_text
 from moco.common.run import METRICS_NAME
+from moco.data.decode import decode
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+QUALITY = 70  # of JPEG
+_PLAIN = " !$()*+,-./:;=?@[]^_`{|}~"  # neither special in a URL nor escaped in an attribute
 Curve = tuple[NDArray[Any], NDArray[Any]]  # x and y
 Curves = Mapping[str, Sequence[Curve]]  # name → one curve per run
-
 LOSS_NAMES = ("total_loss", "loss")  # in the metrics of Detectron2, and of pre-training
 DPI = 150
 MAX_VALUE = 1e100  # of a curve; larger values overflow matplotlib's axes
@@ -50,6 +54,20 @@ MAX_POINTS = 75  # of a curve; every k-th of longer ones
 MAX_CLASSES = 40  # if there are more (COCO, LVIS), those with the largest differences are plotted
 # The names of tasks end in their schedule: _24k, _2x, _s1x, maybe followed by _frozen_bn.
 _SCHEDULE = re.compile(r"_(\d+k|s?\d+x)(?=_|$)")
+
+
+def svg_source(plot: "Plot") -> str:
+    """Return a figure as data URL."""
+    return f"data:image/svg+xml,{quote(plot.svg, safe=_PLAIN)}"
+
+
+def jpeg_source(image: Image.Image | Path, side_px: int) -> str:
+    """Return an image, or that of a file, as data URL, with no side longer than `side_px`."""
+    image = decode(image) if isinstance(image, Path) else image.copy()
+    image.thumbnail((side_px, side_px))
+    buffer = io.BytesIO()
+    image.save(buffer, format="JPEG", quality=QUALITY)
+    return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 class Plot:
@@ -60,14 +78,14 @@ class Plot:
 
     @cached_property
     def svg(self) -> str:
-        """Reproducible, small SVG file, in which letters are text."""
+        """Reproducible SVG file, in which letters are text."""
         from matplotlib import rc_context
 
         buffer, no_metadata = io.StringIO(), dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        small: Any = {"svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans"]}
-        with rc_context({"svg.hashsalt": "report", **small}), _any_script():
+        text: Any = {"svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans"]}
+        with rc_context({"svg.hashsalt": "report", **text}), _any_script():
             self.figure.savefig(buffer, format="svg", facecolor="white", metadata=no_metadata)
-        return compact(buffer.getvalue())
+        return buffer.getvalue()
 
     def save(self, path: PathLike) -> list[Path]:
         """Write a PNG file and an SVG file next to it, and return both paths."""
@@ -234,7 +252,7 @@ def gap_figure(table: Table) -> "Figure | None":
     figure, axes = _per_metric(table, rows, bar)
     for axis in axes:
         axis.axvline(0, color="#444444", linewidth=1)
-        axis.set(xlabel=f"points above {escape.figure(str(table.baseline))}")
+        axis.set(xlabel=f"points above {figure_label(str(table.baseline))}")
     return figure
 
 
@@ -273,7 +291,7 @@ def schedule_figure(tables: Sequence[Table]) -> "Figure | None":
     palette = colors(list(points))
     for name, of_init in points.items():
         x, mean, std = zip(*of_init, strict=True)
-        color, label = palette[name], escape.figure(name)
+        color, label = palette[name], figure_label(name)
         axis.errorbar(x, mean, yerr=std, marker="o", color=color, capsize=3, label=label)
     axis.set_xticks([table.iterations for table in ordered])
     axis.set(xlabel="iterations of fine-tuning", ylabel=pretty(titles(ordered[0].metrics)[0]))
@@ -297,9 +315,9 @@ def differences_figure(collection: Collection) -> "Figure | None":
         axis.scatter([gaps[i] for i in order], range(len(order)), s=18, color=palette[row])
         axis.hlines(range(len(order)), 0, [gaps[i] for i in order], color=palette[row], alpha=0.4)
         axis.axvline(0, color="#444444", linewidth=1)
-        axis.set_yticks(range(len(order)), [escape.figure(names[i]) for i in order], fontsize=7)
-        title = f"{escape.figure(row)}: {pretty(titles([collection.metric])[0])}"
-        axis.set(title=title, xlabel=f"points above {escape.figure(base)}")
+        axis.set_yticks(range(len(order)), [figure_label(names[i]) for i in order], fontsize=7)
+        title = f"{figure_label(row)}: {pretty(titles([collection.metric])[0])}"
+        axis.set(title=title, xlabel=f"points above {figure_label(base)}")
     return figure
 
 
@@ -325,9 +343,9 @@ def class_gap_figure(gaps: Mapping[str, Gap], row: str, base: str, what: str) ->
         if found.low is not None and found.high is not None:
             axis.hlines(y, found.low, found.high, color=color, linewidth=1.6)
         axis.scatter([found.value], [y], s=26, color=color, zorder=2)
-    axis.set_yticks(range(len(names)), [*map(escape.figure, names)])
+    axis.set_yticks(range(len(names)), [*map(figure_label, names)])
     left_out = f" ({len(names)} of {len(gaps)}, the largest)" if len(names) < len(gaps) else ""
-    axis.set_xlabel(f"{what}, points above {escape.figure(base)}{left_out}")
+    axis.set_xlabel(f"{what}, points above {figure_label(base)}{left_out}")
     axis.set_ylim(-0.7, len(names) - 0.3)
     return figure
 
@@ -355,9 +373,9 @@ def class_figure(table: Table) -> "Figure | None":
         points = [(means[n][row.init], y) for y, n in enumerate(names) if row.init in means[n]]
         if points:
             x, positions = zip(*points, strict=True)
-            label = escape.figure(row.init)
+            label = figure_label(row.init)
             axis.scatter(x, positions, s=26, color=palette[row.init], label=label, zorder=2)
-    axis.set_yticks(range(len(names)), [*map(escape.figure, names)])
+    axis.set_yticks(range(len(names)), [*map(figure_label, names)])
     left_out = f" ({len(names)} of {len(means)}, by difference)" if len(names) < len(means) else ""
     axis.set(xlabel=f"{what} by class{left_out}", ylim=(-0.7, len(names) - 0.3))
     axis.set_xlim(left=0)
@@ -370,7 +388,7 @@ def precision_figure(curves: Mapping[str, Curve]) -> "Figure":
     figure, [axis] = new_figure(1, width=4.4, height=3.6)
     palette = colors(list(curves))
     for name, (recall, precision) in curves.items():
-        label = escape.figure(name)
+        label = figure_label(name)
         axis.plot(recall, precision, color=palette[name], linewidth=1.8, label=label)
     axis.set(xlabel="recall", ylabel="precision", xlim=(0, 1), ylim=(0, 1.02))
     axis.legend(frameon=False)
@@ -405,7 +423,7 @@ def new_figure(
         axis.grid(axis=along, color=GRID_COLOR, linewidth=0.8)
         axis.set_axisbelow(True)
     if title:
-        figure.suptitle(escape.figure(title), fontsize=11)
+        figure.suptitle(figure_label(title), fontsize=11)
     return figure, axes[:panels]
 
 
@@ -427,7 +445,7 @@ def _per_metric(
             if not bar(axis, y, row, metric, palette[row.init]):
                 axis.text(0, y, f" {MISSING}", va="center", color=GRAY)
         axis.set(title=pretty(name), ylim=(len(rows) - 0.4, -0.6))
-        axis.set_yticks(range(len(rows)), [escape.figure(row.init) for row in rows])
+        axis.set_yticks(range(len(rows)), [figure_label(row.init) for row in rows])
         place = axis.get_subplotspec()
         axis.tick_params(axis="y", length=0, labelleft=place is None or place.is_first_col())
     return figure, axes
@@ -439,7 +457,7 @@ def _plot_curves(axis: "Axes", curves: Curves) -> None:
         if not runs:
             continue
         x, mean, low, high = (values[:: -(-len(values) // MAX_POINTS)] for values in band(runs))
-        label = escape.figure(name) + (f" ({len(runs)} seeds)" if len(runs) > 1 else "")
+        label = figure_label(name) + (f" ({len(runs)} seeds)" if len(runs) > 1 else "")
         marker = "o" if len(x) == 1 else None
         axis.plot(x, mean, color=palette[name], linewidth=1.8, label=label, marker=marker)
         axis.fill_between(x, low, high, color=palette[name], alpha=0.18, linewidth=0)

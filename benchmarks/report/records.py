@@ -1,43 +1,160 @@
-"""Validated records of run folders. Only finished runs have numbers; the others are listed.
+"""Validated records of run folders and bundles. Only finished runs have numbers.
 
 A run writes its record (`run.json`) last, so a folder with other files of a run but no record is
-unfinished. Nothing is read from logs.
+unfinished. Nothing is read from logs, and nothing of a bundle (benchmarks/report/bundle.py) is
+unpacked to disk.
 """
 
 import hashlib
 import json
 import os
-from collections import ChainMap
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections import ChainMap, Counter
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
-from benchmarks.report.bundle import (
-    SCORES_NAME,
-    SUITE_NAME,
-    Evidence,
-    parse_mapping,
-    read_bundle,
-    seed_plan,
-    suite_task,
-)
-from benchmarks.report.sequential import SeedPlan
 from detection.config import keys
-from detection.evaluation.metrics import HEADLINE, metric_sha256
+from detection.evaluation import metrics
+from detection.evaluation.metrics import ERRORS_NAME, HEADLINE, ROBUSTNESS_NAME, metric_sha256
 from moco.classification import config as classification
 from moco.common.cfgnode import cfg_sha256
 from moco.common.command import RANDOM
-from moco.common.errors import UserError, shown
-from moco.common.files import PathLike, read_bytes
+from moco.common.errors import DataError, UserError, shown
+from moco.common.files import PathLike, open_file, read_bytes
 from moco.common.keys import Keys
-from moco.common.run import DIGITS, METRICS_NAME, RECORD_NAME, RunRecord, read_record
+from moco.common.limits import Implausible, open_zip, read_part
+from moco.common.run import DIGITS, METRICS_NAME, RECORD_NAME, RunRecord, parse_record, read_record
 from moco.engine.config import protocol_sha256
 from moco.engine.keys import CLASSIFICATION
 
+SUITE_NAME, ABOUT_NAME = "suite.json", "about.json"
+SCORES_NAME = "reachable.json"  # in a suite's folder, by `metric_sha256`
+PLAN = "until_decided"  # the one key of the former in a bundle, for the suites that have it
+MAX_SUITE_BYTES = 1 << 20
+MAX_RECORDS_BYTES = 64 << 20  # total size of all records
+MATCHES_NAME = f"inference/{metrics.MATCHES_NAME}"
+# Files that reports read next to a run's record → maximum size in bytes.
+EVIDENCE = {MATCHES_NAME: metrics.MAX_MATCHES_BYTES, ERRORS_NAME: 1 << 20, ROBUSTNESS_NAME: 1 << 20}
+MAX_KNN_BYTES = 1 << 20
+NOT_PUBLIC = "not public"
+MAX_ABOUT = 200  # characters of a text about a bundle
 TASK_KEYS: Keys = {**CLASSIFICATION, **keys.KEYS}  # of the tasks that have rows in a report
+
+
+@dataclass(frozen=True)
+class About:
+    """Origin of the results of a bundle.
+
+    Attributes:
+        measured_by: Name of a person or group.
+        weights: Address of the weights, or `NOT_PUBLIC`.
+    """
+
+    measured_by: str
+    weights: str = NOT_PUBLIC
+
+    def __post_init__(self) -> None:
+        """Check the texts.
+
+        Raises:
+            ValueError: If one is empty, longer than `MAX_ABOUT` characters or not one line.
+        """
+        for name, text in vars(self).items():
+            if not (isinstance(text, str) and text.isprintable() and 0 < len(text) <= MAX_ABOUT):
+                expected = f"expected one line of at most {MAX_ABOUT} characters"
+                raise ValueError(f"{name}: got {shown(text)}, {expected}")
+
+
+def parse_mapping(text: bytes, where: Path | PurePosixPath) -> dict[str, Any]:
+    """Return the mapping in a JSON file, empty if it holds something else.
+
+    Raises:
+        UserError: If the file is damaged.
+    """
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: not valid JSON ({error})") from error
+    return content if isinstance(content, dict) else {}
+
+
+def knn_name(pretraining: str) -> str:
+    """Return the path, in a suite's folder, of the kNN accuracies that a pre-training logged."""
+    return f"inits/{pretraining}.knn.json"
+
+
+def suite_task(folder: Path | PurePosixPath, exists: Callable[[Any], bool]) -> str | None:
+    """Return the suite's task name for a run in `runs/<task>/<init>/<seed>`, else None."""
+    task = folder.parent.parent
+    runs = task.parent
+    return task.name if runs.name == "runs" and exists(runs.parent / SUITE_NAME) else None
+
+
+def read_bundle(path: PathLike) -> dict[PurePosixPath, tuple[RunRecord, str | None]]:
+    """Read the records of a bundle with the suite's name of their task, by folder.
+
+    Raises:
+        DataError: If the file is not a bundle, damaged or malicious.
+        UserError: If a record is invalid.
+    """
+    with reading(path), open_file(path) as file, open_zip(file) as archive:
+        parts = {PurePosixPath(info.filename): info for info in archive.infolist()}
+        if len(parts) < len(archive.infolist()):
+            seen = Counter(str(PurePosixPath(info.filename)) for info in archive.infolist())
+            raise Implausible(f"{shown(seen.most_common(1)[0][0])}: is in it more than once")
+        records = {name: info for name, info in parts.items() if name.name == RECORD_NAME}
+        for name, info in records.items():
+            if name.is_absolute() or ".." in name.parts or str(name) != info.filename:
+                raise Implausible(f"{shown(info.filename)}: not a path inside it")
+        total = sum(info.file_size for info in records.values())
+        if total > MAX_RECORDS_BYTES:
+            raise Implausible(f"records: got {total} bytes, expected at most {MAX_RECORDS_BYTES}")
+        texts = {name: read_part(archive, info) for name, info in records.items()}
+    return {
+        name.parent: (
+            parse_record(text, f"{path}/{name}"),
+            suite_task(name.parent, parts.__contains__),
+        )
+        for name, text in texts.items()
+    }
+
+
+def read_about(path: PathLike) -> About:
+    """Read who measured the results of a bundle.
+
+    Raises:
+        DataError: If the bundle does not say so, or is damaged.
+    """
+    with reading(path), open_file(path) as file, open_zip(file) as archive:
+        info = archive.NameToInfo.get(ABOUT_NAME)
+        if info is not None and info.file_size > 8 * MAX_ABOUT:
+            raise Implausible(f"{ABOUT_NAME}: more than {8 * MAX_ABOUT} bytes")
+        content = None if info is None else json.loads(read_part(archive, info))
+        about = None if content is None else About(**content)
+    if about is None:
+        raise DataError(
+            f"{path}: does not say who measured its results; make it again with --measured-by NAME"
+        )
+    return about
+
+
+@contextmanager
+def reading(path: PathLike) -> Iterator[None]:
+    """Turn any error while reading a file into a DataError that names it."""
+    try:
+        yield
+    except Implausible as error:
+        raise DataError(f"{path}: damaged or made to mislead ({error})") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except Exception as error:  # a damaged archive may raise anything
+        raise DataError(
+            f"{path}: not a bundle of moco-transfer table, or damaged ({error})"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -48,15 +165,15 @@ class FinishedRun:
         folder: Folder of the record, which need not be the one that the run wrote.
         record: Validated record.
         suite_task: Name of the task in its suite, or None for a run outside of a suite.
-        evidence: Other files of the run, which need not be in `folder`.
-        plan: Plan of the looks of its suite, or None if its number of seeds was fixed.
+        source: Folder of its other files, inside of `bundle` if there is one.
+        bundle: Bundle of its other files, or None if they are on disk.
     """
 
     folder: Path
     record: RunRecord
     suite_task: str | None = None
-    evidence: Evidence | None = field(default=None, compare=False)
-    plan: SeedPlan | None = None
+    source: Path | PurePosixPath | None = field(default=None, compare=False)
+    bundle: Path | None = field(default=None, compare=False)
 
     def read(self, name: str) -> bytes | None:
         """Return the content of a file of `EVIDENCE`, or None if the run does not have it.
@@ -64,11 +181,38 @@ class FinishedRun:
         Raises:
             DataError: If the file cannot be read or exceeds its maximum size.
         """
-        return self.evidence.read(name) if self.evidence else None
+        return self._read(self.source / name, EVIDENCE[name]) if self.source else None
 
     def read_knn(self, pretraining: str) -> bytes | None:
         """Return the kNN accuracies of a pre-training from the run's suite; raise as `read`."""
-        return self.evidence.read_knn(pretraining) if self.evidence and self.suite_task else None
+        if self.source is None or self.suite_task is None:
+            return None
+        return self._read(self.source.parents[3] / knn_name(pretraining), MAX_KNN_BYTES)
+
+    def read_suite(self) -> dict[str, Any]:
+        """Return the content of the run's suite.json, empty outside of a suite; raise as `read`.
+
+        Raises:
+            UserError: If it is not JSON.
+        """
+        if self.source is None or self.suite_task is None:
+            return {}
+        path = self.source.parents[3] / SUITE_NAME
+        return parse_mapping(self._read(path, MAX_SUITE_BYTES) or b"{}", path)
+
+    def _read(self, path: Path | PurePosixPath, limit: int) -> bytes | None:
+        if self.bundle is None:
+            if not Path(path).is_file():
+                return None
+            with reading(path):
+                if Path(path).stat().st_size > limit:
+                    raise Implausible(f"more than {limit} bytes")
+                return read_bytes(path)
+        with reading(self.bundle), open_file(self.bundle) as file, open_zip(file) as archive:
+            info = archive.NameToInfo.get(str(path))
+            if info is not None and info.file_size > limit:
+                raise Implausible(f"{path}: more than {limit} bytes")
+            return None if info is None else read_part(archive, info)
 
     @property
     def digest(self) -> str:
@@ -157,14 +301,14 @@ def collect(paths: Sequence[PathLike]) -> Results:
     """
     found: dict[Path, FinishedRun | None] = {}
     configs: dict[frozenset[str], Mapping[str, Any]] = {}
-    suites: dict[Path, tuple[SeedPlan | None, dict[str, Any]]] = {}
+    suites: dict[Path, dict[str, Any]] = {}
     for path in map(Path, paths):
         if not path.exists():
             raise UserError(f"{path}: no such run folder")
         if path.suffix == ".zip" and path.is_file():
             own = path.resolve()
-            for inside, (record, task, plan) in read_bundle(path).items():
-                made = _hashed(record), task, Evidence(inside, own), plan
+            for inside, (record, task) in read_bundle(path).items():
+                made = _hashed(record), task, inside, own
                 found[own / inside] = FinishedRun(own / inside, *made)
             continue
         for folder in [path.parent.resolve()] if path.is_file() else _run_folders(path.resolve()):
@@ -205,23 +349,18 @@ def collect(paths: Sequence[PathLike]) -> Results:
 def _read_run(
     folder: Path,
     configs: dict[frozenset[str], Mapping[str, Any]],
-    suites: dict[Path, tuple[SeedPlan | None, dict[str, Any]]],
+    suites: dict[Path, dict[str, Any]],
 ) -> FinishedRun:
-    record = _hashed(read_record(folder / RECORD_NAME))
-    task = suite_task(folder, Path.is_file)
-    if task is None:
-        return FinishedRun(folder, _sharing_config(record, configs), None, Evidence(folder))
-    suite = folder.parents[3]
-    if suite not in suites:
-        file, scores = suite / SUITE_NAME, suite / SCORES_NAME
-        known = parse_mapping(read_bytes(scores), str(scores)) if scores.is_file() else {}
-        suites[suite] = seed_plan(read_bytes(file), str(file)), known
-    plan, known = suites[suite]
-    try:
-        record = _sharing_config(_with_score(record, known), configs)
-    except ValueError as error:
-        raise UserError(f"{suite / SCORES_NAME}: not scores of a suite ({error})") from error
-    return FinishedRun(folder, record, task, Evidence(folder), plan)
+    record, task = _hashed(read_record(folder / RECORD_NAME)), suite_task(folder, Path.is_file)
+    if task is not None:
+        scores = folder.parents[3] / SCORES_NAME
+        if scores not in suites:
+            suites[scores] = parse_mapping(read_bytes(scores), scores) if scores.is_file() else {}
+        try:
+            record = _with_score(record, suites[scores])
+        except ValueError as error:
+            raise UserError(f"{scores}: not scores of a suite ({error})") from error
+    return FinishedRun(folder, _sharing_config(record, configs), task, folder)
 
 
 def _with_score(record: RunRecord, known: Mapping[str, Any]) -> RunRecord:

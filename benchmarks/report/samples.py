@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from PIL import Image, ImageColor, ImageDraw, ImageFont, ImageOps
 
 from benchmarks.report import plots
-from benchmarks.report.aggregate import Table
-from benchmarks.report.precision import find_predictions
+from benchmarks.report.analysis import find_predictions
 from benchmarks.report.style import RIGHT, TRUTH, WRONG
+from benchmarks.report.table import Table
 from detection.datasets.base import Record, Split, image_key
 from detection.datasets.coco_json import annotations_of
 from detection.datasets.coco_repair import annotation_file

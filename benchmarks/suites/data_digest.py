@@ -17,8 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report.bundle import SUITE_NAME
-from benchmarks.report.records import TASK_KEYS
+from benchmarks.report.records import SUITE_NAME, TASK_KEYS
 from benchmarks.suites.checks import with_datasets_folder
 from benchmarks.suites.suite import Suite, all_keys
 from moco.common.errors import DataError, UserError

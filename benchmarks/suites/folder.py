@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from benchmarks.report.along import KNN_METRIC, epoch_of
-from benchmarks.report.bundle import PLAN, SCORES_NAME, SUITE_NAME, knn_name
-from benchmarks.report.sequential import SeedPlan
+from benchmarks.report.records import PLAN, SCORES_NAME, SUITE_NAME, knn_name
 from benchmarks.suites import locks
 from benchmarks.suites.locks import Lock
 from benchmarks.suites.runs import Run, holder_info, read_json
@@ -348,7 +347,7 @@ def suite_content(
     version: str,
     gpus: int | None = None,
     data: Mapping[str, str] | None = None,
-    plan: SeedPlan | None = None,
+    plan: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the content of `suite.json`, for `SuiteFolder.write`.
 
@@ -383,7 +382,7 @@ def suite_content(
         "gpus_per_run": gpus,
         "inits": {name: init.sha256 or init.weights for name, init in inits.items()},
         "tasks": tasks,
-        PLAN: None if plan is None else asdict(plan) | {"rows": list(plan.rows)},
+        PLAN: plan,
     }
 
 

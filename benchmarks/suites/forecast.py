@@ -40,7 +40,7 @@ from moco.common.files import atomic_write_json
 from moco.common.progress import Bar, format_seconds
 
 if TYPE_CHECKING:
-    from benchmarks.report.aggregate import Table
+    from benchmarks.report.table import Table
 
 
 class Estimate(NamedTuple):
@@ -291,7 +291,7 @@ def detectable(specs: Sequence[RunSpec], tables: Sequence["Table"]) -> str:
         specs: Requested runs.
         tables: Tables of the runs that are done so far, from which the points follow.
     """
-    from benchmarks.report.significance import pooled_std, runs_needed, smallest_gap
+    from benchmarks.report.stats import pooled_std, runs_needed, smallest_gap
     from benchmarks.report.style import STRONG_FROM, format_runs
     from detection.evaluation.metrics import titles
 

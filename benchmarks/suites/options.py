@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report.sequential import FIRST_SEEDS, MARGIN, MOST_SEEDS
 from benchmarks.suites.checkpoints import KEEP
 from benchmarks.suites.executors.base import EXECUTORS
 
+FIRST_SEEDS, MOST_SEEDS, MARGIN = 3, 9, 0.5  # of --until-decided
 ENGINES = ("auto", "detectron2", "embedded", "each")
 
 
@@ -69,8 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser, trials: int | None = None) ->
     add(
         "--until-decided",
         action="store_true",
-        help="add seeds to each row and the baseline until its gap is beyond chance or within "
-        "--margin, with boundaries that account for every look",
+        help="add seeds to all rows of a task until each gap to the baseline is beyond chance or "
+        "within --margin, by tests that account for every look",
     )
     margin = f"largest gap in points that counts as none, for --until-decided ({MARGIN})"
     add("--margin", type=float, metavar="POINTS", help=margin)

@@ -13,18 +13,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.report.progress import Progress
 from benchmarks.report.records import Results, Unusable, collect
+from benchmarks.report.style import Progress
 from benchmarks.suites import children
 from benchmarks.suites.folder import SuiteFolder, remove_stale
 from benchmarks.suites.forecast import Forecast, Speeds, estimate, known_speeds
 from benchmarks.suites.runs import DONE, FAILED, QUEUED, RUNNING, STOPPED, WAITING, Run, State
 from benchmarks.suites.suite import row_of
+from benchmarks.suites.until_decided import with_looks
 from moco.common.errors import printable, say
 from moco.common.progress import format_seconds
 
 if TYPE_CHECKING:
-    from benchmarks.report.content import Report
+    from benchmarks.report.report import Report
 
 # State of a run → reason why it has no numbers.
 UNDONE = {
@@ -100,12 +101,12 @@ def refresh_tables(
     out: Path, runs: Sequence[Run], baseline: str | None, progress: Progress
 ) -> None:
     """Write the tables of the runs that are done so far, and the page with the progress."""
-    from benchmarks.report.content import Report
-    from benchmarks.report.render import html
-    from benchmarks.report.tables import FORMATS, tables_so_far, write_files
+    from benchmarks.report.export import html, write_files
+    from benchmarks.report.report import Report, tables_so_far
+    from benchmarks.report.style import FORMATS
 
     results = results_of(runs, reported=())  # the page lists the others in its progress
-    report = Report(tables_so_far(results, baseline), results, progress)
+    report = Report(with_looks(tables_so_far(results, baseline)), results, progress)
     write_files(out, report, FORMATS if report.tables else [html.__name__])
 
 
@@ -145,15 +146,16 @@ def write_report(
     folder: SuiteFolder, runs: Sequence[Run], baseline: str | None
 ) -> "tuple[Report, list[Path]]":
     """Write the tables of the finished runs; return them without their plots, and the files."""
-    from benchmarks.report.content import Report
-    from benchmarks.report.tables import RESAMPLES, tables_so_far, write_files
+    from benchmarks.report.export import write_files
+    from benchmarks.report.report import Report, tables_so_far
+    from benchmarks.report.style import RESAMPLES
 
     results = results_of(runs)
     finished = {row_of(each.record.init) for each in results.transfer}
     if finished and baseline in {row_of(each.expected.get("init", "")) for each in runs} - finished:
         instead = "random" if "random" in finished else "nothing"
         say(f"note: no run of the baseline {baseline} is done; gaps refer to {instead}")
-    report = Report(tables_so_far(results, baseline, RESAMPLES), results)
+    report = Report(with_looks(tables_so_far(results, baseline, RESAMPLES)), results)
     remove_stale(folder.tables)
     files = write_files(folder.tables, report)
     return replace(report), files
@@ -161,8 +163,7 @@ def write_report(
 
 def write_tables(folder: SuiteFolder, runs: Sequence[Run], baseline: str | None) -> None:
     """Write and print the tables of the finished runs."""
-    from benchmarks.report.render import to_terminal
-    from benchmarks.report.tables import whereabouts
+    from benchmarks.report.export import to_terminal, whereabouts
 
     report, files = write_report(folder, runs, baseline)
     if not report.tables:

@@ -1,26 +1,185 @@
-"""Seeds only as needed: which runs a suite with `--until-decided` computes next.
+"""Seeds only as needed: a suite with `--until-decided` adds seeds until its gaps are decided.
 
-The suite computes its first seeds, looks, adds one seed to both rows of every comparison that is
-not decided, looks again, and so on (benchmarks/report/sequential.py). What it computes next follows
-from the records of the runs and from the plan in `suite.json` alone, so a suite that was killed
-takes the same looks when it continues.
+At each look, all rows of a task have the same number of seeds, and the table of these runs decides:
+each gap of AP to the baseline is significant, or shown to be within the margin. Otherwise every row
+gets one seed more. Testing again after each seed at p < 0.05 would call equal rows different in far
+more than 5% of all cases. So each of the k possible looks tests at the level 0.05 / k (Bonferroni,
+over the looks; Holm, over the rows), which holds for any rule by which a suite stops.
+
+The looks follow from the records of the runs and from the plan in `suite.json` alone, so a suite
+that was killed continues with the same looks, and each table of its runs repeats the last one.
 """
 
-from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from benchmarks.report.aggregate import Table
-from benchmarks.report.looks import why
-from benchmarks.report.sequential import FIRST_SEEDS, MARGIN, MOST_SEEDS, SeedPlan
+from benchmarks.report.records import PLAN, SUITE_NAME, FinishedRun, collect
+from benchmarks.report.stats import significance
 from benchmarks.report.style import MINUS
-from benchmarks.report.tables import tables_so_far
+from benchmarks.report.table import Grid, Table, TextCell, aggregate, gap, gap_name, untested
 from benchmarks.suites.folder import SuiteFolder
-from benchmarks.suites.options import SuiteOptions
+from benchmarks.suites.options import FIRST_SEEDS, MARGIN, MOST_SEEDS, SuiteOptions
+from benchmarks.suites.runs import DONE
 from benchmarks.suites.suite import PROGRAMS, RunSpec, Suite, row_of
-from benchmarks.suites.tables import results_of
+from detection.evaluation.metrics import headline_names, titles
 from moco.common.command import RANDOM
 from moco.common.errors import UserError
+
+
+@dataclass(frozen=True)
+class SeedPlan:
+    """Plan of the looks, which is fixed before the first one.
+
+    Attributes:
+        baseline: Row that the others are compared with.
+        rows: The other rows.
+        first: Number of seeds at the first look.
+        most: Number of seeds at the last look; there is a look at each number between them.
+        margin: Largest gap, in points, that counts as equivalence.
+    """
+
+    baseline: str
+    rows: list[str]
+    first: int = FIRST_SEEDS
+    most: int = MOST_SEEDS
+    margin: float = MARGIN
+
+    def __post_init__(self) -> None:
+        """Check the numbers.
+
+        Raises:
+            UserError: If there is nothing to compare, or a number is out of range.
+        """
+        if not self.rows or self.baseline in self.rows:
+            raise UserError("--until-decided: expected a baseline and at least one other row")
+        if not 2 <= self.first < self.most <= 50:
+            text = f"got seeds from {self.first} to {self.most}, expected at least 2 to at most 50"
+            raise UserError(f"--until-decided: {text}, the first below the last")
+        if not 0 < self.margin <= 100:
+            raise UserError(f"--margin {self.margin}: expected points above 0 to 100")
+
+    @property
+    def looks(self) -> int:
+        """Largest number of looks."""
+        return self.most - self.first + 1
+
+    @property
+    def condition(self) -> str:
+        """Condition of a look, as text."""
+        return f"looks are at {self.first} to {self.most} equal seeds of both rows"
+
+
+def with_looks(tables: Sequence[Table], margin: float | None = None) -> list[Table]:
+    """Return tables whose tests account for the looks of their suites; without any, the same.
+
+    Args:
+        tables: Tables of one report.
+        margin: Value of `--margin`, which must be that of the looks.
+
+    Raises:
+        UserError: If runs of a table are of several plans, or of one and of none, or a plan is
+            damaged.
+    """
+    plans: dict[Path | None, SeedPlan | None] = {None: None}
+
+    def plan_of(run: FinishedRun) -> SeedPlan | None:
+        suite = run.folder.parents[3] if run.suite_task else None
+        if suite is not None and suite not in plans:
+            content = run.read_suite().get(PLAN)
+            try:
+                plans[suite] = content and SeedPlan(**content)
+            except TypeError as error:
+                raise UserError(f"{suite / SUITE_NAME}: {PLAN}: not a plan of looks") from error
+        return plans[suite]
+
+    found = []
+    for table in tables:
+        plan = plan_of(table.runs[0])
+        if others := [run.folder for run in table.runs if plan_of(run) != plan]:
+            raise UserError(
+                f"{table.title}: {table.runs[0].folder} and {others[0]} cannot be in one table, as "
+                "--until-decided added seeds to one of them; give the folder of each suite alone"
+            )
+        if plan and margin not in (None, plan.margin):
+            raise UserError(f"--margin {margin}: the looks of this suite were at {plan.margin}")
+        found.append(looked_at(table, plan) if plan else table)
+    return found
+
+
+def looked_at(table: Table, plan: SeedPlan) -> Table:
+    """Return a table with tests of AP, the first headline metric, at the level of one look."""
+    base, metric = table.base, headline_names(table.metrics)[0]
+    name = titles(table.metrics)[table.metrics.index(metric)]
+    why, rows = f"{plan.condition}, at {name} only", []
+    for row in table.rows:
+        gaps = {key: untested(each, why) for key, each in row.gaps.items()}
+        if base and row is not base and (a := row.cells[metric]) and (b := base.cells[metric]):
+            gaps[metric] = gap(a, b, plan.looks) if a.n == b.n >= plan.first else gaps[metric]
+        rows.append(replace(row, gaps=gaps))
+    changes: dict[str, Any] = {"rows": tuple(rows), "margin": plan.margin, "looks": plan.looks}
+    if table.resamples:  # over runs, it would be one test more
+        of_images = {key: replace(each, both=None) for key, each in table.resamples.gaps.items()}
+        changes["resamples"] = replace(table.resamples, gaps=of_images)
+    table = replace(table, **changes)
+    note = f"seeds were added until each gap to {plan.baseline} was decided; {why}, and intervals "
+    note += f"and p-values account for all looks (each at the level 0.05 / {plan.looks})"
+    found = outcomes(table, plan)
+    lines = [[gap_name(table, row), *map(TextCell, each[:3])] for row, each in found.items()]
+    grid = Grid("Seeds as needed", ["", "seeds", "look", "decided"], lines)
+    return replace(table, notes=(note,), grids=(grid,))
+
+
+def outcomes(table: Table, plan: SeedPlan) -> dict[str, tuple[str, str, str, bool]]:
+    """Return row → its seeds, look, what was decided or why nothing was, and whether to go on."""
+    if (base := table.base) is None:
+        return {}
+    within = f"within ±{plan.margin:g}"
+    tests = [each for each in significance(table) if each.significant or each.equivalent]
+    decided = {each.row.init: "a gap" if each.significant else within for each in tests}
+    found = {}
+    for row in (row for row in table.rows if row is not base):
+        n = min(row.n, base.n)
+        more = row.n == base.n and plan.first <= n < plan.most and row.init not in decided
+        no = f"not yet: seed {n} comes next" if more else f"no: {plan.condition}"
+        look = f"{max(n - plan.first + 1, 0)} of {plan.looks}"
+        found[row.init] = str(n), look, decided.get(row.init, no), more
+    return found
+
+
+def next_runs(
+    specs: Sequence[RunSpec], folder: SuiteFolder, plan: SeedPlan
+) -> tuple[tuple[RunSpec, ...], list[str]]:
+    """Return the runs up to the next look at each task, and a line on each gap at the last one.
+
+    Args:
+        specs: Runs with all seeds that the plan allows.
+        folder: Folder of the suite.
+        plan: Plan of the looks.
+    """
+    groups: dict[tuple[str, str], list[RunSpec]] = {}
+    for spec in (spec for spec in specs if spec.program in PROGRAMS):
+        groups.setdefault((spec.task, spec.engine), []).append(spec)
+    wanted, lines = set[str](), dict[tuple[str, str], list[str]]()
+    for setting, own in groups.items():
+        states = {spec.name: folder.run(spec).state() for spec in own}
+        for n in range(plan.first, plan.most + 1):
+            so_far = [spec for spec in own if spec.seed < n]
+            wanted |= {spec.name for spec in so_far}
+            done = [spec for spec in so_far if states[spec.name].kind == DONE]
+            over = all(states[spec.name].settled for spec in so_far)
+            if not over or plan.baseline not in {spec.init for spec in done}:
+                break
+            runs = collect([folder.folder_of(spec) for spec in done]).transfer
+            found = outcomes(looked_at(aggregate(runs, plan.baseline)[0], plan), plan)
+            at = f"look {n - plan.first + 1} of {plan.looks}: {', '.join(setting)}, {n} seeds: "
+            gaps = {f"{row} {MINUS} {plan.baseline}": why for row, (_, _, why, _) in found.items()}
+            lines[setting] = [f"{at}{pair}: {why}" for pair, why in gaps.items()]
+            if not any(more for *_, more in found.values()):
+                break
+    chosen = tuple(s for s in specs if s.program not in PROGRAMS or s.name in wanted)
+    return chosen, [line for of_setting in lines.values() for line in of_setting]
 
 
 def check_options(options: SuiteOptions) -> None:
@@ -33,10 +192,9 @@ def check_options(options: SuiteOptions) -> None:
         if value is not None and not options.until_decided:
             raise UserError(f"{flag} {value}: is for --until-decided")
     if options.until_decided and (options.plan or options.executor == "slurm"):
-        flag = "--plan" if options.plan else "--executor slurm"
         raise UserError(
-            f"--until-decided: {flag} submits all runs at once, and these depend on each other's "
-            "results; give a fixed number, --trials N"
+            f"--until-decided: {'--plan' if options.plan else '--executor slurm'} submits all runs "
+            "at once, and these depend on each other's results; give a fixed number, --trials N"
         )
 
 
@@ -55,92 +213,22 @@ def seed_plan(
     """
     if not options.until_decided:
         return None
-    rows = list(dict.fromkeys(map(row_of, inits)))
-    if several := next((name for name in inits if row_of(name) != name), None):
+    if several := next((row_of(name) for name in inits if row_of(name) != name), None):
         raise UserError(
-            f"--until-decided: {row_of(several)} has several pre-trainings, and more seeds are no "
-            "evidence about others; give one file, or --trials"
+            f"--until-decided: {several} has several pre-trainings, and more seeds are no evidence "
+            "about others; give one file, or --trials"
         )
-    base = baseline or RANDOM
-    if base not in rows:
+    if (base := baseline or RANDOM) not in inits:
         raise UserError(
             f"--until-decided: no row {base} to compare with; give --init {RANDOM}, or --baseline "
-            f"with one of {', '.join(rows)}"
+            f"with one of {', '.join(inits)}"
         )
-    return SeedPlan(
-        base,
-        tuple(row for row in rows if row != base),
-        first=options.trials or FIRST_SEEDS,
-        most=MOST_SEEDS if options.max_seeds is None else options.max_seeds,
-        margin=MARGIN if options.margin is None else options.margin,
-    )
+    given = {"first": options.trials, "most": options.max_seeds, "margin": options.margin}
+    own: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    return SeedPlan(base, [row for row in inits if row != base], **own)
 
 
 def with_seeds(suite: Suite, seeds: int) -> Suite:
     """Return a suite whose tasks have this many seeds; the points of a grid keep their one."""
     tasks = (task if task.point_of else replace(task, trials=seeds) for task in suite.tasks)
     return replace(suite, tasks=tuple(tasks))
-
-
-def next_runs(
-    specs: Sequence[RunSpec], folder: SuiteFolder, plan: SeedPlan
-) -> tuple[tuple[RunSpec, ...], list[str]]:
-    """Return the runs up to the next look of each comparison, and a line on each last look.
-
-    Args:
-        specs: Runs with all seeds that the plan allows.
-        folder: Folder of the suite.
-        plan: Plan of the looks.
-    """
-    by_folder = {folder.folder_of(spec).resolve(): spec for spec in specs}
-    results = results_of([folder.run(spec) for spec in specs], reported=())
-    seeds: dict[tuple[str, str, str], int] = defaultdict(lambda: plan.first)
-    lines = []
-    for table in tables_so_far(results, plan.baseline):
-        known = [by_folder[run.folder] for run in table.runs if run.folder in by_folder]
-        for task, engine in dict.fromkeys((spec.task, spec.engine) for spec in known):
-            for row, number in _wanted(table, plan).items():
-                key = task, engine, row
-                seeds[key] = max(seeds[key], number)
-        lines += _lines(table)
-    wanted = _up_to(specs, seeds)
-    # No row runs ahead while a run of the others' next look is not over: the correction over the
-    # rows needs all of them.
-    for spec in wanted:
-        if spec.program in PROGRAMS and not folder.run(spec).state().settled:
-            for key in seeds:
-                if key[:2] == (spec.task, spec.engine):
-                    seeds[key] = min(seeds[key], max(plan.first, spec.seed + 1))
-    return _up_to(wanted, seeds), lines
-
-
-def _up_to(
-    specs: Sequence[RunSpec], seeds: Mapping[tuple[str, str, str], int]
-) -> tuple[RunSpec, ...]:
-    return tuple(
-        spec
-        for spec in specs
-        if spec.program not in PROGRAMS or spec.seed < seeds[spec.task, spec.engine, spec.init]
-    )
-
-
-def _wanted(table: Table, plan: SeedPlan) -> dict[str, int]:
-    """Return row → number of seeds up to its next look."""
-    found = {plan.baseline: plan.first}
-    for row, each in (table.looks.comparisons if table.looks else {}).items():
-        looked = each.looks[-1].seeds if each.looks else 0
-        more = not each.decided and plan.first <= looked < plan.most
-        found[row] = max(plan.first, looked + more)
-        found[plan.baseline] = max(found[plan.baseline], found[row])
-    return found
-
-
-def _lines(table: Table) -> list[str]:
-    if table.looks is None:
-        return []
-    return [
-        f"look {len(each.looks)} of {table.looks.plan.looks}: {table.title}, {table.engine}: {row} "
-        f"{MINUS} {table.baseline}, {each.looks[-1].seeds} seeds: {why(each, table)}"
-        for row, each in table.looks.comparisons.items()
-        if each.looks
-    ]

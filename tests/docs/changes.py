@@ -226,7 +226,7 @@ assert build_parser().parse_args(["s", "--executor", "elsewhere"]).executor == "
     Change(
         "a format of tables",
         {
-            "benchmarks/report/render.py": """
+            "benchmarks/report/export.py": """
 
 @RENDERERS.register()
 def count(report):
@@ -234,7 +234,7 @@ def count(report):
 """
         },
         """
-from benchmarks.report.tables import find_renderers
+from benchmarks.report.export import find_renderers
 
 find_renderers(["count"])
 """,

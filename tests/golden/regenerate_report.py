@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.report import literature
-from benchmarks.report.aggregate import Resampled, Resamples, aggregate
-from benchmarks.report.content import Report
+from benchmarks.report import published
+from benchmarks.report.export import RENDERERS
 from benchmarks.report.plots import Plot
 from benchmarks.report.records import FinishedRun, Results, Unusable
-from benchmarks.report.render import RENDERERS
+from benchmarks.report.report import Report
+from benchmarks.report.table import Resampled, Resamples, aggregate
 from detection.config.task import default_task
 from moco.common.cfgnode import flatten, load_cfg
 from tests.benchmarks.report.fake_runs import CONFIG, record
@@ -49,7 +49,7 @@ def runs(aps: dict[str, list[float]], *metrics: str, **changes: object) -> list[
 def voc_runs() -> list[FinishedRun]:
     """Return runs of Table 2b with provenance, a null with its reason, and published rows."""
     whole = flatten(load_cfg(default_task(), CONFIGS / "voc/faster_rcnn_R_50_C4_24k.yaml", []))
-    tags = str(literature._tree()["tags"])
+    tags = str(published._tree()["tags"])
     config = {key: value for key, value in whole.items() if f"'{key}'" in tags}
     own = {"iterations": 24000, "config": config}
     found = runs({"random": [33.0, 35.0]}, **own)

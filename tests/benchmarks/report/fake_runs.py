@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.report.aggregate import aggregate
-from benchmarks.report.content import Report
+from benchmarks.report.export import RENDERERS
 from benchmarks.report.plots import Plot
 from benchmarks.report.records import collect
-from benchmarks.report.render import RENDERERS
+from benchmarks.report.report import Report
+from benchmarks.report.table import aggregate
 from moco.common.run import RunRecord, write_record
 
 CONFIG = {"DATASETS.TEST": ["voc_2007_test"], "SOLVER.MAX_ITER": 300, "SOLVER.BASE_LR": 0.02}

@@ -12,9 +12,8 @@ from scipy import stats
 
 from benchmarks.make_table import main
 from benchmarks.report.along import along_figure, epoch_of, rank_correlation
-from benchmarks.report.content import Report
 from benchmarks.report.records import collect
-from benchmarks.report.tables import make_tables
+from benchmarks.report.report import Report, make_tables
 from tests.benchmarks.report.fake_runs import (
     csv_rows,
     rendered,

@@ -10,12 +10,9 @@ from scipy import stats
 
 from benchmarks.report import bootstrap
 from benchmarks.report.bootstrap import average_precision, image_counts, resample, two_level
-from benchmarks.report.captions import how_sure, uncertainty
-from benchmarks.report.gaps import gap_grids
 from benchmarks.report.records import collect
-from benchmarks.report.sequential import holm
-from benchmarks.report.significance import significance
-from benchmarks.report.tables import make_tables
+from benchmarks.report.report import make_tables
+from benchmarks.report.stats import gap_grids, holm, how_sure, significance, uncertainty
 from detection.evaluation.matches import Matches, MatchFile, join, write_matches
 from detection.evaluation.metrics import MATCHES_NAME
 from tests.benchmarks.report.fake_runs import write_run

@@ -14,10 +14,9 @@ import pytest
 
 from benchmarks.make_table import main
 from benchmarks.report.analysis import ERROR_TYPES
-from benchmarks.report.bundle import EVIDENCE, MATCHES_NAME, read_bundle
 from benchmarks.report.plots import Plot
-from benchmarks.report.records import collect
-from benchmarks.report.tables import make_tables
+from benchmarks.report.records import EVIDENCE, MATCHES_NAME, collect, read_bundle
+from benchmarks.report.report import make_tables
 from detection.data.corruptions import NAMES
 from detection.evaluation.metrics import ERRORS_NAME, ROBUSTNESS_NAME
 from moco.common.errors import DataError, UserError

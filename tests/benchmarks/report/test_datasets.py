@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
+from benchmarks.report.bundle import share
 from benchmarks.report.datasets import (
     RESAMPLES,
     Collection,
@@ -16,7 +17,6 @@ from benchmarks.report.datasets import (
     signed_rank,
 )
 from benchmarks.report.plots import differences_figure
-from benchmarks.report.share import share
 from tests.benchmarks.report.fake_runs import CONFIG, csv_rows, record, rendered, report, write_run
 
 AP = {
@@ -99,6 +99,9 @@ def test_the_signed_rank_test_is_exact():
     assert signed_rank([1.0] * 6) == 0.03125
     assert signed_rank([2.0, 1.0, 0.0]) == signed_rank([2.0, 1.0]) == 0.5
     assert signed_rank([0.0, 0.0]) == signed_rank([]) == 1.0
+    for tied in ([1.0, 1.0, -2.0, 2.0, 3.0, -3.0, 4.0], [1.0, -1.0, 1.0, 2.0, 2.0, 2.0, -5.0, 5.0]):
+        every_sign = stats.PermutationMethod(n_resamples=2 ** len(tied))
+        assert signed_rank(tied) == pytest.approx(stats.wilcoxon(tied, method=every_sign).pvalue)
     # Ranks 1.5, 1.5, 3 of a tie: sums 0 and 6 are the farthest, 1.5 and 4.5 the next.
     assert signed_rank([1.0, -1.0, 5.0]) == 0.75
 
@@ -148,7 +151,7 @@ def test_the_summary_is_in_every_format(tmp_path):
 
 @pytest.mark.slow
 def test_the_page_and_the_files_have_the_figure_and_the_numbers(tmp_path):
-    from benchmarks.report.tables import write_files
+    from benchmarks.report.export import write_files
 
     made = report(write_suite_runs(tmp_path / "runs", failed=True))
     paths = {path.name: path for path in write_files(tmp_path / "out", made)}

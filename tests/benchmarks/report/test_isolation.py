@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.report.aggregate import aggregate
-from benchmarks.report.captions import tuned, tuned_keys, tuned_value
 from benchmarks.report.isolation import isolation, shortened
 from benchmarks.report.records import collect
+from benchmarks.report.report import tuned, tuned_keys, tuned_value
+from benchmarks.report.table import aggregate
 from detection.config.keys import DATA_KEY
 from moco.common.shipped import RESULTS
 from tests.benchmarks.report.fake_runs import CONFIG
-from tests.benchmarks.report.test_aggregate import MOCO, run, runs
+from tests.benchmarks.report.test_table import MOCO, run, runs
 
 START = {"batches": ["b"]}
 # An earlier record.

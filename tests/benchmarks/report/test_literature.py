@@ -7,15 +7,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.report import literature
-from benchmarks.report.content import Published
-from benchmarks.report.literature import NEAR, load_literature, rows_for, tags_of
-from benchmarks.report.paper import load_paper
+from benchmarks.report import published
+from benchmarks.report.published import NEAR, load_literature, load_paper, rows_for, tags_of
+from benchmarks.report.report import Published
 from detection.config.task import default_task
 from moco.common.cfgnode import flatten, load_cfg
 
 ROOT = Path(__file__).resolve().parents[3]
-TREE = yaml.safe_load(Path(literature.__file__).with_suffix(".yaml").read_text())
+TREE = yaml.safe_load(Path(published.__file__).with_name("literature.yaml").read_text())
 FOLDERS = ("ade20k", "cityscapes", "coco", "lvis", "voc")
 TASKS = [path for name in FOLDERS for path in sorted((ROOT / "configs" / name).glob("[!d]*.yaml"))]
 FPN_1X = ROOT / "configs" / "coco" / "mask_rcnn_R_50_FPN_1x.yaml"

@@ -10,10 +10,10 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image
 
-from benchmarks.report import content
+import benchmarks.report.report
+from benchmarks.report.export import html
 from benchmarks.report.plots import Plot
-from benchmarks.report.progress import Progress
-from benchmarks.report.render import html
+from benchmarks.report.style import Progress
 from tests.benchmarks.report.fake_runs import report, write_run
 from tests.golden.regenerate_report import build, pages
 
@@ -119,7 +119,7 @@ def test_inits_that_differ_in_signs_alone_have_their_own_anchors(tmp_path):
 
 @pytest.mark.slow
 def test_a_live_page_lists_the_newest_runs(monkeypatch):
-    monkeypatch.setattr(content, "LIVE_RUNS", 2)
+    monkeypatch.setattr(benchmarks.report.report, "LIVE_RUNS", 2)
     monkeypatch.setattr(Plot, "svg", "<svg/>")
     done = build()
     live = replace(done, progress=Progress("s", 0.5, "", {}, [], "now"))

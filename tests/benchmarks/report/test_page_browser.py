@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from benchmarks.report.render import html
+from benchmarks.report.export import html
 from tests.benchmarks.report.fake_runs import report, write_pair
 from tests.browser import Browser, open_browser
 

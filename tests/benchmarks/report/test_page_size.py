@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.report import comparison, page
-from benchmarks.report.render import html
+from benchmarks.report import compare, page
+from benchmarks.report.export import html
 from tests.benchmarks.report.fake_runs import report, write_run
 
 INITS = ("random", "supervised", "moco", "mocov2", "mocov3", "byol", "simclr")
 TASKS, SEEDS, CLASSES, LINES = 10, 3, 20, 900
-MAX_BYTES = 2_000_000
+MAX_BYTES = 3_500_000
 
 
 @pytest.mark.slow
-def test_seven_inits_on_ten_tasks_are_less_than_two_megabytes(tmp_path, monkeypatch):
+def test_seven_inits_on_ten_tasks_are_at_most_three_and_a_half_megabytes(tmp_path, monkeypatch):
     random = np.random.default_rng(0)
     for task in range(TASKS):
         for i, init in enumerate(INITS):
@@ -51,7 +51,7 @@ def test_seven_inits_on_ten_tasks_are_less_than_two_megabytes(tmp_path, monkeypa
     figures = page.figures(made, made.sections[0])
     assert not figures.missing and all(figures.samples.values())
     monkeypatch.setattr(page, "figures", lambda report, section: figures)
-    monkeypatch.setattr(comparison, "comparisons", lambda report: {})  # files of their own
+    monkeypatch.setattr(compare, "comparisons", lambda report: {})  # files of their own
     text = html(made)["table.html"]
     links = re.findall(r'href="(compare-[^"]*)"', text)
     # Three gaps, and the lines of evidence: one with intervals, two that are corrected.

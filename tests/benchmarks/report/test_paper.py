@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.report.paper import OWN, PaperTable, load_paper, tables_for
+from benchmarks.report.published import OWN, PaperTable, load_paper, tables_for
 from benchmarks.report.style import is_strong
 from detection.evaluation.metrics import HEADLINE
 from moco.common.cfgnode import flatten, read_yaml

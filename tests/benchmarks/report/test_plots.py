@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.report.aggregate import aggregate
 from benchmarks.report.plots import (
     MAX_CLASSES,
     Plot,
@@ -23,6 +22,7 @@ from benchmarks.report.plots import (
     schedule_figure,
 )
 from benchmarks.report.records import collect
+from benchmarks.report.table import aggregate
 from tests.benchmarks.report.fake_runs import write_pair, write_run
 
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks.report.precision import precision_recall
+from benchmarks.report.analysis import precision_recall
 from benchmarks.report.records import FinishedRun, collect
 from detection.datasets.base import Split
 from detection.datasets.voc import GroundTruth

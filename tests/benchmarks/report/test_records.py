@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.report.records import FinishedRun, collect
-from benchmarks.report.tables import make_tables
+from benchmarks.report.report import make_tables
 from detection.evaluation.metrics import metric_sha256
 from moco.common.errors import UserError
 from tests.benchmarks.report.fake_runs import record, write_run

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageColor
 
-from benchmarks.report.aggregate import Table, aggregate
 from benchmarks.report.records import collect
 from benchmarks.report.samples import GAP_PX, HEAD_PX, IMAGE_PX, samples_image, save_samples
 from benchmarks.report.style import PALETTE, RIGHT, TRUTH, WRONG
+from benchmarks.report.table import Table, aggregate
 from detection.datasets.base import Split
 from detection.datasets.voc import GroundTruth
 from tests.benchmarks.report.fake_runs import write_pair

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.make_table import main
-from benchmarks.report.bundle import ABOUT_NAME, MATCHES_NAME
-from benchmarks.report.verify import read_all, read_shared, verify
+from benchmarks.report.bundle import read_all, read_shared, verify
+from benchmarks.report.records import ABOUT_NAME, MATCHES_NAME
 from moco.common.errors import DataError, UserError
 from moco.common.run import RECORD_NAME
 from moco.common.shipped import RESULTS

@@ -2,15 +2,15 @@
 
 import pytest
 
-from benchmarks.report import style
-from benchmarks.report.aggregate import Cell, Gap
+from benchmarks.report import style, table
+from benchmarks.report.table import Cell, Gap
 
 
 def test_cells():
     found = [((10.04,), 1), ((10.0, 12.0), 2), ((10.0, 12.0), 3)]
-    texts = [style.format_cell(Cell(values), n) for values, n in found]
+    texts = [table.format_cell(Cell(values), n) for values, n in found]
     assert texts == ["10.0", "11.0 ± 1.4", "11.0 ± 1.4 (n = 2 of 3)"]
-    assert style.format_cell(None, 3) == "–"
+    assert table.format_cell(None, 3) == "–"
 
 
 @pytest.mark.parametrize(
@@ -37,8 +37,8 @@ def test_gaps_are_strong_from_half_a_point_as_printed(value, text, strong):
     ],
 )
 def test_evidence(gap, text):
-    assert style.format_evidence(gap) == text
-    assert style.format_evidence(None) == "–"
+    assert table.format_evidence(gap) == text
+    assert table.format_evidence(None) == "–"
 
 
 def test_random_is_gray_and_the_others_differ():

@@ -2,10 +2,10 @@
 
 import json
 
-from benchmarks.report.aggregate import aggregate
 from benchmarks.report.analysis import SHARES, convergence, row_cells
+from benchmarks.report.datasets import Summary, ranks, summarize
 from benchmarks.report.records import collect
-from benchmarks.report.summary import Summary, ranks, summarize
+from benchmarks.report.table import aggregate
 from tests.benchmarks.report.fake_runs import CONFIG, rendered, report, write_pair, write_run
 
 

@@ -16,13 +16,13 @@ import pytest
 from PIL import Image
 
 from benchmarks import make_table, plot_curves
-from benchmarks.report import render
-from benchmarks.report.aggregate import aggregate
-from benchmarks.report.content import Report
-from benchmarks.report.escape import figure, file_names, markdown
+from benchmarks.report import export
+from benchmarks.report.analysis import precision_recall
 from benchmarks.report.plots import Plot
-from benchmarks.report.precision import precision_recall
 from benchmarks.report.records import FinishedRun, Results, Unusable
+from benchmarks.report.report import Report
+from benchmarks.report.style import figure_label, file_names, markdown
+from benchmarks.report.table import aggregate
 from moco.common.errors import UserError, run_cli
 from tests.benchmarks.report.fake_runs import record, report, write_run
 
@@ -99,7 +99,7 @@ def made(text: str) -> Report:
 def outputs(text: str) -> dict[str, str]:
     """Render every file of a report, and what is printed; the comparison without its row's name."""
     whole = made(text)
-    files = {k: v for _, renderer in render.RENDERERS for k, v in renderer(whole).items()}
+    files = {k: v for _, renderer in export.RENDERERS for k, v in renderer(whole).items()}
     [comparison] = whole.compared.values()
     assert re.fullmatch(r"compare-[\w.-]+\.html", comparison, re.ASCII)
     return files | {"compare.html": files.pop(comparison)}
@@ -195,7 +195,7 @@ def test_ordinary_names_stay_as_they_are(ordinary):
     for name, text in ordinary.items():
         assert ORDINARY.replace("_", "\\_" if name.endswith("tex") else "_") in text, name
     for name in (ORDINARY, "ResNet-50, lr=0.03", "faster_rcnn_R_50_C4_24k", "10% of é"):
-        assert markdown(name) == figure(name) == name
+        assert markdown(name) == figure_label(name) == name
 
 
 def test_names_of_files_are_all_different_and_never_paths():
@@ -312,4 +312,4 @@ def test_a_sample_image_is_decoded_as_any_other(tmp_path, monkeypatch):
         samples.mkdir(parents=True)
         (samples / "x.jpg").write_bytes(content)
         with pytest.raises(UserError, match=r"x\.jpg: "):
-            render.html(report(folder))
+            export.html(report(folder))

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from benchmarks import run_suite
-from benchmarks.report.aggregate import aggregate
-from benchmarks.report.content import Report
 from benchmarks.report.records import collect
+from benchmarks.report.report import Report
+from benchmarks.report.table import aggregate
 from benchmarks.suites.data_digest import data_digests
 from benchmarks.suites.folder import SuiteFolder
 from benchmarks.suites.plan import expand

@@ -15,8 +15,8 @@ from benchmarks.quickstart import (
     next_commands,
     queue_length,
 )
-from benchmarks.report.aggregate import aggregate
 from benchmarks.report.records import collect
+from benchmarks.report.table import aggregate
 from benchmarks.suites.folder import SuiteFolder
 from benchmarks.suites.plan import expand
 from benchmarks.suites.programs import Programs

@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks import run_suite
 from benchmarks.report.records import collect
-from benchmarks.report.significance import pooled_std, runs_needed, smallest_gap
-from benchmarks.report.tables import tables_so_far
+from benchmarks.report.report import tables_so_far
+from benchmarks.report.stats import pooled_std, runs_needed, smallest_gap
 from benchmarks.run_suite import SuiteFailed
 from benchmarks.suites import forecast
 from benchmarks.suites.folder import check_agreement, suite_content

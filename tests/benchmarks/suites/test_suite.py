@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.report.paper import load_paper
+from benchmarks.report.published import load_paper
 from benchmarks.suites.checks import option_pairs
 from benchmarks.suites.plan import expand, run_id
 from benchmarks.suites.suite import Init, RunSpec, Suite, SuiteTask, with_metric

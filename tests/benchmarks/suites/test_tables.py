@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.report.progress import Progress
+from benchmarks.report.style import Progress
 from benchmarks.suites import tables
 from benchmarks.suites.forecast import Forecast
 from benchmarks.suites.runs import DONE, FAILED, RUNNING, WAITING, Run, State

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import make_table
-from benchmarks.report.content import Report
-from benchmarks.report.escape import latex
-from benchmarks.report.render import RENDERERS, csv, tex, to_terminal
+from benchmarks.report.export import RENDERERS, csv, tex, to_terminal
+from benchmarks.report.report import Report
+from benchmarks.report.style import latex
 from moco.common.shipped import RESULTS
 from tests.benchmarks.report.fake_runs import csv_rows, rendered, report, write_pair, write_run
 from tests.golden.regenerate_report import FOLDER, build, pages

@@ -1,72 +1,260 @@
-"""Content of a report, independent of its format: rows, notes, evidence and provenance per table.
+"""Tables and content of a report, independent of its format: rows, notes, provenance per table.
 
 A cell is `mean ± std` and the gap to the baseline, or `–` if there is no number. Printed gaps are
 the differences of the printed means. Fewer trials than the paper averages are marked. The paper's
-rows are in separate tables.
+rows are in separate tables, and so are results of others, the bundles of `results/`: those whose
+protocol hash and digests of the data equal those of a table; they never enter a mean.
 
-All texts are plain: renderers (render.py) escape what records contain. Only `facts` and
+All texts are plain: renderers (export.py) escape what records contain. Only `facts` and
 `Section.run_rows` hold what varies between machines or repeated reports of the same runs (folders,
 time, hardware).
 """
 
 import re
-from collections.abc import Container, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.report.aggregate import Cell, Row, Table, stems, untuned
 from benchmarks.report.along import Along, along_figure, along_pretraining
 from benchmarks.report.analysis import analysis_grids, unread
-from benchmarks.report.captions import (
-    EPOCHS,
-    different,
-    heading,
-    how_sure,
-    missing_numbers,
-    never_trained,
-    nothing_shown,
-    reachable,
-    setting,
-    test_name,
-    trial,
-    tuned,
-    tuned_keys,
-    tuned_value,
-    uncertainty,
-    versions,
-    warnings,
-)
-from benchmarks.report.cells import Grid, TextCell, printed
-from benchmarks.report.datasets import Collection, collections
-from benchmarks.report.escape import file_names
-from benchmarks.report.gaps import gap_grids
+from benchmarks.report.datasets import Collection, Summary, collections, summarize
 from benchmarks.report.isolation import isolation, shortened
-from benchmarks.report.literature import LiteratureRow, rows_for
-from benchmarks.report.looks import looks_notes
-from benchmarks.report.paper import OWN, PaperTable, load_paper, tables_for
-from benchmarks.report.progress import Progress
-from benchmarks.report.records import Results
-from benchmarks.report.shared import Shared, rows_beside
-from benchmarks.report.significance import significance
+from benchmarks.report.published import (
+    OWN,
+    LiteratureRow,
+    PaperTable,
+    load_paper,
+    rows_for,
+    tables_for,
+    tags_of,
+)
+from benchmarks.report.records import About, FinishedRun, Results
+from benchmarks.report.stats import (
+    different,
+    gap_grids,
+    how_sure,
+    nothing_shown,
+    significance,
+    uncertainty,
+)
 from benchmarks.report.style import (
+    EACH,
     FEW_MARK,
     MISSING,
     UNVERIFIED_MARK,
-    format_cell,
+    Progress,
+    file_names,
+    format_seeds,
     is_strong,
-    legend,
 )
-from benchmarks.report.summary import Summary, summarize
+from benchmarks.report.table import (
+    EPOCHS,
+    Cell,
+    Grid,
+    Row,
+    Table,
+    TextCell,
+    format_cell,
+    heading,
+    legend,
+    printed,
+    row_of,
+    setting,
+    stems,
+    untuned,
+)
+from detection.config.keys import at_edge, tuned_axes, tuned_values
 from detection.evaluation.metrics import titles
+from detection.modeling.backbones import frozen_random
+from moco.common.command import RANDOM
+from moco.common.errors import UserError, first_few, plural
 
 if TYPE_CHECKING:
     from benchmarks.report.plots import Plot
 
+AT_EDGE = "at the edge"  # of the grid
 COMPARISON = "compare"  # first part of the name of a page of two rows
 Column = tuple[str, str]  # metric and method; the method is whose pre-training the paper used
 LIVE_RUNS = 500  # maximum number of runs that the page lists while its suite is running
+
+
+def reachable(table: Table) -> list[str]:
+    """Return notes on test splits on which perfect predictions score less than 100."""
+    found: dict[str, list[str]] = {}
+    for run in table.runs:
+        scored = run.record.reachable or {}
+        if faults := scored.get("faults"):
+            shown = [
+                f"{title} {scored['highest'][metric]:.1f}"
+                for metric, title in zip(table.metrics, titles(table.metrics), strict=True)
+                if metric in scored.get("highest", {})
+            ]
+            text = f"{', '.join(shown)} ({'; '.join(faults)})"
+            found.setdefault(text, []).append(str(run.folder))
+    of_some = len(found) > 1 or sum(map(len, found.values())) < len(table.runs)
+    return [
+        f"perfect predictions reach {text}" + (f" in {first_few(folders, 3)}" if of_some else "")
+        for text, folders in found.items()
+    ]
+
+
+def warnings(table: Table) -> list[str]:
+    """Return the warnings that the runs recorded, each once."""
+    return list(dict.fromkeys(text for run in table.runs for text in run.record.warnings))
+
+
+def never_trained(table: Table) -> list[str]:
+    """Return notes on layers of the `random` row that stayed at their random initialization."""
+    configs = [run.record.config for row in table.rows if row.init == RANDOM for run in row.runs]
+    notes = dict.fromkeys(note for config in configs for note in frozen_random(config))
+    return [f"{RANDOM}: {note}" for note in notes]
+
+
+def tuned(table: Table) -> list[str]:
+    """Return the note on the grid from which the values of each row were chosen, if they were."""
+    grid = table.runs[0].record.config.get("SOLVER.TUNED", "")
+    if not grid:
+        return []
+    text = "chosen for each row on held-out training images, by one run of each point of "
+    return [f"{text}{grid}; {AT_EDGE}: a better value may lie outside the grid"]
+
+
+def tuned_keys(table: Table) -> list[str]:
+    """Return the keys of the grid from which the values of each row were chosen."""
+    return [*tuned_axes(table.runs[0].record.config)]
+
+
+def tuned_value(row: Row, key: str) -> str:
+    """Format the value of a key that tuning chose for a row: `0.04 (at the edge)`."""
+    return _by_seed(row, lambda run: _tuned_value(run, key))
+
+
+def _tuned_value(run: FinishedRun, key: str) -> str:
+    value = tuned_values(run.record.config).get(key, MISSING)
+    with suppress(ValueError, LookupError):  # a record edited by hand may hold anything
+        edge = at_edge(value, tuned_axes(run.record.config)[key])
+        return f"{value} ({AT_EDGE if edge else 'inside'})"
+    return value
+
+
+def facts(row: Row) -> list[tuple[str, str]]:
+    """Return the provenance of a row as (name, text) pairs; differing texts are listed by seed."""
+    seconds = sum(run.record.seconds for run in row.runs)
+    return [
+        ("weights' sha256", _by_seed(row, _weights)),
+        ("weights made from", _by_seed(row, lambda run: run.record.weights_source or "")),
+        ("label", _by_seed(row, lambda run: run.label)),
+        ("seeds", ", ".join(map(trial, row.runs))),
+        ("config's sha256", _by_seed(row, lambda run: run.record.config_sha256)),
+        ("versions", _by_seed(row, lambda run: run.versions)),
+        ("hardware", _by_seed(row, lambda run: run.hardware)),
+        ("time", f"{seconds:.0f} s in {plural(len(row.runs), 'run')}"),
+        ("notes", _by_seed(row, lambda r: "; ".join((*r.record.notes, *r.record.warnings)))),
+    ]
+
+
+def _weights(run: FinishedRun) -> str:
+    random = run.record.init == RANDOM
+    return run.record.weights_sha256 or ("none: random" if random else "none")
+
+
+def trial(run: FinishedRun) -> str:
+    """Return the seed of a run and, if its row has several, the number of the pre-training."""
+    number = row_of(run.record.init)[1]
+    return f"{run.record.seed} of pre-training {number}" if number else str(run.record.seed)
+
+
+def _by_seed(row: Row, text: Callable[[FinishedRun], str]) -> str:
+    """Return the text that all runs of a row share, or each text with its seeds."""
+    seeds: dict[str, list[str]] = {}
+    for run in row.runs:
+        seeds.setdefault(text(run) or MISSING, []).append(trial(run))
+    if len(seeds) == 1:
+        return next(iter(seeds))
+    return " / ".join(f"{text} ({format_seeds(of)})" for text, of in seeds.items())
+
+
+def missing_numbers(row: Row, metrics: Sequence[str]) -> list[str]:
+    """Return a note for each number that a run of the row lacks.
+
+    Metrics that no run of the row reports, not even as null, get no note.
+    """
+    found = []
+    for metric, title in zip(metrics, titles(metrics), strict=True):
+        if not any(metric in run.record.metrics for run in row.runs):
+            continue
+        for record in (run.record for run in row.runs if run.record.metrics.get(metric) is None):
+            reason = "not a number" if metric in record.metrics else "not reported"
+            found.append(f"{record.init}, seed {record.seed}: no {title} ({reason})")
+        cell = row.cells.get(metric)
+        if cell is not None and cell.n < row.n:
+            found.append(
+                f"{row.init}: {title} is the mean of {cell.n} of {row.n} "
+                f"{'pre-trainings' if row.several else 'runs'}, and its gap excludes the others, "
+                "which may be the worst"
+            )
+    return found
+
+
+def versions(runs: Sequence[FinishedRun]) -> str:
+    """Format the packages whose version differs between runs: `torch (2.4.0 / 2.5.1)`."""
+    found: dict[str, set[str]] = {}
+    for run in runs:
+        for package, version in (run.record.provenance.get("versions") or {}).items():
+            found.setdefault(package, set()).add(str(version))
+    return ", ".join(f"{p} ({' / '.join(sorted(v))})" for p, v in found.items() if len(v) > 1)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Results of one bundle.
+
+    Attributes:
+        name: Name of the bundle's file, without its ending.
+        about: Who measured them, and where the weights are.
+        results: Runs of the bundle.
+        tables: Tables of the runs.
+    """
+
+    name: str
+    about: About
+    results: Results
+    tables: tuple[Table, ...]
+
+    @property
+    def source(self) -> str:
+        """Citation of a row: bundle and people."""
+        return f"results/{self.name}.zip, measured by {self.about.measured_by}"
+
+
+def rows_beside(table: Table, shared: Sequence[Shared]) -> list[LiteratureRow]:
+    """Return the rows of bundles whose protocol and data equal those of a table."""
+    own = identity(table.runs[0])
+    return [
+        LiteratureRow(
+            method=row.init,
+            pretrain=None,
+            epochs=None,
+            n=row.n,
+            source=each.source,
+            tags={tag: value or "" for tag, value in tags_of(row.runs[0].record.config).items()},
+            values={name: cell.mean for name, cell in row.cells.items() if cell is not None},
+            unverified=frozenset(),
+        )
+        for each in shared
+        for theirs in each.tables
+        if identity(theirs.runs[0]) == own
+        for row in theirs.rows
+    ]
+
+
+def identity(run: FinishedRun) -> tuple[object, ...]:
+    """Return what runs of one table share: kind, protocol and data."""
+    record = run.record
+    return record.kind, record.config_sha256, run.tested_on, record.provenance.get("data")
 
 
 @dataclass(frozen=True)
@@ -157,7 +345,7 @@ class Section:
         self.comparisons = [str(each) for each in compared]
         self.isolation = shortened(compared)
         gaps = [gap for row in table.rows for gap in row.gaps.values() if gap]
-        self.legend = legend(gaps, table.baseline, test_name(table)) if len(table.rows) > 1 else ""
+        self.legend = legend(gaps, table.baseline) if len(table.rows) > 1 else ""
         self.ending = [
             different(table, self.significance),
             how_sure(table, self.significance, self.isolation),
@@ -230,7 +418,7 @@ class Section:
         table, found, trials = self.table, [], self.trials
         if any(row.n < trials for row in table.rows):
             found.append(f"{FEW_MARK} fewer than {trials} trials (the paper averages {trials})")
-        found += looks_notes(table)
+        found += table.notes
         missing = table.resamples.missing if table.resamples else {}
         for reason in dict.fromkeys(missing.values()):
             which = ", ".join(init for init in missing if missing[init] == reason)
@@ -410,3 +598,67 @@ def arrange(sections: Sequence[Section]) -> list[list[tuple[PaperTable | None, l
 
 def _slug(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]", lambda match: f":{ord(match[0]):x}:", name)
+
+
+def make_tables(
+    results: "Results",
+    baseline: str | None = None,
+    engine: str | None = None,
+    margin: float | None = None,
+    resamples: int = 0,
+) -> list["Table"]:
+    """Make tables of all finished runs.
+
+    Args:
+        results: Runs of the tables.
+        baseline: Name of the row that gaps refer to. None selects `random` if there is such a row.
+        engine: Engine whose runs are used, or `each` for one table per engine. None requires that
+            all runs are of one engine.
+        margin: Largest gap, in points, that counts as equivalence; None skips that test.
+        resamples: Number of bootstrap resamples of the test images
+            (benchmarks/report/bootstrap.py), or 0 for none.
+
+    Raises:
+        UserError: If there is no finished run (of the engine), or runs must not be averaged.
+    """
+    from benchmarks.report.table import aggregate
+
+    if not results.transfer:
+        reasons = "; ".join(f"{item.folder}: {item.reason}" for item in results.unusable[:3])
+        raise UserError(f"no finished run to make a table of ({reasons or 'none found'})")
+    engines = sorted({run.record.engine for run in results.transfer})
+    if engine not in (None, EACH, *engines):
+        raise UserError(
+            f"--engine {engine}: no such runs; choices are {', '.join([*engines, EACH])}"
+        )
+    if engine is None:
+        tables = aggregate(results.transfer, baseline)
+    else:
+        chosen = engines if engine == EACH else [engine]
+        groups = [[r for r in results.transfer if r.record.engine == name] for name in chosen]
+        tables = [table for group in groups for table in aggregate(group, baseline)]
+    if resamples:
+        from benchmarks.report.bootstrap import over_images
+
+        tables = [replace(table, resamples=over_images(table, resamples)) for table in tables]
+    return [replace(table, margin=margin) for table in tables]
+
+
+def tables_so_far(results: "Results", baseline: str | None, resamples: int = 0) -> list["Table"]:
+    """Make tables of a suite that may be unfinished, or none if no run is done.
+
+    Args:
+        results: Runs of the suite.
+        baseline: Name of the row that gaps refer to, ignored while no run of it is done.
+        resamples: Number of bootstrap resamples of the test images, or 0 for none.
+
+    Raises:
+        UserError: If runs must not be averaged.
+    """
+    if not results.transfer:
+        return []
+    from benchmarks.report.table import row_of
+
+    finished = {row_of(run.record.init)[0] for run in results.transfer}
+    known = baseline if baseline in finished else None
+    return make_tables(results, known, EACH, resamples=resamples)

@@ -14,16 +14,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.report import plots
-from benchmarks.report.aggregate import Cell, Gap, Row, Table, gap, mean_cell
 from benchmarks.report.analysis import ERROR_TYPES, error_types, row_cells
 from benchmarks.report.bootstrap import run_matches
-from benchmarks.report.captions import seeds
-from benchmarks.report.cells import Grid, TextCell, evidence
-from benchmarks.report.content import Report, Section
-from benchmarks.report.images import jpeg_source, svg_source
+from benchmarks.report.plots import jpeg_source, svg_source
+from benchmarks.report.report import Report, Section
 from benchmarks.report.samples import draw_pair
-from benchmarks.report.significance import holm
-from benchmarks.report.style import MINUS, MISSING, format_cell, format_gap, format_p
+from benchmarks.report.stats import holm
+from benchmarks.report.style import MINUS, MISSING, format_gap, format_p
+from benchmarks.report.table import (
+    Cell,
+    Gap,
+    Grid,
+    Row,
+    Table,
+    TextCell,
+    evidence,
+    format_cell,
+    gap,
+    mean_cell,
+    seeds,
+)
 from detection.evaluation.matches import Matches
 from moco.common.errors import UserError, plural
 
@@ -122,7 +132,11 @@ def _compare(section: Section, row: Row, found: Mapping[str, Found | str]) -> Co
     grids = [_grid("Metrics", "metric", pair, by_metric, of_table)]
     what, classes = plots.class_metrics(table)
     by_class = {name: (_cell(base, metric), _cell(row, metric)) for name, metric in classes.items()}
-    gaps = {name: each for name, (a, b) in by_class.items() if (each := gap(b, a)) is not None}
+    gaps = {
+        name: each
+        for name, (a, b) in by_class.items()
+        if (each := gap(b, a, table.looks)) is not None
+    }
     add(
         f"{what} by class, differences with 95% intervals",
         plots.class_gap_figure(gaps, row.init, base.init, what),
@@ -183,7 +197,7 @@ def _grid(
     """
     base, row = pair.rows
     gaps: dict[str, Gap | None] = {
-        name: gap(own, of_base) for name, (of_base, own) in cells.items()
+        name: gap(own, of_base, pair.looks) for name, (of_base, own) in cells.items()
     }
     if corrected is None:
         corrected = holm({n: g.p_value for n, g in gaps.items() if g and g.p_value is not None})

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from benchmarks.report.aggregate import Cell, aggregate, gap, stems
 from benchmarks.report.records import FinishedRun
+from benchmarks.report.table import Cell, aggregate, gap, stems
 from moco.common.errors import UserError
 from tests.benchmarks.report.fake_runs import CONFIG, record
 

@@ -8,25 +8,38 @@ any of these are an error.
 
 A task is named after its file, and files in different folders may have the same name (configs/coco,
 configs/lvis), so tables are also grouped by test dataset.
+
+`TextCell` and `Grid` are formatted: their texts are plain, and renderers escape them.
 """
 
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.report.escape import file_names
-from benchmarks.report.paper import tables_for
+from benchmarks.report.published import tables_for
 from benchmarks.report.records import TASK_KEYS, FinishedRun
-from benchmarks.report.sequential import ROUNDING, Looks
-from detection.evaluation.metrics import headline_names
+from benchmarks.report.style import (
+    MINUS,
+    MISSING,
+    STRONG_FROM,
+    UNTESTED,
+    file_names,
+    format_gap,
+    format_interval,
+    format_p,
+    is_strong,
+)
+from detection.evaluation.metrics import headline_names, titles
 from moco.common.command import RANDOM, SEVERAL
 from moco.common.errors import UserError, first_few
 from moco.common.keys import NOT_PROTOCOL, names_of
 
 CONFIDENCE = 0.95
+ROUNDING = 1e-9  # points; a smaller standard deviation is rounding error
 _PRETRAINING = re.compile(rf"(.+){SEVERAL}([1-9]\d{{0,2}})")
+EPOCHS = "SOLVER.MAX_EPOCHS"  # length of classification runs; detection counts iterations
 
 
 @dataclass(frozen=True)
@@ -153,7 +166,9 @@ class Table:
         rows: Rows, random initialization first, then the baseline.
         margin: Largest gap, in points, that counts as equivalence; None skips that test.
         resamples: Bootstrap over the test images, or None if it was not computed.
-        looks: Looks after each of which seeds were added, or None if their number was fixed.
+        looks: Number of times that its gaps may have been tested, each at 0.05 / `looks`.
+        notes: Notes on how its number of seeds came about.
+        grids: Grids on that.
     """
 
     task: str
@@ -166,7 +181,9 @@ class Table:
     rows: tuple[Row, ...]
     margin: float | None = None
     resamples: Resamples | None = None
-    looks: Looks | None = None
+    looks: int = 1
+    notes: tuple[str, ...] = ()
+    grids: tuple[Any, ...] = ()
 
     @property
     def runs(self) -> tuple[FinishedRun, ...]:
@@ -250,8 +267,20 @@ def varies(values: Sequence[float]) -> bool:
     return statistics.stdev(values) >= ROUNDING
 
 
-def gap(cell: Cell | None, base: Cell | None) -> Gap | None:
-    """Return `cell` minus `base` with Welch's interval and test, or None if either is missing."""
+def untested(gap: Gap | None, reason: str) -> Gap | None:
+    """Return a gap without its test."""
+    return gap and replace(gap, low=None, high=None, p_value=None, untested=reason)
+
+
+def gap(cell: Cell | None, base: Cell | None, looks: int = 1) -> Gap | None:
+    """Return `cell` minus `base` with Welch's interval and test, or None if either is missing.
+
+    Args:
+        cell: Cell of a row.
+        base: Cell of the baseline.
+        looks: Number of times that the gap may have been tested, for which interval and p-value
+            are corrected (Bonferroni).
+    """
     if cell is None or base is None:
         return None
     value = cell.mean - base.mean
@@ -263,8 +292,9 @@ def gap(cell: Cell | None, base: Cell | None) -> Gap | None:
     from scipy import stats  # takes a second to import
 
     test = stats.ttest_ind(cell.values, base.values, equal_var=False)
-    interval = test.confidence_interval(CONFIDENCE)
-    return Gap(value, printed, float(interval.low), float(interval.high), float(test.pvalue))
+    interval = test.confidence_interval(1 - (1 - CONFIDENCE) / looks)
+    p_value = min(1.0, looks * float(test.pvalue))
+    return Gap(value, printed, float(interval.low), float(interval.high), p_value)
 
 
 def listed_differences(groups: Sequence[Sequence[FinishedRun]]) -> str:
@@ -387,3 +417,155 @@ def _groups(
     for run in runs:
         groups.setdefault(key(run), []).append(run)
     return groups
+
+
+@dataclass(frozen=True)
+class TextCell:
+    """Formatted cell of a table.
+
+    Attributes:
+        text: Text of the cell.
+        value: Sort key of the cell, or None to sort by the text.
+        points: Gap to the baseline after rounding, or None.
+        significant: True if the gap's p-value is below 0.05 after Holm's correction.
+        untested: True if the gap was measured without a test.
+        strong: True if the gap is green.
+        best: True if no other row has a higher number after rounding.
+        versus: Row whose gap to the baseline the cell names, or empty.
+    """
+
+    text: str
+    value: float | None = None
+    points: float | None = None
+    significant: bool = False
+    untested: bool = False
+    strong: bool = False
+    best: bool = False
+    versus: str = ""
+
+    @property
+    def gap(self) -> str:
+        """Gap as text, empty if there is none."""
+        if self.points is None:
+            return ""
+        return format_gap(self.points) + (f", {UNTESTED}" if self.untested else "")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Supplementary table below a table; the HTML page collapses it if `folded`."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[TextCell]]
+    folded: bool = False
+
+
+def printed(value: float | None, gap: float | None = None) -> TextCell:
+    """Format one number, or a dash, as a cell; a printed gap is green where the paper's is."""
+    text = MISSING if value is None else f"{value:.1f}"
+    return TextCell(text, value, gap, strong=gap is not None and is_strong(gap))
+
+
+def evidence(gap: Gap | None) -> TextCell:
+    """Format a gap with its interval and p-value as a cell."""
+    return TextCell(format_evidence(gap), None if gap is None else gap.value)
+
+
+def gap_name(table: Table, init: str, metric: str = "") -> TextCell:
+    """Return the cell that names the gap of a row to the baseline, of one metric if given."""
+    what = f", {titles(table.metrics)[table.metrics.index(metric)]}" if metric else ""
+    return TextCell(f"{init} {MINUS} {table.baseline}{what}", versus=init)
+
+
+def init_rows(table: Table, cells: Mapping[str, Iterable[Cell | None]]) -> list[list[TextCell]]:
+    """Return rows of formatted cells: the init of each row of a table, then its `cells`."""
+    return [
+        [
+            TextCell(row.init),
+            *(TextCell(format_cell(c, row.n), c.mean if c else None) for c in cells[row.init]),
+        ]
+        for row in table.rows
+    ]
+
+
+def format_cell(cell: Cell | None, n_of_row: int) -> str:
+    """Format a cell: `26.5 ± 1.2`, `26.5` for one trial; `(n = 2 of 3)` if numbers are missing."""
+    if cell is None:
+        return MISSING
+    text = f"{cell.mean:.1f}" if cell.std is None else f"{cell.mean:.1f} ± {cell.std:.1f}"
+    return text if cell.n == n_of_row else f"{text} (n = {cell.n} of {n_of_row})"
+
+
+def legend(gaps: Sequence[Gap], baseline: str | None) -> str:
+    """Return the legend of a table's cells, the same in every format.
+
+    Args:
+        gaps: All gaps of the table.
+        baseline: Name of the row that they refer to.
+    """
+    text = "underlined: best of its column"
+    if gaps:
+        text += f"; in brackets: gap to {baseline}"
+    if any(not gap.untested for gap in gaps):
+        text += "; bold: p < 0.05 in Welch's test after Holm's correction for all gaps of the table"
+        text += f"; green, where there is color: bold and at least +{STRONG_FROM}"
+    if reasons := dict.fromkeys(gap.untested for gap in gaps if gap.untested):
+        text += f"; {UNTESTED}: {', or '.join(reasons)}"
+    return text
+
+
+def format_evidence(gap: Gap | None) -> str:
+    """Format a gap with its 95% interval and p-value: `+18.4 [15.0, 21.8], p = 0.002`."""
+    if gap is None:
+        return MISSING
+    if gap.low is None or gap.high is None or gap.p_value is None:
+        return f"{format_gap(gap.printed)} ({UNTESTED}: {gap.untested})"
+    interval = format_interval(gap.low, gap.high)
+    return f"{format_gap(gap.printed)} {interval}, {format_p(gap.p_value)}"
+
+
+def format_plus_minus(gap: Gap, interval: Sequence[float]) -> str:
+    """Format a gap with half of an interval that is symmetric about it: `+1.4 ± 1.7`."""
+    return f"{format_gap(gap.printed)} ± {(interval[1] - interval[0]) / 2:.1f}"
+
+
+def heading(table: Table, tables: Sequence[Table]) -> str:
+    """Return the title of a table, with dataset and engine if others of that title differ in it."""
+    same = [other for other in tables if other.title == table.title]
+    text = table.title
+    if len({other.tested_on for other in same}) > 1:
+        text += f" on {', '.join(table.tested_on)}"
+    if len({other.engine for other in same}) > 1:
+        text += f", {table.engine} engine"
+    return text
+
+
+def setting(table: Table) -> str:
+    """Format the setting of a table: `embedded engine, 300 iterations, tested on voc_2007_test`."""
+    config = table.runs[0].record.config
+    parts = [table.task] if table.title != table.task else []
+    parts.append(f"{table.engine} engine")
+    if table.iterations:
+        epochs = f" ({config[EPOCHS]} epochs)" if EPOCHS in config else ""
+        parts.append(f"{table.iterations} iterations{epochs}")
+    if table.tested_on:
+        metric = f" ({name})" if (name := voc_metric(table)) else ""
+        parts.append(f"tested on {', '.join(table.tested_on)}{metric}")
+    return ", ".join(parts)
+
+
+def voc_metric(table: Table) -> str:
+    """Return the name of VOC's metric if a table's AP is by it, `VOC07, 11-point`, else ""."""
+    record = table.runs[0].record
+    if not any(name.startswith("bbox/AP50-") for name in record.metrics):
+        return ""
+    published = any(name.startswith("voc_2012_") for name in table.tested_on)
+    year = 2012 if published else record.config.get("DATASETS.VOC_YEAR", 2007)
+    return "VOC12, area under the curve" if year == 2012 else "VOC07, 11-point"
+
+
+def seeds(table: Table) -> str:
+    """Return the kind of seeds that the trials of a row differ in."""
+    kind = table.runs[0].record.kind
+    return "seeds of the linear classifier" if kind == "linear" else "fine-tuning seeds"

@@ -8,22 +8,24 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from benchmarks.report.aggregate import Cell, aggregate
-from benchmarks.report.captions import nothing_shown, uncertainty
-from benchmarks.report.sequential import holm, holm_level
-from benchmarks.report.significance import (
+from benchmarks.report.stats import (
     equivalence,
+    holm,
+    holm_level,
+    nothing_shown,
     paired,
     pooled_std,
     runs_needed,
     significance,
     smallest_gap,
+    uncertainty,
     unpaired_reason,
     welch_power,
 )
+from benchmarks.report.table import Cell, aggregate
 from moco.common.errors import UserError
 from tests.benchmarks.report.fake_runs import CONFIG, report, write_pair
-from tests.benchmarks.report.test_aggregate import MOCO, runs
+from tests.benchmarks.report.test_table import MOCO, runs
 
 A, B = (10.0, 12.0, 14.0, 11.0), (12.5, 13.0, 16.5, 12.0)
 

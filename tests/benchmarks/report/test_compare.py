@@ -9,13 +9,12 @@ import pytest
 from PIL import Image, ImageColor
 
 from benchmarks.report import samples
-from benchmarks.report.aggregate import aggregate
 from benchmarks.report.analysis import ERROR_TYPES
-from benchmarks.report.comparison import Comparison, comparisons, found_objects
-from benchmarks.report.progress import Progress
+from benchmarks.report.compare import Comparison, comparisons, found_objects
+from benchmarks.report.export import html
 from benchmarks.report.records import collect
-from benchmarks.report.render import html
-from benchmarks.report.style import RIGHT, TRUTH, WRONG
+from benchmarks.report.style import RIGHT, TRUTH, WRONG, Progress
+from benchmarks.report.table import aggregate
 from detection.datasets.base import Split
 from detection.datasets.voc import GroundTruth
 from detection.evaluation.matches import Matches, MatchFile, write_matches
