@@ -104,7 +104,9 @@ class _Dtype:
 
 def _dtype(name: Any, *flags: Any) -> Any:
     # Hashing another object might never end.
-    return _Dtype(name) if isinstance(name, str) and name in _NUMBERS else Inert("numpy.dtype")
+    if not isinstance(name, str):
+        return Inert("numpy.dtype")
+    return _Dtype(name) if name in _NUMBERS else Inert(f"numpy.dtype {name[:20]}")
 
 
 def _ndarray(*args: Any) -> Inert:
