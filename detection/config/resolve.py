@@ -22,26 +22,22 @@ from moco.common.shipped import shown
 
 
 def resolve_device(cfg: CfgNode, explicit: Collection[str], num_processes: int) -> None:
-    """Set MODEL.DEVICE in place, unless it was set: cuda if a GPU is available, else cpu.
+    """Set MODEL.DEVICE in place where it is not set, or auto: cuda if there is a GPU, else cpu.
 
     Raises:
         UserError: If the device does not exist, or several processes have no GPU.
     """
-    import torch
+    from moco.engine.device import pick_device
 
-    available = torch.cuda.is_available()
-    if "MODEL.DEVICE" not in explicit:
-        if num_processes > 1 and not available:
-            raise UserError(
-                f"{num_processes} processes (--num-gpus or torchrun) need one GPU each, but torch "
-                "sees none; set MODEL.DEVICE cpu to let them share the CPU"
-            )
-        cfg.MODEL.DEVICE = "cuda" if available else "cpu"
-    kind = cfg.MODEL.DEVICE.split(":")[0]
-    if kind not in ("cuda", "cpu"):
-        raise UserError(f"MODEL.DEVICE: got {cfg.MODEL.DEVICE!r}, choices are cuda, cuda:N, cpu")
-    if kind == "cuda" and not available:
-        raise UserError("MODEL.DEVICE is cuda, but torch sees no GPU; set MODEL.DEVICE cpu")
+    if "MODEL.DEVICE" in explicit and cfg.MODEL.DEVICE != "auto":
+        pick_device(cfg.MODEL.DEVICE, "MODEL.DEVICE")
+        return
+    cfg.MODEL.DEVICE = pick_device("auto").type
+    if num_processes > 1 and cfg.MODEL.DEVICE == "cpu":
+        raise UserError(
+            f"{num_processes} processes (--num-gpus or torchrun) need one GPU each, but torch sees "
+            "none; set MODEL.DEVICE cpu to let them share the CPU"
+        )
 
 
 def resolve_precision(

@@ -36,6 +36,7 @@ from detection.engine.weights import Coverage, EngineResult
 from moco.common import distributed
 from moco.common.errors import DataError, NumericError, Preempted, UserError, kill_children
 from moco.common.files import atomic_write_text, read_text
+from moco.engine.device import pick_device
 from moco.engine.stop import StopRequest, end, stop_signals
 
 logger = logging.getLogger(__name__)
@@ -175,9 +176,8 @@ def _address(processes: Processes) -> tuple[str, str]:
 @contextmanager
 def _connected(job: Job) -> Iterator[None]:
     """Connect this process to the others; a signal ends a process that still waits for them."""
-    device = job.cfg.MODEL.DEVICE
-    own = f"cuda:{distributed.local_rank()}" if device == "cuda" else device
-    session = distributed.session(torch.device(own), TIMEOUT_SECONDS, setting=None)
+    device = pick_device(job.cfg.MODEL.DEVICE, "MODEL.DEVICE")
+    session = distributed.session(device, TIMEOUT_SECONDS, setting=None)
     with session, find_engine(job.engine).session():
         yield
 

@@ -14,10 +14,10 @@ from moco.common.keys import Key, one_of
 from moco.engine.keys import PRECISIONS
 
 
-def pick_device(name: str) -> torch.device:
+def pick_device(name: str, key: str = "device") -> torch.device:
     """Return the device named `auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`.
 
-    `cuda` is the GPU of this process's local rank.
+    `cuda` is the GPU of this process's local rank. Messages call the name `key`.
 
     Raises:
         UserError: If the name is invalid, there is no such GPU, or several processes would share
@@ -25,8 +25,8 @@ def pick_device(name: str) -> torch.device:
     """
     if name.startswith("cuda:") and local_processes() > 1:
         raise UserError(
-            f"device: {name} would be the GPU of all {local_processes()} processes of this "
-            "machine; use DEVICE cuda, which gives each its own"
+            f"{key}: {name} would be the GPU of all {local_processes()} processes of this "
+            "machine; use cuda, which gives each its own"
         )
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -34,10 +34,10 @@ def pick_device(name: str) -> torch.device:
         name = f"cuda:{local_rank()}"
     kind, _, number = name.partition(":")
     if kind not in ("cpu", "cuda") or (number and not number.isdigit()):
-        raise UserError(f"device: got {name!r}, choices are auto, cpu, cuda, cuda:N")
+        raise UserError(f"{key}: got {name!r}, choices are auto, cpu, cuda, cuda:N")
     if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
         raise UserError(
-            f"device: {name} is not available (GPUs found: {torch.cuda.device_count()}); use cpu"
+            f"{key}: {name} is not available (GPUs found: {torch.cuda.device_count()}); use cpu"
         )
     return torch.device(name)
 

@@ -46,7 +46,7 @@ KEYS = (
     ("INPUT.CORRUPTION fog.6", r"INPUT\.CORRUPTION"),
     ("INPUT.CORRUPTION rain.3", r"INPUT\.CORRUPTION"),
     ("MODEL.DEVICE gpu", "MODEL.DEVICE: got 'gpu', .*cuda"),
-    ("MODEL.DEVICE cuda", r"set MODEL\.DEVICE cpu"),
+    ("MODEL.DEVICE cuda", r"MODEL\.DEVICE: cuda:0 is not available .*; use cpu"),
     ("MODEL.ROI_HEADS.NUM_CLASSES 20", "NUM_CLASSES: got 20, .* 3 classes"),
     ("DATASETS.TRAIN \"('voc_all',)\"", "voc_all .*voc_trainval"),
     ("DATASETS.VOC_YEAR 2010", "VOC_YEAR: got 2010, .* 2007, 2012"),

@@ -13,6 +13,7 @@ def test_an_unset_device_is_found(small_config, voc_folder, monkeypatch):
     opts += ["SOLVER.PRECISION", "fp32"]
     for available, device in ((False, "cpu"), (True, "cuda")):
         monkeypatch.setattr(torch.cuda, "is_available", lambda answer=available: answer)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda number=int(available): number)
         assert load_task(small_config, opts, "embedded").cfg.MODEL.DEVICE == device
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     opts += ["MODEL.DEVICE", "cpu"]

@@ -179,5 +179,5 @@ def test_the_batch_is_divided_among_processes_or_refused(opts, world_size, key):
 def test_devices(monkeypatch):
     assert pick_device("cpu") == torch.device("cpu")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    with pytest.raises(UserError, match="DEVICE cuda,"):
+    with pytest.raises(UserError, match="use cuda,"):
         pick_device("cuda:0")
