@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.device, pytest.mark.slow]
 
 # Waits of one step, by function. That of the report is for the step before, which is done by then.
 REPORT = {"moco/common/transfers.py Arriving.tolist": 1}
-OVERFLOW = {"moco/engine/training.py Training.update": 1}  # torch's GradScaler asks for it
+OVERFLOW = {"moco/engine/device.py LossScaler.take_step": 1}  # torch's GradScaler asks for it
 EMBEDDED = {
     "detection/embedded/boxes.py match": 2,  # for each image
     "detection/embedded/boxes.py sample": 8,  # foreground and background of anchors and regions

@@ -50,8 +50,8 @@ PRIVATE = (
     # a stage of another width than torchvision's constructors build
     ("torchvision.models.ResNet", "_make_layer", "convert/modeling/resnet.py"),
 )
-# What only looks private: the methods of named tuples.
-PUBLIC = {"_replace", "_asdict", "_fields", "_make"}
+# What only looks private: the methods of named tuples and enumerations.
+PUBLIC = {"_replace", "_asdict", "_fields", "_make", "_generate_next_value_"}
 LISTED = {(file, name) for _, name, file in PRIVATE}
 PRODUCT = [path for room in PACKAGES for path in sorted((ROOT / room).rglob("*.py"))]
 
