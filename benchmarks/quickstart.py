@@ -159,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Make images, pre-train, convert, and run the suite, each unless it is done; explain it."""
     args = parse_options(build_parser(), argv, Options)
     output = args.output or Path("quickstart_out_smoke" if args.smoke else "quickstart_out")
-    folder = SuiteFolder(output, OPTIONS_NAME)
+    folder, own = SuiteFolder(output, OPTIONS_NAME), own_images(args)
     suite = make_suite(args, folder.path)
     if args.overwrite and (output / OPTIONS_NAME).is_file():
         with folder.lock():
@@ -171,9 +171,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_options(args, folder.path)
     with folder.lock():
         atomic_write_json(folder.path / OPTIONS_NAME, _kept(args))
-        make_data(args, folder.path)
+        make_data(args, own, folder.path)
     options = SuiteOptions(executor="cpu", workers=workers, engine="embedded", retry_failed=True)
-    pretraining, weights = make_pretraining(args, folder.path), folder.path / "moco.pth"
+    pretraining, weights = make_pretraining(args, own, folder.path), folder.path / "moco.pth"
 
     def run(inits: dict[str, str], finish: Any) -> None:
         each = replace(suite, inits=inits)
@@ -218,13 +218,12 @@ def make_suite(args: Options, output: Path) -> Suite:
     """Return the suite of one task on the scenes in the output folder, without inits.
 
     Raises:
-        UserError: If a folder has too few images, or --seeds is out of range.
-        DataError: If a folder is missing or has no VOC layout.
+        UserError: If --seeds is out of range.
+        DataError: If --voc has no VOC layout.
     """
     network = NETWORKS[args.arch]
     if args.voc is not None:
         voc_splits(args.voc)
-    own_images(args)
     seeds = args.seeds if args.seeds is not None else FEW_SEEDS if args.voc else network.seeds
     if not 1 <= seeds <= 100:
         raise UserError(f"--seeds: got {seeds}, expected 1 to 100")
@@ -268,14 +267,13 @@ def scenes_of(args: Options, output: Path) -> Path:
     return output / "data" / (args.voc.resolve().name if args.voc else "scenes")
 
 
-def make_data(args: Options, output: Path) -> None:
+def make_data(args: Options, own: Sequence[Path], output: Path) -> None:
     """Draw images and scenes, or make small copies of the user's; leave out those that exist."""
     images, knn, scenes = (
         output / "data" / "images",
         output / "data" / "knn",
         scenes_of(args, output),
     )
-    own = own_images(args)
     if not images.exists():
         if own:
             shrink_images(sample(own, LIMIT), images, SIDE_PX)
@@ -290,9 +288,9 @@ def make_data(args: Options, output: Path) -> None:
             write_scenes(scenes, *((8, 6) if args.smoke else (200, 200)), SEED)
 
 
-def make_pretraining(args: Options, output: Path) -> Run:
-    """Return the run of the pre-training."""
-    network, own = NETWORKS[args.arch], own_images(args)
+def make_pretraining(args: Options, own: Sequence[Path], output: Path) -> Run:
+    """Return the run of the pre-training, on the user's own images if there are any."""
+    network = NETWORKS[args.arch]
     config, folder = CONFIGS / network.pretraining, output / "runs" / "pretrain"
     keys = {"DATA.ROOT": str(output / "data" / "images")}
     if own:

@@ -46,7 +46,7 @@ class TrainingOptions:
 
     Attributes:
         config_file: Path of the recipe; None: the defaults.
-        resume: Checkpoint to resume from, or `AUTO`; None: start anew.
+        resume: Checkpoint to resume from, or `AUTO`; None: start from scratch.
         extend: Whether a finished run is resumed with a larger SOLVER.MAX_EPOCHS.
         overwrite: Whether to start from scratch in a used OUTPUT_DIR.
         opts: Keys and values in turn, of flags and of `KEY VALUE` pairs.

@@ -42,11 +42,14 @@ def planned(*arguments: str, out: Path = Path("out")) -> list[RunSpec]:
 
 def commands(out: Path, *arguments: str) -> dict[str, list[str]]:
     """Return title → command of the pre-training and of the suite's runs."""
-    specs = planned(*arguments, out=out)
+    args, specs = parsed(arguments), planned(*arguments, out=out)
     found = {
         spec.title: Programs().command(spec, SuiteFolder(out).folder_of(spec)) for spec in specs
     }
-    return {"pretrain": list(make_pretraining(parsed(arguments), out).argv), **found}
+    return {
+        "pretrain": list(make_pretraining(args, quickstart.own_images(args), out).argv),
+        **found,
+    }
 
 
 def flags(argv: Sequence[str]) -> tuple[str, dict[str, str]]:
@@ -139,7 +142,8 @@ def test_custom_folders_are_used(tmp_path, photos, voc):
     assert "MOCO.K" not in keys and keys["AUG.CROP_PX"] == "96"
     for which, number in ((("--voc", str(voc)), 70), (("--images", str(photos)), 300)):
         made = tmp_path / which[0]
-        quickstart.make_data(parsed(which), made)
+        args = parsed(which)
+        quickstart.make_data(args, quickstart.own_images(args), made)
         assert len(list((made / "data" / "images").iterdir())) == number
         scenes = made / "data" / ("mine" if which[0] == "--voc" else "scenes")
         lists = scenes / "ImageSets" / "Main"

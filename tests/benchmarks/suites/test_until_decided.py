@@ -46,7 +46,7 @@ def seeds_done(lab: Lab) -> dict[str, int]:
 
 @pytest.mark.slow
 def test_killed_and_resumed_with_the_same_looks(tmp_path, quick, capsys):
-    """A task stops when every gap is decided; a row without evidence goes on to the maximum."""
+    """A task stops when every gap is decided; a row without evidence continues to the maximum."""
     whole, killed = (lab_of(tmp_path / name, "strong", "same", "mine") for name in ("a", "b"))
     whole.run(*UNTIL)
     printed = capsys.readouterr().out
