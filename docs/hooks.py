@@ -242,6 +242,12 @@ def results() -> str:
     ).format(names, Markup("\n").join(body), Markup(script))
 
 
+def status() -> str:
+    """Return the section of README.md on what has been run and what has not."""
+    text = (ROOT / "README.md").read_text().partition("## Status and limits\n")[2]
+    return text.partition("\n## ")[0].replace("](docs/", "](")
+
+
 def _link(address: str, text: str) -> Markup:
     return Markup('<a href="{}">{}</a>').format(address, text)
 
@@ -305,5 +311,6 @@ GENERATED: dict[str, Callable[[], str]] = {
     "command_line": command_line,
     "config_keys": config_keys,
     "results": results,
+    "status": status,
     "metrics": lambda: inspect.cleandoc(metrics.__doc__ or ""),
 }
