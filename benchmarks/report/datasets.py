@@ -52,12 +52,19 @@ from benchmarks.report.table import (
     row_of,
     untuned,
 )
+from detection.config.keys import OURS
 from detection.evaluation.metrics import titles
 from moco.common.command import RANDOM
 from moco.common.errors import first_few, plural
 
 DOMAIN = "--"  # between the domain and the dataset in the name of a task
 RESAMPLES, SEED = 4000, 0
+# Keys that name the files of a custom dataset, in any layout.
+_OWN_DATA = [
+    name
+    for name, key in OURS.items()
+    if name.startswith("DATASETS.") and key.data and name != "DATASETS.PART_INDEX"
+]
 _RUN = re.compile(r"seed(\d+)-[0-9a-f]+")
 Trials = Sequence[Sequence[float]]  # dataset → value of each trial
 
@@ -374,7 +381,7 @@ def collections(tables: Sequence[Table], results: Results) -> list[Collection]:
         first = table.runs[0]
         for root in {_suite_of(run.folder) for run in table.runs if run.suite_task}:
             tasks.setdefault(root, set()).add(table.task.removesuffix("_tuned"))
-            if first.record.config.get("DATASETS.COCO_DIR"):
+            if any(first.record.config.get(key) for key in _OWN_DATA):
                 groups.setdefault((root, table.task, table.engine), []).append(table)
     found = [
         _collection(members, results, root)

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -115,12 +116,14 @@ def test_what_a_number_of_datasets_can_reach():
     assert "Holm's correction for 3 pairs of rows, p < .05 takes at least 7 datasets" in reach(6, 3)
 
 
-def write_suite_runs(root: Path, failed: bool = False, **changes) -> Path:
+def write_suite_runs(
+    root: Path, failed: bool = False, keys: Sequence[str] = ("DATASETS.COCO_DIR",) * 3, **changes
+) -> Path:
     """Write two seeds of two rows on three datasets, of which one run of `mine` may fail."""
     (root / "many").mkdir(parents=True)
     (root / "many" / "suite.json").write_text("{}")
     for number, name in enumerate(("a", "b", "sea--c")):
-        config = {**CONFIG, "DATASETS.TEST": [f"{name}_test"], "DATASETS.COCO_DIR": f"/x/{name}"}
+        config = {**CONFIG, "DATASETS.TEST": [f"{name}_test"], keys[number]: f"/x/{name}"}
         for init, seed in itertools.product(("random", "mine"), range(2)):
             ap = 10.0 * (number + 1) + seed + 5 * (init == "mine")
             own = {"init": init, "seed": seed, "task": "one", "config": {**config, **changes}}
@@ -164,6 +167,12 @@ def test_the_page_and_the_files_have_the_figure_and_the_numbers(tmp_path):
     assert (failed["init"], failed["dataset"], failed["n"]) == ("mine", "b", "1")
     assert failed["absent"] == "failed: the loss is nan" and failed["in_mean"] == "False"
     assert {row["in_mean"] for row in rows if row["dataset"] != "b"} == {"True"}
+
+
+def test_datasets_in_other_layouts_are_summarized_too(tmp_path):
+    keys = ("DATASETS.VOC_DIR", "DATASETS.YOLO_YAML", "DATASETS.COCO_TRAIN_JSON")
+    [found] = report(write_suite_runs(tmp_path, keys=keys)).collections
+    assert found.datasets == ("a", "b", "sea--c")
 
 
 def test_a_run_without_numbers_takes_its_dataset_out(tmp_path):
