@@ -12,16 +12,17 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.report.plots import Curve, read_curves
+from benchmarks.report.plots import Curve, parse_curve
 from benchmarks.report.records import FinishedRun
-from benchmarks.report.table import Cell, Grid, Table, init_rows, mean_cell
+from benchmarks.report.style import format_gap
+from benchmarks.report.table import FLOOR, Cell, Grid, Table, init_rows, is_floor, mean_cell
 from detection.data.corruptions import GROUPS, NAMES
 from detection.evaluation import voc
 from detection.evaluation.coco import MAX_DETECTIONS
@@ -29,12 +30,13 @@ from detection.evaluation.metrics import ERRORS_NAME, ROBUSTNESS_NAME, titles
 from detection.evaluation.predictions import read_voc
 from moco.common.errors import DataError, UserError, first_few
 from moco.common.files import read_text
+from moco.common.run import METRICS_NAME
 
 if TYPE_CHECKING:
     from detection.datasets.base import Split
 
 SAME_AP = 0.05  # points; other hardware changes the last digits
-SHARES = (0.1, 0.25, 0.5, 1.0)  # fractions of the schedule
+SHARES = (0.1, 0.25, 0.5, 0.75, 1.0)  # fractions of the schedule
 # TIDE's error types, by their names in hotcoco and tidecv.
 ERROR_TYPES = {
     "Cls": "class",
@@ -46,6 +48,7 @@ ERROR_TYPES = {
 }
 MEASURES = ("P", "mPC", "rPC", *GROUPS)
 Numbers = dict[str, float]
+Cells = Mapping[str, Sequence[Cell | None]]  # by row
 _Key = TypeVar("_Key")
 
 
@@ -163,11 +166,12 @@ def convergence(run: FinishedRun, metric: str) -> dict[float, float]:
     Raises:
         UserError: If a line of `metrics.json` is not JSON.
     """
-    found = {1.0: run.record.metrics.get(metric)}
-    for x, y in read_curves([run], [metric]):
-        curve = dict(zip(x.tolist(), y.tolist(), strict=True))
-        # The evaluation after n iterations is logged as iteration n - 1.
-        found = {s: curve.get(round(s * run.record.iterations) - 1) for s in SHARES[:-1]} | found
+    text = (run.read(METRICS_NAME) or b"").decode(errors="replace")
+    x, y = parse_curve(text, f"{run.folder / METRICS_NAME}", [metric], "iteration")
+    curve = dict(zip(x.tolist(), y.tolist(), strict=True))
+    # The evaluation after n iterations is logged as iteration n - 1.
+    found = {s: curve.get(round(s * run.record.iterations) - 1) for s in SHARES[:-1]}
+    found[1.0] = run.record.metrics.get(metric)
     return {share: value for share, value in found.items() if value is not None}
 
 
@@ -203,13 +207,24 @@ def robustness(run: FinishedRun, metric: str) -> Numbers:
     return {**found, "rPC": 100 * found["mPC"] / clean} if clean and "mPC" in found else found
 
 
-def analysis_grids(table: Table) -> list[Grid]:
-    """Return the grids of convergence, error types and corrupted images that have numbers."""
+def convergence_cells(table: Table) -> Cells:
+    """Return the first metric of each row at each of `SHARES`."""
+    return row_cells(table, lambda run: convergence(run, table.metrics[0]), SHARES)
+
+
+def analysis_grids(table: Table, converging: Cells) -> list[Grid]:
+    """Return the grids of convergence, error types and corrupted images that have numbers.
+
+    Args:
+        table: Table whose rows the grids have.
+        converging: The table's `convergence_cells`.
+    """
     metric, grids = table.metrics[0], list[Grid]()
     title = titles(table.metrics)[0]
-    cells = row_cells(table, lambda run: convergence(run, metric), SHARES)
-    if any(cell for row in cells.values() for cell in row[:-1]):
-        head = [f"{title} at", *(f"{share:.0%} of the schedule" for share in SHARES)]
+    found = [i for i in range(len(SHARES)) if any(row[i] for row in converging.values())]
+    if len(found) > 1:
+        head = [f"{title} at", *(f"{SHARES[i]:.0%} of the schedule" for i in found)]
+        cells = {init: [row[i] for i in found] for init, row in converging.items()}
         grids.append(Grid("Convergence", head, init_rows(table, cells)))
     cells = row_cells(table, error_types, ERROR_TYPES)
     if any(cell for row in cells.values() for cell in row):
@@ -223,6 +238,55 @@ def analysis_grids(table: Table) -> list[Grid]:
         text += f"rPC = mPC / P in %, severity {severity}"
         grids.append(Grid(text, ["pre-train", *MEASURES], init_rows(table, cells)))
     return grids
+
+
+def floor(table: Table) -> list[str]:
+    """Return a note on the rows that have learned nothing, as their baseline."""
+    base = table.base
+    if base is None or table.runs[0].record.kind != "detection" or not is_floor(base.cells):
+        return []
+    names = [row.init for row in table.rows if row is not base and is_floor(row.cells)]
+    if not names:
+        return []
+    return [
+        f"{first_few([base.init, *names])}: nothing is learned in {table.iterations} iterations "
+        f"(below {FLOOR:g} of 100): this compares nothing"
+    ]
+
+
+def still_rising(table: Table, converging: Cells) -> list[str]:
+    """Return a note on each row whose training ended before the answer is known.
+
+    That is where the first metric of the row, or of the baseline, rose by more than their gap after
+    the last evaluation before the end.
+
+    Args:
+        table: Table whose gaps are judged.
+        converging: The table's `convergence_cells`.
+    """
+    metric, base = table.metrics[0], table.base
+    found: list[str] = []
+    for row in table.rows:
+        if base is None or (gap := row.gaps[metric]) is None:
+            continue
+        points = [
+            (share, mine, other)
+            for share, mine, other in zip(
+                SHARES, converging[row.init], converging[base.init], strict=True
+            )
+            if mine and other and (mine.n, other.n) == (row.n, base.n)
+        ]
+        if len(points) < 2:
+            continue
+        (share, *before), (_, *end) = points[-2:]
+        mine, other = (last.mean - first.mean for first, last in zip(before, end, strict=True))
+        if max(mine, other) > abs(gap.value):
+            found.append(
+                f"after {share:.0%} of the schedule {titles(table.metrics)[0]} still changed by "
+                f"{format_gap(mine)} ({row.init}) and {format_gap(other)} ({base.init}), and the "
+                f"gap is {format_gap(gap.value)}: more iterations may change the answer"
+            )
+    return found
 
 
 def row_cells(

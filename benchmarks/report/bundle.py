@@ -52,12 +52,12 @@ from benchmarks.report.records import (
 from benchmarks.report.report import Report, Shared, identity, make_tables
 from benchmarks.report.style import EACH, PAGE_NAME
 from detection.evaluation.matches import MatchFile
-from detection.evaluation.metrics import has_matches
+from detection.evaluation.metrics import has_matches, headline_names
 from moco.common.errors import UserError, first_few, plural, printable, shown
 from moco.common.files import PathLike, atomic_write, open_file
 from moco.common.keys import NOT_PROTOCOL, names_of
 from moco.common.limits import Implausible, open_zip
-from moco.common.run import DIGITS, RECORD_NAME, RunRecord
+from moco.common.run import DIGITS, METRICS_NAME, RECORD_NAME, RunRecord
 from moco.common.shipped import RESULTS
 
 README = f"""\
@@ -159,9 +159,21 @@ def _pages(own: Report, shared: Report) -> dict[str, str]:
 
 def _evidence(run: FinishedRun, name: str) -> bytes | None:
     content = run.read(name)
+    if name == METRICS_NAME and content is not None:
+        return _evaluations(content)
     if content is None or not name.endswith(".json"):
         return content
     return json.dumps(_without_folders(json.loads(content)), sort_keys=True).encode()
+
+
+def _evaluations(content: bytes) -> bytes | None:
+    """Return the lines of `metrics.json` that have a headline metric, with these alone, if any."""
+    lines = []
+    for line in map(json.loads, content.splitlines()):
+        if names := [name for name in line if name in headline_names([name])]:
+            kept = {name: line[name] for name in ("iteration", *names)}
+            lines.append(json.dumps(kept, sort_keys=True) + "\n")
+    return "".join(lines).encode() or None
 
 
 def _of_record(record: RunRecord) -> RunRecord:

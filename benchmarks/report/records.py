@@ -38,7 +38,12 @@ MAX_SUITE_BYTES = 1 << 20
 MAX_RECORDS_BYTES = 64 << 20  # total size of all records
 MATCHES_NAME = f"inference/{metrics.MATCHES_NAME}"
 # Files that reports read next to a run's record → maximum size in bytes.
-EVIDENCE = {MATCHES_NAME: metrics.MAX_MATCHES_BYTES, ERRORS_NAME: 1 << 20, ROBUSTNESS_NAME: 1 << 20}
+EVIDENCE = {
+    MATCHES_NAME: metrics.MAX_MATCHES_BYTES,
+    ERRORS_NAME: 1 << 20,
+    ROBUSTNESS_NAME: 1 << 20,
+    METRICS_NAME: 1 << 27,  # of a bundle: the lines of evaluations alone
+}
 MAX_KNN_BYTES = 1 << 20
 NOT_PUBLIC = "not public"
 MAX_ABOUT = 200  # characters of a text about a bundle

@@ -19,7 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.report.along import Along, along_figure, along_pretraining
-from benchmarks.report.analysis import analysis_grids, unread
+from benchmarks.report.analysis import (
+    Cells,
+    analysis_grids,
+    convergence_cells,
+    floor,
+    still_rising,
+    unread,
+)
 from benchmarks.report.datasets import Collection, Summary, collections, summarize
 from benchmarks.report.isolation import isolation, shortened
 from benchmarks.report.published import (
@@ -404,7 +411,12 @@ class Section:
     @cached_property
     def others(self) -> list[Grid]:
         """Grids of convergence, error types and corrupted images."""
-        return analysis_grids(self.table)
+        return analysis_grids(self.table, self.convergence)
+
+    @cached_property
+    def convergence(self) -> Cells:
+        """First metric of each row along the schedule."""
+        return convergence_cells(self.table)
 
     @property
     def notes(self) -> list[str]:
@@ -414,8 +426,9 @@ class Section:
 
     @cached_property
     def caveats(self) -> list[str]:
-        """Notes on few trials, missing numbers, and schedules other than the paper's."""
-        table, found, trials = self.table, [], self.trials
+        """Notes on rows that learned too little, missing numbers, and other schedules."""
+        table, trials = self.table, self.trials
+        found = [*floor(table), *still_rising(table, self.convergence)]
         if any(row.n < trials for row in table.rows):
             found.append(f"{FEW_MARK} fewer than {trials} trials (the paper averages {trials})")
         found += table.notes

@@ -38,6 +38,7 @@ from moco.common.keys import NOT_PROTOCOL, names_of
 
 CONFIDENCE = 0.95
 ROUNDING = 1e-9  # points; a smaller standard deviation is rounding error
+FLOOR = 1.0  # AP or mIoU (0..100); two detectors below it are not compared
 _PRETRAINING = re.compile(rf"(.+){SEVERAL}([1-9]\d{{0,2}})")
 EPOCHS = "SOLVER.MAX_EPOCHS"  # length of classification runs; detection counts iterations
 
@@ -95,7 +96,8 @@ class Row:
         units: Independent trials: one run each or, if the row has several pre-trainings, all runs
             of one pre-training.
         cells: Metric → cell, or None if no trial has the metric.
-        gaps: Metric → gap to the baseline, or None if either side has no number.
+        gaps: Metric → gap to the baseline, or None if either side has no number, or if both are at
+            the floor.
     """
 
     init: str
@@ -297,6 +299,13 @@ def gap(cell: Cell | None, base: Cell | None, looks: int = 1) -> Gap | None:
     return Gap(value, printed, float(interval.low), float(interval.high), p_value)
 
 
+def is_floor(cells: Mapping[str, Cell | None]) -> bool:
+    """Check whether a row of a detector has learned nothing, by AP or else its first metric."""
+    name = next((name for name in cells if name.endswith("/AP")), next(iter(cells)))
+    cell = cells[name]
+    return cell is not None and cell.mean < FLOOR
+
+
 def listed_differences(groups: Sequence[Sequence[FinishedRun]]) -> str:
     """Format the protocol keys that differ between groups: `SOLVER.BASE_LR (0.02 / 0.01), …`.
 
@@ -333,9 +342,11 @@ def _table(runs: list[FinishedRun], baseline: str) -> Table:
         }
         for init, units in by_init.items()
     }
+    floors = {init for init in cells if first.kind == "detection" and is_floor(cells[init])}
     rows = []
     for init in sorted(by_init, key=lambda name: (name != RANDOM, name != baseline, name)):
-        base = cells.get(baseline, {}) if init != baseline else {}
+        compared = init != baseline and not {init, baseline} <= floors
+        base = cells.get(baseline, {}) if compared else {}
         gaps = {name: gap(cell, base.get(name)) for name, cell in cells[init].items()}
         rows.append(Row(init, by_init[init], cells[init], gaps))
     titles = {run.suite_task for run in runs}

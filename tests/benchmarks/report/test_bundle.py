@@ -20,6 +20,7 @@ from benchmarks.report.report import make_tables
 from detection.data.corruptions import NAMES
 from detection.evaluation.metrics import ERRORS_NAME, ROBUSTNESS_NAME
 from moco.common.errors import DataError, UserError
+from moco.common.run import METRICS_NAME
 from tests.benchmarks.report.fake_runs import CONFIG, record, write_run
 from tests.benchmarks.report.test_bootstrap import write_matched
 
@@ -91,6 +92,9 @@ def test_evidence_comes_back(tmp_path, monkeypatch):
             content = {"run": run.digest, "severity": 3, "clean": run.record.metrics}
             content |= {"corrupted": corrupted, "failing": {"fog": f"no {HOME}/fog.so"}}
             (folder / ROBUSTNESS_NAME).write_text(json.dumps(content))
+            half = run.record.iterations // 2 - 1
+            lines = {"iteration": 9, "total_loss": 2.0}, {"iteration": half, "bbox/AP": 3.0}
+            (folder / METRICS_NAME).write_text("".join(f"{json.dumps(x)}\n" for x in lines))
     monkeypatch.setattr(Plot, "svg", "<svg/>")
     both = ["--bootstrap", "100", "--format", "md,csv,tex,html"]
     bundle = tmp_path / "b.zip"
@@ -107,11 +111,13 @@ def test_evidence_comes_back(tmp_path, monkeypatch):
         assert texts[0] == texts[1], name
     for text in ((tmp_path / "a" / "table.md").read_text(), page):
         assert "120 bootstrap resamples" in text and "TIDE" in text and "severity 3" in text
+        assert "AP at" in text and "50% of the schedule" in text
         assert "only the weights differ (config" in text
     assert "only the weights of moco and random differ: equal" in page
     with zipfile.ZipFile(bundle) as one, zipfile.ZipFile(again) as two:
         names = {name for name in one.namelist() if name.startswith("moco")}
-        assert len(names) == 2 * 4
+        assert len(names) == 2 * 5
+        assert not any(b"loss" in one.read(name) for name in names if METRICS_NAME in name)
         assert {n: one.read(n) for n in names} == {n: two.read(n) for n in names}
 
 
@@ -197,6 +203,7 @@ BAD_EVIDENCE: dict[str, Callable[[], bytes]] = {
         zipped((f"a/{ERRORS_NAME}", json.dumps({"delta": {}})), ("a/run.json", RECORD)), 10
     ),
     "another thing": lambda: zipped(("a/run.json", RECORD), (f"a/{ROBUSTNESS_NAME}", "3")),
+    "not text": lambda: zipped(("a/run.json", RECORD), (f"a/{METRICS_NAME}", b"\xff{")),
 }
 
 
@@ -204,7 +211,7 @@ BAD_EVIDENCE: dict[str, Callable[[], bytes]] = {
 def test_hostile_evidence(tmp_path, name):
     path = tmp_path / "b.zip"
     path.write_bytes(BAD_EVIDENCE[name]())
-    with pytest.raises(DataError, match=re.escape(str(path))):
+    with pytest.raises(UserError, match=re.escape(str(path))):
         main([str(path), "--out", str(tmp_path / "out"), "--format", "md"])
 
 

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from benchmarks.report.analysis import SHARES, convergence, row_cells
 from benchmarks.report.datasets import Summary, ranks, summarize
 from benchmarks.report.records import collect
@@ -50,10 +52,50 @@ def test_convergence_by_hand(tmp_path):
         (folder / "metrics.json").write_text("\n".join(lines) + "\n")
     [table] = aggregate(collect([tmp_path]).transfer)
     cells = row_cells(table, lambda run: convergence(run, "bbox/AP"), SHARES)["random"]
-    assert [cell.values for cell in cells] == [(2.0, 4.0), (6.0,), (8.0,), (10.0, 9.0)]
+    values = [cell and cell.values for cell in cells]
+    assert values == [(2.0, 4.0), (6.0,), (8.0,), None, (10.0, 9.0)]
     for name in ("md", "tex", "html", "terminal"):
         text = rendered(report(tmp_path))[name].replace("\\%", "%")
         assert "25% of the schedule" in text and "6.0 (n = 1 of 2)" in text, name
+
+
+@pytest.mark.parametrize(("before", "noted"), [(17.0, True), (19.0, False)])
+def test_a_row_that_still_rises_by_more_than_its_gap_is_noted(tmp_path, before, noted):
+    """The gap is 1.5: from 10 to 20 in the end, after `before` at three quarters."""
+    for init, last in {"random": 18.5, "mine": 20.0}.items():
+        folder = write_run(
+            tmp_path / init,
+            init=init,
+            task="own",
+            weights_sha256=None if init == "random" else "a" * 64,
+            metrics={"bbox/AP": last},
+        )
+        lines = [json.dumps({"iteration": 224, "bbox/AP": last - 20.0 + before})]
+        (folder / "metrics.json").write_text("\n".join(lines) + "\n")
+    text = rendered(report(tmp_path))["md"]
+    rise = f"still changed by +{20 - before:.1f} (mine) and +{20 - before:.1f} (random)"
+    assert (rise in text and "the gap is +1.5: more iterations may change" in text) == noted
+
+
+@pytest.mark.parametrize(("ap", "learned"), [((0.2, 0.9), False), ((0.2, 1.1), True)])
+def test_two_rows_at_the_floor_have_no_gap(tmp_path, ap, learned):
+    for init, value in zip(("random", "mine"), ap, strict=True):
+        for seed in range(3):
+            write_run(
+                tmp_path / f"{init}-{seed}",
+                init=init,
+                seed=seed,
+                task="own",
+                weights_sha256=None if init == "random" else "a" * 64,
+                metrics={"bbox/AP": value + seed / 100, "bbox/AP50": 40.0 + seed},
+            )
+    made = report(tmp_path)
+    gap = made.tables[0].rows[1].gaps["bbox/AP"]
+    assert (gap is not None) == learned
+    for name in ("md", "tex", "html", "terminal"):
+        text = rendered(made)[name].replace("\\", "")
+        assert ("this compares nothing" in text) != learned, name
+        assert any(gap in text for gap in ("+0.7", "+0.9")) == learned, name
 
 
 def test_without_evaluations_on_the_way_there_is_no_table_of_convergence(tmp_path):
