@@ -207,12 +207,14 @@ def _reports() -> dict[str, tuple[Shared, Report]]:
 
 
 def results() -> str:
-    """Return the rows of all bundles as one sortable table, whose numbers link their runs."""
-    head = ("task", "tested on", "pre-train", "n", "result", "gap to the baseline", "report")
-    head += ("measured by", "weights", "hardware", "engine and versions")
+    """Return the rows of all bundles as one sortable table, whose numbers link their runs.
+
+    Bundles with a gap that is shown come first, those with the largest gap at the top.
+    """
+    head = ("tested on", "pre-train", "n", "result", "gap to the baseline", "computed with")
     names = Markup("").join(map(Markup("<th>{}</th>").format, head))
     body = []
-    for shared, report in _reports().values():
+    for shared, report in sorted(_reports().values(), key=_order):
         page = f"results/{shared.name}/{PAGE_NAME}"
         for section in report.sections:
             table, metric = section.table, section.table.metrics[0]
@@ -221,18 +223,20 @@ def results() -> str:
                 number = f"{section.titles[0]} {format_cell(cell, row.n)}"
                 weights = shared.about.weights if run.record.weights_sha256 else "none"
                 gap = evidence(row.gaps[metric])
+                tested = _link(f"{page}#{section.anchor}", ", ".join(table.tested_on))
+                with_ = Markup("{}; {}; {}; weights: {}").format(
+                    _link(f"results/{shared.name}.zip", f"{shared.name}.zip"),
+                    f"{table.engine}, {run.hardware}",
+                    shared.about.measured_by,
+                    _link(weights, "public") if "://" in weights else weights,
+                )
                 texts: list[tuple[object, float | None]] = [
-                    (_link(f"{page}#{section.anchor}", table.task), None),
-                    (", ".join(table.tested_on), None),
+                    (Markup("{}<br><small>{}</small>").format(tested, table.task), None),
                     (row.init, None),
                     (row.n, row.n),
                     (_link(f"{page}#{section.row_anchor(row)}", number), cell and cell.mean),
                     (gap.text, gap.value),
-                    (_link(f"results/{shared.name}.zip", f"{shared.name}.zip"), None),
-                    (shared.about.measured_by, None),
-                    (_link(weights, "public") if "://" in weights else weights, None),
-                    (run.hardware, None),
-                    (f"{table.engine}, {run.versions}", None),
+                    (Markup("<small>{}</small>").format(with_), None),
                 ]
                 body.append(Markup("<tr>{}</tr>").format(Markup("").join(_cell(*t) for t in texts)))
     script = (TEMPLATES / "page.js").read_text()
@@ -240,6 +244,19 @@ def results() -> str:
         '<div class="results">\n<table>\n<thead><tr>{}</tr></thead>\n<tbody>\n{}\n</tbody>\n'
         "</table>\n<script>\n{}</script>\n</div>"
     ).format(names, Markup("\n").join(body), Markup(script))
+
+
+def _order(found: tuple[Shared, Report]) -> tuple[float, str]:
+    """Return what bundles are sorted by: their largest shown gap, then their name."""
+    shared, report = found
+    gaps = [
+        abs(gap.value)
+        for section in report.sections
+        for row in section.table.rows
+        for metric, gap in row.gaps.items()
+        if gap and (row.init, metric) in section.shown
+    ]
+    return -max(gaps, default=0.0), shared.name
 
 
 def status() -> str:
