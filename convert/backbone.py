@@ -22,9 +22,9 @@ from convert import write
 from convert.convert_to_d2 import convert_in_memory
 from convert.families.base import LEFT_AT_INIT, TIMM, Option, families, first_rule
 from convert.find import UnknownLayoutError
-from convert.folders import find_file
-from convert.prove import Converted, filled_backbone
-from convert.recorded import CONFIGURATION, is_known
+from convert.metadata import CONFIGURATION, is_known
+from convert.read import find_file
+from convert.verify import Converted, filled_backbone
 from moco.common.errors import UserError, shown
 from moco.common.files import PathLike, atomic_torch_save, atomic_write_text
 

@@ -143,7 +143,7 @@ class InputContract:
         source_sha256: SHA-256 of the converted file.
         encoder: "query", "key", …, or "single" if the source has one network.
         source_parts: SHA-256 of each file by name, if the source has several; see
-            `convert.folders.digests`.
+            `convert.read.digests`.
 
     Raises:
         UserError: If a value is out of its range.

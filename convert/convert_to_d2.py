@@ -27,9 +27,8 @@ if not __package__:
 from convert import write
 from convert.contract import Overrides
 from convert.families.base import LEFT_AT_INIT, TIMM, Option, families, first_rule
-from convert.folders import find_file, source_file
 from convert.projects import PROJECTS
-from convert.read import is_converted, read_file
+from convert.read import find_file, is_converted, read_file, source_file
 from convert.report import ConversionReport, agreement
 from moco.common.command import program
 from moco.common.errors import DataError, UserError, run_cli, say
@@ -37,7 +36,7 @@ from moco.common.files import TEMPORARY_PREFIX, PathLike, sha256_file
 from moco.modeling.soundness import CHANNEL_ORDERS
 
 if TYPE_CHECKING:
-    from convert.prove import Converted
+    from convert.verify import Converted
 
 
 def convert_file(
@@ -52,7 +51,7 @@ def convert_file(
 
     Args:
         src: Checkpoint of one of PROJECTS, plain state dict, or converted file; a folder with one
-            (convert/folders.py); or any name or address that moco/common/pretrained.py downloads.
+            (convert/read.py); or any name or address that moco/common/pretrained.py downloads.
         dst: Output file, whose extension selects the format (convert/write.py). The output of an
             earlier conversion to Detectron2 is replaced.
         to: Naming scheme of the tensors, "detectron2" or "torchvision".
@@ -71,10 +70,10 @@ def convert_file(
     objects: set[str] = set()
     raw = read_file(src, objects)
     from convert import (  # import torchvision only once the file is known to be readable
-        prove,
         translate,
+        verify,
     )
-    from convert.source_class import check_source
+    from convert.source_module import check_source
 
     found, model = translate.translate(src, raw, Overrides.of(**overrides), objects)
     contract, notes = model.contract, [*located.notes, *found.notes]
@@ -87,10 +86,10 @@ def convert_file(
         scratch = Path(folder) / dst.name
         write.write(scratch, model, to)
         converted = write.read_back(scratch, contract, to)
-        prove.check_round_trip(found.state, converted, str(src))
+        verify.check_round_trip(found.state, converted, str(src))
         if converted.contract != contract:
             raise DataError(f"{src}: verification failed: read back, the contract is another one")
-        features = prove.check_features(*found.source_network(), converted, str(src))
+        features = verify.check_features(*found.source_network(), converted, str(src))
         found, check = check_source(None, raw, found, Overrides.of(**overrides), str(src))
         notes += [*([check.text] if check else []), *found.effect_of_tokens()]
         sha256 = sha256_file(scratch)
@@ -98,7 +97,7 @@ def convert_file(
             notes.append("replaced a file of that name")
         os.replace(scratch, dst)
 
-    rules = (first_rule(key, LEFT_AT_INIT) for key in prove.target_tensors(contract))
+    rules = (first_rule(key, LEFT_AT_INIT) for key in verify.target_tensors(contract))
     left = Counter(rule for rule in rules if rule)
     if found.filled:
         left["BN statistics (0 and 1)"] = found.filled
@@ -146,16 +145,15 @@ def convert_in_memory(
         UserError: If an option is needed or does not fit.
         DataError: If the checkpoint is unknown, damaged or fails verification.
     """
-    from convert import prove, translate
-    from convert.source_class import check_source
-    from convert.source_module import with_pixels
+    from convert import translate, verify
+    from convert.source_module import check_source, with_pixels
 
     src = source_file(Path(src))
     objects = set() if objects is None else objects
     raw = read_file(src, objects) if raw is None else raw
     found, converted = translate.translate(src, raw, Overrides.of(**overrides), objects)
-    prove.check_round_trip(found.state, converted, str(src))
-    features = prove.check_features(*found.source_network(), converted, str(src))
+    verify.check_round_trip(found.state, converted, str(src))
+    features = verify.check_features(*found.source_network(), converted, str(src))
     found, check = check_source(module, raw, found, Overrides.of(**overrides), str(src))
     contract = with_pixels(found.contract, check.pixels if check else None)
     converted = dataclasses.replace(converted, contract=contract)

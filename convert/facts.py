@@ -272,7 +272,7 @@ def _deep(its: Any) -> bool:
 COMPARED: dict[str, dict[str, dict[str, Fact]]] = {
     TRANSFORMERS: {
         "": {"pruned_heads": EMPTY},
-        # Its name is compared with timm's network, see `convert.prove.check_names`.
+        # Its name is compared with timm's network, see `convert.verify.check_names`.
         "timm_backbone": {
             **dict.fromkeys(("backbone", "features_only", "use_pretrained_backbone"), NONE),
             **dict.fromkeys(("freeze_batch_norm_2d", "use_timm_backbone"), NONE),

@@ -52,8 +52,7 @@ def read_initial_weights(
             trained, or one whose features overflow.
     """
     from convert.contract import Overrides
-    from convert.folders import digests, find_file
-    from convert.read import read_file
+    from convert.read import digests, find_file, read_file
     from convert.translate import translate
     from moco.engine.weights import InitialWeights, init_name, random_weights
     from moco.modeling.encoder import load_backbone

@@ -10,12 +10,20 @@ from typing import Any
 
 from convert.contract import InputContract, Overrides
 from convert.find import all_networks
-from convert.folders import digests, find_file
-from convert.prove import Converted
-from convert.read import about_objects, flatten, is_array, is_converted, names, read_file
+from convert.read import (
+    about_objects,
+    digests,
+    find_file,
+    flatten,
+    is_array,
+    is_converted,
+    names,
+    read_file,
+)
 from convert.recognize import Recognized
 from convert.report import command, fine_tune_command, lines
 from convert.translate import translate
+from convert.verify import Converted
 from moco.common.command import quoted
 from moco.common.errors import DataError, UserError, shown
 from moco.common.files import PathLike, named_objects

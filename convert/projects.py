@@ -16,7 +16,13 @@ from typing import Any
 from convert.contract import FOLDED, IMAGENET_MEAN, IMAGENET_STD
 from convert.families.base import USUAL
 from convert.families.vit_names import CLIP, DINOV3
-from convert.recorded import Recorded, caffe2_record, mm_configuration, own_record, timm_arguments
+from convert.metadata import (
+    CheckpointMetadata,
+    caffe2_record,
+    mm_configuration,
+    own_record,
+    timm_arguments,
+)
 from moco.modeling.soundness import Triple
 
 # Entries next to a network that belong to no network, in files of any project: name in a report ->
@@ -82,7 +88,7 @@ class Project:
         channel_order, mean, std: Normalization used in training, if the file does not record it.
         metadata: Facts of the project's code that no tensor holds, by the names that a family's
             `recognize` takes.
-        recorded: Function that reads the metadata of a file, see convert/recorded.py.
+        recorded: Function that reads the metadata of a file, see convert/metadata.py.
         note: Note for every conversion from this source.
         any_network: True if its files hold networks of many origins, told apart only by name.
     """
@@ -101,7 +107,7 @@ class Project:
     mean: Triple = IMAGENET_MEAN
     std: Triple = IMAGENET_STD
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    recorded: Callable[[Mapping[Any, Any]], Recorded] | None = None
+    recorded: Callable[[Mapping[Any, Any]], CheckpointMetadata] | None = None
     note: str = ""
     any_network: bool = False
 
@@ -156,7 +162,7 @@ _RESNETS = (
         (_in("state_dict/", query="encoder_q.net.", key="encoder_k.net."),),
         schemes=("unpooled",),
         metadata={"stem": "cifar"},
-        recorded=lambda raw: Recorded(mean=CIFAR_MEAN, std=CIFAR_STD),
+        recorded=lambda raw: CheckpointMetadata(mean=CIFAR_MEAN, std=CIFAR_STD),
     ),
     # facebookresearch/moco-v3@c349e6e main_moco.py:310 (the dict), :258 (the pixels) and
     # moco/builder.py:27 (the names); main_lincls.py:181 takes base_encoder; vits.py (the heads).

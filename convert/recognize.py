@@ -7,8 +7,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from convert import prove
+from convert import verify
 from convert.contract import FOLDED, InputContract, Overrides, Pixels, numbers
+from convert.extract import extract_backbone, fill_statistics, join, to_float32
 from convert.facts import TRANSFORMERS
 from convert.families.base import (
     PLAIN_DETECTRON2,
@@ -20,17 +21,16 @@ from convert.families.base import (
 )
 from convert.families.timm_index import Shapes, index, listed
 from convert.find import Choice, choose_network
-from convert.projects import Project
-from convert.read import at, flatten, is_array, to_tensor
-from convert.recorded import (
-    Recorded,
+from convert.metadata import (
+    CheckpointMetadata,
     check_kind,
     check_recorded,
     generic_record,
     recorded_arguments,
     recorded_names,
 )
-from convert.take import fill_statistics, join, take, to_float32
+from convert.projects import Project
+from convert.read import at, flatten, is_array, to_tensor
 from moco.common.errors import DataError, UserError
 from moco.modeling.soundness import Triple
 
@@ -107,7 +107,7 @@ def recognize(
     where: str,
     overrides: Overrides | None = None,
     sha256: str = "unknown",
-    read_config: Callable[[], Recorded | None] = lambda: None,
+    read_config: Callable[[], CheckpointMetadata | None] = lambda: None,
     parts: Mapping[str, str] = MappingProxyType({}),
 ) -> Recognized:
     """Find the networks of an opened checkpoint and extract the backbone of the chosen one.
@@ -133,18 +133,18 @@ def recognize(
     warnings: list[str] = []
     missing = overrides.missing_convention(network.family)
     recorded, names, arguments = _recorded(project, raw, missing, where, read_config)
-    unclear = prove.check_names(names, arguments, network.family, overrides.options, where)
+    unclear = verify.check_names(names, arguments, network.family, overrides.options, where)
     arch = recorded.arch or at(raw, ("arch",))
     mean, std = _named_pixels(network.scheme, (where, str(arch)), notes)
     is_open = project.is_unknown or project.any_network
     has_no_role = project.is_unknown and bool(choice.found.roles)
     if is_open and not has_no_role and not (recorded.mean or mean):
-        mean, std = prove.pixels_in_timm(recorded_names(raw, recorded.arch, tags=True), notes)
+        mean, std = verify.pixels_in_timm(recorded_names(raw, recorded.arch, tags=True), notes)
     _check_convention(choice, overrides, where, warnings, bool(recorded.mean or mean))
-    taken = take(choice, entries, where, overrides.encoder is not None)
-    notes += taken.notes
-    warnings += taken.warnings
-    backbone, keys = join(taken.backbone, where, notes)
+    extracted = extract_backbone(choice, entries, where, overrides.encoder is not None)
+    notes += extracted.notes
+    warnings += extracted.warnings
+    backbone, keys = join(extracted.backbone, where, notes)
     own = network.scheme.in_own_shape
     dims = {name: value.dim() for name, value in backbone.items()}
     backbone = {name: own(name, value) for name, value in backbone.items()}
@@ -156,11 +156,11 @@ def recognize(
     to_float32(backbone, in_file, warnings)
     tokens = {
         new: own(new, to_tensor(e.keys[-1], e.value, where)).float()
-        for new, e in taken.tokens.items()
+        for new, e in extracted.tokens.items()
         if 0 not in e.value.shape  # registers of a network that has none
     }
     tag = recorded.metadata.get("tag", "")
-    facts = prove.facts_in_timm(names, arguments, tag) if network.family.tokens else {}
+    facts = verify.facts_in_timm(names, arguments, tag) if network.family.tokens else {}
     metadata = {**network.scheme.metadata, **facts, "reshaped": reshaped}
     hints = Hints(
         where=where,
@@ -171,14 +171,14 @@ def recognize(
         metadata={**metadata, **project.metadata, **recorded.metadata},
         recorded=recorded.metadata,
         requested=overrides.options,
-        dropped=taken.dropped,
+        dropped=extracted.dropped,
         tokens=tokens,
         assumed_pixels="" if recorded.mean or overrides.mean is not None else project.name,
     )
     check_kind(recorded, network.family, where)
     backbone = network.family.complete(backbone, hints)
     for name in tokens.keys() & backbone.keys():
-        del taken.dropped[first_rule(name, network.family.dropped)]
+        del extracted.dropped[first_rule(name, network.family.dropped)]
     architecture = network.family.recognize(backbone, hints)
     check_recorded(recorded, network.family, (architecture, backbone), where)
     adapted = network.family.adapt(architecture, backbone, overrides.options, where)
@@ -217,7 +217,7 @@ def recognize(
         state=adapted.state,
         encoders=tuple(choice.found.networks),
         named=in_file,
-        dropped=dict(taken.dropped),
+        dropped=dict(extracted.dropped),
         filled=filled,
         tokens=tokens,
         proof=adapted.proof,
@@ -344,8 +344,8 @@ def _recorded(
     raw: Any,
     missing: Sequence[str],
     where: str,
-    read_config: Callable[[], Recorded | None],
-) -> tuple[Recorded, dict[str, str], dict[str, dict[str, Any]]]:
+    read_config: Callable[[], CheckpointMetadata | None],
+) -> tuple[CheckpointMetadata, dict[str, str], dict[str, dict[str, Any]]]:
     """Return the metadata of a file, and the names and arguments of its network by place.
 
     Args:
@@ -361,7 +361,7 @@ def _recorded(
     """
     try:
         read = generic_record if project.is_unknown else project.recorded
-        recorded = read(raw) if read and isinstance(raw, Mapping) else Recorded()
+        recorded = read(raw) if read and isinstance(raw, Mapping) else CheckpointMetadata()
         sidecar = read_config() if project.is_unknown or project.any_network else None
         if sidecar is not None:
             own = {n: v for n in _PIXELS if (v := getattr(recorded, n)) is not None}
@@ -400,7 +400,7 @@ def _twins(family: Family, requested: Mapping[str, Any], *every: Shapes) -> str:
         others = f", which could also be {listed(twins)}, whose features differ" if twins else ""
         return f"that it is timm's {name}{others}"
     named = {name for shapes in every for name in its.named(exact=its.exact(shapes))}
-    twins = sorted(name for name in named if not prove.is_plain(name, family))
+    twins = sorted(name for name in named if not verify.is_plain(name, family))
     if len(named) < 2 or any(o.in_timm for o in family.options if o.name in requested):
         return ""
     which = "may be any of" if len(twins) == len(named) else "could also be"

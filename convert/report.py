@@ -16,7 +16,7 @@ from moco.common.shipped import ROOT, shown
 from moco.modeling.archs import EncoderSpec, Spec
 
 if TYPE_CHECKING:
-    from convert.prove import FeatureCheck
+    from convert.verify import FeatureCheck
 
 
 @dataclasses.dataclass(frozen=True)

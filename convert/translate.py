@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+import itertools
+import re
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from convert import prove
-from convert.contract import Overrides
+import torch
+from torch import Tensor, nn
+
+from convert import verify
+from convert.contract import Overrides, Pixels
 from convert.families.base import TIMM, OtherNetworkError, families
 from convert.families.timm import (
     ARGUMENTS,
@@ -17,16 +22,32 @@ from convert.families.timm import (
     note_of_pixels,
 )
 from convert.families.timm_arguments import as_text, from_text
-from convert.families.timm_index import names_that_fit
+from convert.families.timm_index import (
+    EFFICIENTNET_PYTORCH,
+    index,
+    names_that_fit,
+    networks_in,
+    without_counters,
+)
 from convert.find import UnknownLayoutError
-from convert.folders import digests
-from convert.in_order import InOrder, of_torchvision, under_other_names
-from convert.mistaken import mistaken
-from convert.prove import Converted
-from convert.read import Entry, about_objects, at, flatten, is_array, is_converted
+from convert.metadata import NEXT_TO_IT, read_sidecar, recorded_arguments, recorded_names, to_255
+from convert.modeling.timm_network import renamed_by_timm, usual_names
+from convert.read import (
+    Entry,
+    about_objects,
+    at,
+    digests,
+    flatten,
+    is_array,
+    is_converted,
+    to_tensor,
+)
 from convert.recognize import Recognized, from_contract, recognize
-from convert.recorded import NEXT_TO_IT, read_sidecar, recorded_arguments, recorded_names
+from convert.source_module import check_module
+from convert.verify import Converted
 from moco.common.errors import DataError, UserError, shown
+from moco.common.files import named_objects
+from moco.common.unpickler import Inert
 
 # Start of the SHA-256 of torchvision's V2 weights, as in resnet50-11ad3fa6.pth. Tensors of V1 and
 # V2 have the same names and shapes, so only the hash tells them apart.
@@ -58,7 +79,7 @@ def translate(
         raw: Contents of `src` as `read_file` returned them; a converted file keeps its contract.
         overrides: Options that take precedence over the file and its project.
         objects: Names of objects that `read_file` collected.
-        hashes: Result of `convert.folders.digests`, if it is known already.
+        hashes: Result of `convert.read.digests`, if it is known already.
 
     Raises:
         UserError: If an option is needed or does not fit.
@@ -92,7 +113,7 @@ def _as_timm(
     where, options = str(src), dict(overrides.options)
     sidecar = read_sidecar(src)
     names = recorded_names(raw, sidecar.arch if sidecar else None, tags=True)
-    recorded = {place: name for place, name in names.items() if prove.in_timm(name)}
+    recorded = {place: name for place, name in names.items() if verify.in_timm(name)}
     if OPTION.name not in options:
         if not recorded:
             raise UserError(
@@ -106,7 +127,7 @@ def _as_timm(
     arguments = recorded_arguments(raw, sidecar)
     for place, name in recorded.items():
         if name.partition(".")[0] != given:
-            continue  # `prove.check_names` refuses it
+            continue  # `verify.check_names` refuses it
         own = as_text(arguments.get(place, {}))
         if options.setdefault(ARGUMENTS.name, own) != own:
             raise UserError(
@@ -146,7 +167,7 @@ def _as_timm(
 def _path_of(name: str) -> str:
     """Describe that timm's own network is the backbone, and what differs from another family's."""
     note = "the backbone is timm's own network, every block as timm computes it"
-    plain = [f.name for f in families() if f.name != TIMM and prove.is_plain(name, f)]
+    plain = [f.name for f in families() if f.name != TIMM and verify.is_plain(name, f)]
     windows = "without ViTDet's windows, " if plain == ["vit"] else ""
     return note + (f", {windows}instead of the family {plain[0]}'s" if plain else "")
 
@@ -165,7 +186,7 @@ def _through_timm(
         raise DataError(f"{where}: {text}") from error
     sidecar = read_sidecar(src)
     names = recorded_names(raw, sidecar.arch if sidecar else None, tags=True)
-    in_timm = [(place, name) for place, name in names.items() if prove.in_timm(name)]
+    in_timm = [(place, name) for place, name in names.items() if verify.in_timm(name)]
     if not in_timm:
         if not isinstance(error, OtherNetworkError):
             raise error
@@ -192,7 +213,7 @@ def _through_timm(
     except UserError as reason:
         what = error.what if isinstance(error, UnknownLayoutError) else str(error)
         text = f"{what}; {place} names {name}"
-        if not any(prove.is_plain(name.partition(".")[0], family) for family in families()):
+        if not any(verify.is_plain(name.partition(".")[0], family) for family in families()):
             text += f", but {str(reason).removeprefix(f'{where}: ')}"
         elif not isinstance(error, OtherNetworkError):
             text = str(error)  # the file of a network that its family has is damaged
@@ -258,7 +279,7 @@ def _translate(
     where = str(src)
     sha256, parts = hashes
     if is_converted(raw):
-        earlier = prove.read_converted(src, raw)
+        earlier = verify.read_converted(src, raw)
         found = from_contract(earlier.model, earlier.contract, where, overrides)
     else:
         found = recognize(raw, where, overrides, sha256, lambda: read_sidecar(src), parts)
@@ -281,12 +302,12 @@ def _translate(
     # Before `check_model`, which would report the zero scales of an untrained network as unsound.
     folded = found.contract.bn_folded
     found.warnings.extend(family.check_trained(found.state, where, found.named, folded=folded))
-    prove.check_model(
+    verify.check_model(
         model, found.contract, where, lambda key: found.named(family.from_detectron2(key) or key)
     )
     source = found.original or found.source_network()
     found.notes.extend(
-        prove.compare_with_timm(
+        verify.compare_with_timm(
             found.unclear_names,
             found.arguments,
             family,
@@ -297,3 +318,292 @@ def _translate(
         )
     )
     return found, Converted(model, found.contract, (*found.notes, *found.warnings))
+
+
+_MAX_NETWORKS = 8  # prefixes that are tried
+
+
+@dataclasses.dataclass(frozen=True)
+class InOrder:
+    """Network of torchvision in a file.
+
+    Attributes:
+        name: Name of torchvision's network.
+        start: Prefix of its tensors in the flattened file.
+        candidates: Networks of timm that may have its maps, see `Index.torchvision`, possibly with
+            an argument, e.g. "efficientnet_b5:bn_eps=0.001".
+    """
+
+    name: str
+    start: str
+    candidates: tuple[str, ...]
+
+    def build(self) -> nn.Module:
+        """Build torchvision's network with random weights."""
+        from torchvision.models import get_model
+
+        net: nn.Module = get_model(self.name, weights=None)
+        return net
+
+    def pixels(self) -> Pixels:
+        """Return the normalization of torchvision's published weights."""
+        from torchvision.models import get_model_weights
+
+        transform = next(iter(get_model_weights(self.name))).transforms()
+        return Pixels(to_255(transform.mean), to_255(transform.std), "RGB")
+
+    def names(self, candidate: str) -> dict[str, str]:
+        """Return the map from its names of tensors to those of one of the candidates."""
+        try:
+            with torch.device("meta"):
+                own = without_counters(self.build().state_dict())
+        except NotImplementedError:  # RegNets compute with tensors while they are built
+            own = without_counters(self.build().state_dict())
+        name, _, arguments = candidate.partition(":")
+        usual = without_counters(usual_names(name, arguments))
+        numbered = {
+            name: torch.tensor(float(i)).expand(value.shape)
+            for i, (name, value) in enumerate(own.items())
+        }
+        if renamed := renamed_by_timm(name, arguments, numbered):
+            return {[*own][int(value.flatten()[0])]: new for new, value in renamed.items()}
+        return dict(zip(own, usual, strict=True))
+
+    def renamed(
+        self, raw: Any, entries: Sequence[Entry], names: Mapping[str, str], where: str
+    ) -> Any:
+        """Return the contents of the file with timm's names of this network's tensors.
+
+        Raises:
+            DataError: If one of them is not a dense tensor.
+        """
+        path: list[Any] = []
+        changed: dict[Any, tuple[str, Any]] = {}
+        for entry in entries:
+            if new := names.get(self._short(entry)):
+                *path, key = entry.keys
+                changed[key] = new, to_tensor(key, entry.value, where)
+        return _renamed(raw, path, changed)
+
+    def check(
+        self, found: Recognized, entries: Sequence[Entry], names: Mapping[str, str], where: str
+    ) -> str:
+        """Compare the maps of one of the candidates with those of torchvision's own network.
+
+        Args:
+            found: This network, recognized as the candidate.
+            entries: All values of the file.
+            names: Names of its tensors -> the candidate's.
+            where: Name of the file, for messages.
+
+        Returns:
+            The modules of torchvision's network that gave the maps, as text.
+
+        Raises:
+            DataError: If it has other maps.
+        """
+        net = self.build()
+        own = net.state_dict()
+        values = {self._short(entry): entry for entry in entries}
+        own.update(  # its version is in this dict
+            {
+                name: to_tensor(name, values[name].value, where).to(own[name].dtype)
+                for name in names
+                if name in values and values[name].value.shape == own[name].shape  # else a head
+            }
+        )
+        net.load_state_dict(own)
+        check = check_module(net, _named(found, names, ""), Overrides(), where)
+        if not check.verified:
+            raise DataError(f"{where}: {check.text}")
+        return check.text
+
+    def named(self, found: Recognized, names: Mapping[str, str]) -> Recognized:
+        """Return the network with the names of its tensors in the file, for messages."""
+        return _named(found, names, self.start.rpartition("/")[2])
+
+    def _short(self, entry: Entry) -> str:
+        return entry.name.removeprefix(self.start) if entry.name.startswith(self.start) else ""
+
+
+def _named(found: Recognized, names: Mapping[str, str], prefix: str) -> Recognized:
+    original = {new: prefix + old for old, new in names.items()}
+    return dataclasses.replace(
+        found, named=lambda key: original.get(name := found.named(key), name)
+    )
+
+
+def _renamed(raw: Any, path: Sequence[Any], changed: Mapping[Any, tuple[str, Any]]) -> Any:
+    if path:
+        return {**raw, path[0]: _renamed(raw[path[0]], path[1:], changed)}
+    return dict(changed.get(key, (key, value)) for key, value in raw.items())
+
+
+@dataclasses.dataclass(frozen=True)
+class Renamed:
+    """File whose network has timm's names of tensors.
+
+    Attributes:
+        raw: Its contents.
+        note: How the tensors got these names, as text.
+        is_assumed: True if only the shapes say so.
+    """
+
+    raw: Any
+    note: str
+    is_assumed: bool
+
+
+def under_other_names(
+    entries: Sequence[Entry], raw: Any, name: str, arguments: str, where: str
+) -> Renamed | None:
+    """Return a file with the tensors of a network of timm under other names, or None.
+
+    Args:
+        entries: All values of the file.
+        raw: Contents of the file.
+        name: timm's name of the network.
+        arguments: Arguments of `timm.create_model` as text.
+        where: Name of the file, for messages.
+
+    Raises:
+        DataError: If a tensor is not dense, or the names are those of code with another padding.
+    """
+    arrays = {e.name: e for e in entries if e.name and is_array(e.value)}
+    shapes = {key: tuple(entry.value.shape) for key, entry in arrays.items()}
+    usual = without_counters(usual_names(name, arguments))
+    for start, network in itertools.islice(networks_in(shapes), _MAX_NETWORKS):
+        path, prefix = arrays[start + next(iter(network))].keys[:-1], start.rpartition("/")[2]
+        tensors = {
+            key: to_tensor(key, arrays[start + key].value, where)
+            for key in network
+            if arrays[start + key].keys[:-1] == path
+        }
+        made = renamed_by_timm(name, arguments, tensors)
+        if made is not None:
+            text = f"timm's own loader renamed its {len(tensors)} tensors"
+            return Renamed(_replaced(raw, path, prefix, made), text, is_assumed=False)
+        if names := _by_order(without_counters(tensors), usual):
+            if EFFICIENTNET_PYTORCH in tensors and not name.startswith("tf_"):
+                raise DataError(
+                    f"{where}: its names are those of efficientnet-pytorch, whose padding is "
+                    f"TensorFlow's, as in timm's networks that begin with tf_, and {name} has "
+                    "another one"
+                )
+            made = {new: tensors[old] for old, new in names.items()}
+            text = f"its {len(names)} tensors have, in order, the shapes of timm's {name}"
+            return Renamed(_replaced(raw, path, prefix, made), text, is_assumed=True)
+    return None
+
+
+def _by_order(tensors: Mapping[str, Tensor], usual: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return timm's names of tensors that have its shapes in order, but for a classifier; or {}."""
+    if len(usual) - len(tensors) not in (0, 2) or tensors.keys() <= usual.keys():
+        return {}
+    pairs = zip(tensors.items(), usual.items(), strict=False)  # a classifier may be missing
+    for i, ((old, value), (new, other)) in enumerate(pairs):
+        is_classifier = i >= len(usual) - 2 and value.shape[1:] == other.shape[1:]
+        is_same = value.shape == other.shape or is_classifier
+        if not is_same or old.rpartition(".")[2] != new.rpartition(".")[2]:
+            return {}
+    return dict(zip(tensors, usual, strict=False))
+
+
+def _replaced(raw: Any, path: Sequence[Any], prefix: str, tensors: Mapping[str, Tensor]) -> Any:
+    """Return the contents of a file with other tensors in place of those that have a prefix."""
+    if path:
+        return {**raw, path[0]: _replaced(raw[path[0]], path[1:], prefix, tensors)}
+    kept = {k: v for k, v in raw.items() if not str(k).startswith(prefix) or not is_array(v)}
+    return {**kept, **tensors}
+
+
+def of_torchvision(entries: Sequence[Entry], where: str) -> InOrder | None:
+    """Return the network of torchvision in a file, or None if there is none.
+
+    Raises:
+        DataError: If there are several.
+    """
+    its, found = index(), []
+    shapes = {e.name: tuple(e.value.shape) for e in entries if e.name and is_array(e.value)}
+    for start, network in networks_in(shapes):
+        if row := its.torchvision.get(its.exact(network)):
+            name, candidates = row
+            found.append(InOrder(name, start, candidates))
+    if len(found) > 1:
+        names = ", ".join(shown(network.start.rstrip("./")) for network in found[:3])
+        raise DataError(
+            f"{where}: {len(found)} networks of torchvision ({found[0].name}), e.g. in {names}; "
+            "give a file with one of them"
+        )
+    return found[0] if found else None
+
+
+# torch.optim.Optimizer.state_dict.
+_OPTIMIZER = {"state", "param_groups"}
+# Names of tensors -> what they are, with "{}" for the first of them, and what to do.
+_TENSORS = (
+    # peft, tuners/lora/layer.py; kohya's and diffusers' older files.
+    (
+        re.compile(r"(^|[._])lora_(A|B|up|down|embedding_[AB]|magnitude_vector)\b"),
+        "a LoRA adapter ({}), which changes a network that it does not hold: merge it into that "
+        "network, with peft's merge_and_unload(), and give the state_dict() of the result",
+    ),
+    # torch/nn/utils/weight_norm.py; torch/nn/utils/parametrize.py.
+    (
+        re.compile(r"\.weight_(g|v)$|(^|\.)parametrizations\."),
+        "a network whose weights are split by weight_norm or another parametrization ({}): join "
+        "them with torch.nn.utils.remove_weight_norm, or parametrize.remove_parametrizations, and "
+        "give its state_dict()",
+    ),
+    # bitsandbytes, nn/modules.py; GPTQ and AWQ; torch.ao.nn.quantized.
+    (
+        re.compile(
+            r"\.(SCB|weight_format|absmax|quant_map|quant_state\..*|qweight|qzeros|g_idx"
+            r"|zero_point|_packed_params(\..*)?)$"
+        ),
+        "quantized weights ({}), which do not hold the values of the network: give the "
+        "floating-point weights that they were made from",
+    ),
+)
+
+
+def mistaken(raw: Any) -> str:
+    """Describe a file that holds something else than a network's weights, and the way out.
+
+    Args:
+        raw: Contents of a file that is refused.
+
+    Returns:
+        The text of a message, or "" if the file is none of these.
+    """
+    if isinstance(raw, Mapping) and not isinstance(raw, Inert) and set(raw) == _OPTIMIZER:
+        return (
+            "the state of an optimizer alone, without a network: give the checkpoint that has the "
+            "model's state_dict()"
+        )
+    if found := _module(raw):
+        return found
+    keys = [str(e.keys[-1]) for e in flatten(raw, "") if e.keys] if _is_dict(raw) else []
+    return next(filter(None, (_about(keys, *row) for row in _TENSORS)), "")
+
+
+def _about(keys: Collection[str], pattern: re.Pattern[str], text: str) -> str:
+    first = next((key for key in keys if pattern.search(key)), None)
+    return "" if first is None else text.format(shown(first))
+
+
+def _module(raw: Any) -> str:
+    """Describe a module that was saved as an object, with its class; "" if there is none."""
+    holders = {"": raw, **({f" in {shown(k, 30)}": raw[k] for k in raw} if _is_dict(raw) else {})}
+    for place, value in holders.items():
+        if isinstance(value, Inert) and not is_array(value) and "_modules" in value:
+            return (
+                f"a whole module{place}, of the class {named_objects([value.name])}, whose code is "
+                "not run here: where the file is trusted, load it in its own project and "
+                "torch.save its state_dict()"
+            )
+    return ""
+
+
+def _is_dict(raw: Any) -> bool:
+    return isinstance(raw, Mapping) and not isinstance(raw, Inert)

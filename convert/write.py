@@ -24,7 +24,7 @@ from moco.common.files import atomic_torch_save, atomic_write, cannot_write, ope
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from convert.prove import Converted
+    from convert.verify import Converted
 
 SUFFIXES = {
     "detectron2": (".pth", ".pkl", ".safetensors"),
@@ -83,16 +83,16 @@ def read_back(path: Path, contract: InputContract, to: str) -> Converted:
     Raises:
         DataError: If it is unreadable or unsound.
     """
-    from convert import prove
+    from convert import verify
 
     if to == "detectron2":
-        return prove.read_converted(path)
+        return verify.read_converted(path)
     state = {
         contract.family.to_detectron2(key) or key: to_tensor(key, value, str(path))
         for key, value in read_file(path).items()
     }
-    prove.check_model(state, contract, str(path))
-    return prove.Converted(state, contract)
+    verify.check_model(state, contract, str(path))
+    return verify.Converted(state, contract)
 
 
 def lost_options(contract: InputContract) -> list[str]:

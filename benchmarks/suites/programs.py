@@ -16,7 +16,7 @@ from benchmarks.suites.suite import (
     POINT,
     RunSpec,
 )
-from convert.folders import find_file
+from convert.read import find_file
 from detection.config.engines import detectron2_installed
 from moco.common import pretrained
 from moco.common.command import RANDOM

@@ -19,7 +19,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from convert.families.base import (
+    DROP_PATH,
     FAMILIES,
+    FEATURES,
     HUGGING_FACE,
     PLAIN,
     USUAL,
@@ -28,11 +30,12 @@ from convert.families.base import (
     Names,
     Pyramid,
     Scheme,
+    StagedArchitecture,
     check_layer_norms,
     later,
+    network_arguments,
     with_bias,
 )
-from convert.families.stages import DROP_PATH, FEATURES, StagedArchitecture, network_arguments
 from moco.common.errors import DataError, UserError, shown
 from moco.common.keys import Key, Keys, Role
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from convert.families.base import (
     FAMILIES,
+    FEATURES,
     LEFT_AT_INIT,
     TIMM,
     Architecture,
@@ -26,7 +27,6 @@ from convert.families.base import (
     check_layer_norms,
     later,
 )
-from convert.families.stages import FEATURES
 from convert.families.timm_arguments import as_text, from_text
 from convert.families.vit import FEATURE
 from moco.common.errors import UserError, plural, shown

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from convert.families.base import stochastic_depth
+from convert.families.base import FEATURES, stochastic_depth
 from convert.families.convnext import ConvNeXtArchitecture
-from convert.families.stages import FEATURES
 
 
 class LayerNorm2d(nn.LayerNorm):

@@ -2,7 +2,7 @@
 
 Parameter names, the order of creation (and with it the random stream of initialization under a
 seed) and the arithmetic of `ResNet` follow detectron2/modeling/backbone/resnet.py. It shares no
-code with torchvision's ResNet, so that their agreement on an image (convert/prove.py) is evidence
+code with torchvision's ResNet, so that their agreement on an image (convert/verify.py) is evidence
 and not a tautology. The embedded detection engine trains this class.
 
 Shapes: N images, C channels, H W pixels. `stride` of a feature map: input pixels per cell.

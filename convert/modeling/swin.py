@@ -15,8 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from convert.families.base import stochastic_depth
-from convert.families.stages import FEATURES
+from convert.families.base import FEATURES, stochastic_depth
 from convert.families.swin import PATCH_PX, SwinArchitecture, proof_size
 
 

@@ -62,7 +62,7 @@ from moco.common.pretrained import init_name
 from moco.common.run import RECORD_NAME, read_record
 
 if TYPE_CHECKING:
-    from convert.prove import Converted
+    from convert.verify import Converted
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from fvcore.common.config import CfgNode
 
 from convert.contract import IMAGENET_MEAN, IMAGENET_STD, InputContract
 from convert.convert_to_d2 import convert_in_memory
-from convert.folders import digests, find_file
-from convert.read import is_converted, read_file
+from convert.read import digests, find_file, is_converted, read_file
 from detection.config.keys import KEYS
 from detection.modeling.backbones import backbone_type, check_backbone
 from moco.common.cfgnode import flatten, read_yaml, same_value
@@ -29,7 +28,7 @@ from moco.common.pretrained import find_remote, init_name, like
 from moco.common.shipped import CONFIGS, shown
 
 if TYPE_CHECKING:
-    from convert.prove import Converted
+    from convert.verify import Converted
 
 # Input of a randomly initialized network: torchvision's convention, which most weights follow.
 TORCHVISION_INPUT: dict[str, Any] = {
@@ -53,7 +52,7 @@ def read_weights(weights: str, **options: str) -> Converted | None:
         UserError: If the value is empty, names a whole detector, or cannot be downloaded.
         DataError: If the file is missing, damaged, or not recognized by convert/.
     """
-    from convert.prove import read_converted
+    from convert.verify import read_converted
 
     check_weights(weights)
     if weights == RANDOM:

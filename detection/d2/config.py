@@ -12,7 +12,7 @@ from detectron2.modeling import (
 )
 
 from convert.modeling.resnet import NUM_BLOCKS, STEMS
-from convert.prove import read_converted
+from convert.verify import read_converted
 from detection.config.checks import check_basic_blocks, check_box_head
 from detection.config.resolve import resolve_classes, resolve_metric, resolve_names
 from detection.config.task import add_transfer_config

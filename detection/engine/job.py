@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from fvcore.common.config import CfgNode
 
-from convert.prove import Converted
+from convert.verify import Converted
 from moco.common import distributed
 from moco.common.errors import UserError
 from moco.common.run import metrics_lines

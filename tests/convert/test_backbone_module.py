@@ -7,7 +7,7 @@ from torchvision.models import resnet18
 
 from convert.backbone import Backbone, load_backbone
 from convert.convert_to_d2 import convert_file
-from convert.prove import read_converted
+from convert.verify import read_converted
 from moco.common.errors import DataError, UserError
 from tests.oracles.checkpoints import own
 from tests.oracles.resnets import make_resnet

@@ -16,9 +16,9 @@ from convert.contract import InputContract, Overrides
 from convert.convert_to_d2 import convert_file
 from convert.families.vit_names import CLIP_MEAN, CLIP_STD, HALF
 from convert.initial_weights import encoder_spec
-from convert.prove import facts_in_timm, read_converted
 from convert.read import read_file
 from convert.recognize import Recognized, recognize
+from convert.verify import facts_in_timm, read_converted
 from moco.common.errors import DataError, UserError
 from moco.modeling.soundness import fixed_image
 from tests.convert.test_vit_names import SIZES, last_map

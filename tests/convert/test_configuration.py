@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from benchmarks.suites.folder import SuiteFolder, identify
 from convert.convert_to_d2 import convert_file
-from convert.recorded import Recorded, read_sidecar
+from convert.metadata import CheckpointMetadata, read_sidecar
 from moco.common.errors import DataError, UserError
 from moco.common.pretrained import LocalWeights
 from tests.convert.test_vit import make_state
@@ -30,7 +30,7 @@ def write(folder: Path, config: Any, processor: Any = None, name: str = "config.
     return folder / "model.safetensors"
 
 
-def read(folder: Path, *contents: Any) -> Recorded:
+def read(folder: Path, *contents: Any) -> CheckpointMetadata:
     recorded = read_sidecar(write(folder, *contents))
     assert recorded is not None
     return recorded

@@ -16,13 +16,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from convert import prove, write
+from convert import verify, write
 from convert.convert_to_d2 import convert_file, main
 from convert.families import resnet
 from convert.families.base import Names
 from convert.modeling import resnet as backbone
-from convert.prove import read_converted
 from convert.recognize import recognize
+from convert.verify import read_converted
 from moco.common.errors import DataError
 from moco.common.files import sha256_file
 from moco.engine.checkpoint import FORMAT, checkpoint_name, save_checkpoint
@@ -148,7 +148,7 @@ def test_what_the_pretraining_room_really_writes(
     report = convert_file(tmp_path / checkpoint_name(3), tmp_path / "out.pth")
     assert report.notes == []
     converted = read_converted(tmp_path / "out.pth")
-    backbone = prove.build_backbone(converted.contract).eval()
+    backbone = verify.build_backbone(converted.contract).eval()
     backbone.load_state_dict(converted.model, strict=False)
     image = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
@@ -225,7 +225,7 @@ def test_one_changed_bit_is_seen_when_read_back(
 ) -> None:
     original = write.write
 
-    def corrupt(path: Path, converted: prove.Converted, to: str) -> None:
+    def corrupt(path: Path, converted: verify.Converted, to: str) -> None:
         converted = copy.deepcopy(converted)
         converted.model["res3.0.conv1.weight"].view(-1).view(torch.int32)[0] ^= 1
         original(path, converted, to)
@@ -246,15 +246,15 @@ def test_a_wrong_contract_is_seen_in_the_features(
     found = recognize(make_resnet(50).state_dict(), "x")
     contract, right = found.contract, found.contract.architecture
     model = {resnet.to_detectron2(key) or "": value for key, value in found.state.items()}
-    good = prove.Converted(model, contract)
-    assert prove.check_features(found.state, right, good, "x")["res5"].bitwise
+    good = verify.Converted(model, contract)
+    assert verify.check_features(found.state, right, good, "x")["res5"].bitwise
     wrong = dataclasses.replace(contract, architecture=dataclasses.replace(right, **change))
     if where is None:
         with pytest.raises(DataError, match="shape"):
-            prove.check_model(model, wrong, "x")
+            verify.check_model(model, wrong, "x")
     else:
         with pytest.raises(DataError, match=f"verification failed at {where}"):
-            prove.check_features(found.state, right, prove.Converted(model, wrong), "x")
+            verify.check_features(found.state, right, verify.Converted(model, wrong), "x")
 
 
 def test_a_wrong_stride_is_seen_in_the_features(
@@ -271,11 +271,11 @@ def test_minus_zero_is_another_bit_pattern(
 ) -> None:
     converted = read_converted(tmp_path / "old.pth")
     source = recognize(official(), "x").state
-    prove.check_round_trip(source, converted, "x")
+    verify.check_round_trip(source, converted, "x")
     source["bn1.bias"] = torch.zeros(8)
     converted.model["stem.conv1.norm.bias"] = -torch.zeros(8)
     with pytest.raises(DataError, match=r"'bn1\.bias'"):
-        prove.check_round_trip(source, converted, "x")
+        verify.check_round_trip(source, converted, "x")
 
 
 def test_features_that_are_not_finite(converted_before: Path, save: Save, tmp_path: Path) -> None:
@@ -292,7 +292,7 @@ def test_a_full_disk_names_the_file_and_keeps_the_old_one(
     converted_before: Path, tmp_path: Path
 ) -> None:
     code = (
-        "import resource, sys; import torch, convert.prove\n"
+        "import resource, sys; import torch, convert.verify\n"
         "from convert.convert_to_d2 import main\n"
         "from moco.common.errors import UserError\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"

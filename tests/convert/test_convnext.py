@@ -12,7 +12,7 @@ from torchvision.models import convnext as tv
 
 from convert.contract import InputContract
 from convert.convert_to_d2 import convert_file
-from convert.families.base import Hints
+from convert.families.base import FEATURES, Hints
 from convert.families.convnext import (
     OFFICIAL_NAMES,
     TORCHVISION_NAMES,
@@ -20,10 +20,9 @@ from convert.families.convnext import (
     convnext,
     to_detectron2,
 )
-from convert.families.stages import FEATURES
 from convert.modeling.convnext import ConvNeXt
-from convert.prove import Converted, check_features, read_converted
 from convert.recognize import recognize
+from convert.verify import Converted, check_features, read_converted
 from moco.common.errors import DataError
 from moco.modeling.soundness import fixed_image
 

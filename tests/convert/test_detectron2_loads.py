@@ -12,7 +12,7 @@ from torch import nn
 from torchvision.models import resnet50
 
 from convert.convert_to_d2 import convert_file
-from convert.prove import read_converted
+from convert.verify import read_converted
 
 pytestmark = pytest.mark.detectron2
 

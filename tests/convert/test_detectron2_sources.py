@@ -11,12 +11,12 @@ from fvcore.common.config import CfgNode
 from torch import nn
 from torchvision.models import resnet as tv
 
-from convert import prove, translate
+from convert import translate, verify
 from convert.convert_to_d2 import convert_file, convert_in_memory
 from convert.families import resnet
-from convert.prove import build_backbone, read_converted
 from convert.read import read_file
 from convert.recognize import recognize
+from convert.verify import build_backbone, read_converted
 from moco.common.errors import DataError
 from tests.convert.layout_checks import assert_has_pixels, assert_is
 from tests.oracles.checkpoints import caffe2, detectron2_layout, official, official_names, own
@@ -163,14 +163,14 @@ def test_in_memory_is_what_a_file_would_hold(
 
 def test_in_memory_is_verified(save: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     src = save(official())
-    build = prove.build_backbone
+    build = verify.build_backbone
 
     def other(contract: Any) -> nn.Module:
         net = build(contract)
         net.res3[1].conv1.dilation = net.res3[1].conv1.padding = (2, 2)
         return net
 
-    monkeypatch.setattr(prove, "build_backbone", other)
+    monkeypatch.setattr(verify, "build_backbone", other)
     with pytest.raises(DataError, match="verification failed at res3"):
         convert_in_memory(src)
 

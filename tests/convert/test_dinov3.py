@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from convert.convert_to_d2 import convert_file
 from convert.families.vit import FEATURE
-from convert.prove import build_backbone, read_converted
+from convert.verify import build_backbone, read_converted
 from moco.common.errors import DataError, UserError
 from moco.modeling.soundness import fixed_image
 from tests.oracles.dinov3 import (

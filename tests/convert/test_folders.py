@@ -16,11 +16,10 @@ from safetensors.torch import save_file
 
 from benchmarks.suites.folder import identify
 from convert.convert_to_d2 import convert_file, convert_in_memory
-from convert.folders import digests, source_file
 from convert.initial_weights import read_initial_weights
 from convert.inspect_file import inspect_file
-from convert.prove import read_converted
-from convert.read import read_file
+from convert.read import digests, read_file, source_file
+from convert.verify import read_converted
 from detection.config.weights import read_weights
 from moco.common.errors import DataError, UserError
 from moco.common.pretrained import LocalWeights

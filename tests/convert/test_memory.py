@@ -14,7 +14,7 @@ from tests.oracles.resnets import make_resnet
 PROGRAM = """
 import re, sys
 sys.modules["detectron2"] = None
-import convert.modeling.resnet, convert.inspect_file, convert.prove
+import convert.modeling.resnet, convert.inspect_file, convert.verify
 import safetensors.torch, torchvision
 from convert.convert_to_d2 import convert_file
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from convert.convert_to_d2 import convert_file
-from convert.prove import build_backbone, read_converted
-from convert.recorded import recorded_names
+from convert.metadata import recorded_names
+from convert.verify import build_backbone, read_converted
 from moco.common.errors import DataError, UserError
 from moco.modeling.soundness import fixed_image
 
@@ -187,7 +187,7 @@ def test_a_recorded_name_of_timm_gives_its_pixels(name: str, pixels: str) -> Non
     """Timm's train.py records None for the network's own mean and std."""
     from timm.models import get_pretrained_cfg
 
-    from convert.prove import pixels_in_timm
+    from convert.verify import pixels_in_timm
 
     notes: list[str] = []
     found = pixels_in_timm({"args.model": name}, notes)

@@ -17,7 +17,7 @@ import torch
 
 from convert.convert_to_d2 import convert_file
 from convert.inspect_file import inspect_file
-from convert.prove import read_converted
+from convert.verify import read_converted
 from moco.common.errors import DataError, UserError
 from tests.oracles.checkpoints import official, own
 from tests.oracles.payloads import ASLEEP, HOWS, WRITERS, Payload, as_tar, as_zip, corpus, harmless

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from convert.contract import InputContract
 from convert.convert_to_d2 import convert_file
-from convert.families.stages import FEATURES
+from convert.families.base import FEATURES
 from convert.families.swin import OFFICIAL, TORCHVISION, TRANSFORMERS, SwinArchitecture, proof_size
 from convert.modeling.swin import Swin, reference, relative_positions
-from convert.prove import Converted, check_features, read_converted
 from convert.recognize import recognize
+from convert.verify import Converted, check_features, read_converted
 from moco.common.errors import DataError
 from moco.modeling.soundness import fixed_image
 from tests.oracles import layouts_swin

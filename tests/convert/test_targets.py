@@ -12,8 +12,8 @@ from safetensors import safe_open
 from torchvision.models import resnet as tv
 
 from convert.convert_to_d2 import convert_file, main
-from convert.prove import read_converted
 from convert.read import read_file
+from convert.verify import read_converted
 from moco.common.errors import UserError
 from tests.oracles.checkpoints import detectron2_layout, official, own
 from tests.oracles.resnets import make_resnet

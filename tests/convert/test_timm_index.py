@@ -15,7 +15,7 @@ from convert.convert_to_d2 import convert_file, convert_in_memory
 from convert.families.timm_index import digests, index, listed
 from convert.inspect_file import inspect_file
 from convert.modeling.timm_network import whole_network
-from convert.prove import build_backbone, read_converted
+from convert.verify import build_backbone, read_converted
 from moco.common.errors import DataError, UserError
 from moco.modeling.soundness import fixed_image
 from tests.convert.test_named import weights

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from convert.convert_to_d2 import convert_file, main
 from convert.families.timm_arguments import as_text, from_text
 from convert.modeling.timm_network import TimmNetwork, layers, maps_of, parts, resampled
-from convert.prove import build_backbone, read_converted
 from convert.translate import TYPES_IN_TIMM
+from convert.verify import build_backbone, read_converted
 from moco.common.errors import DataError, UserError
 
 VIT: dict[str, Any] = {"depth": 2, "embed_dim": 48, "num_heads": 3}

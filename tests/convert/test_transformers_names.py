@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from convert.convert_to_d2 import convert_file
 from convert.modeling.convnext import ConvNeXt
-from convert.prove import build_backbone, read_converted
+from convert.verify import build_backbone, read_converted
 from moco.common.errors import DataError
 from moco.modeling.soundness import fixed_image
 from tests.oracles import layouts_transformers as theirs

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from convert.convert_to_d2 import convert_file
-from convert.prove import read_converted
+from convert.verify import read_converted
 from tests.oracles.resnets import make_resnet
 
 Save = Callable[..., Path]

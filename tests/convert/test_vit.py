@@ -18,8 +18,8 @@ from convert.initial_weights import read_initial_weights
 from convert.inspect_file import inspect_file
 from convert.modeling import vit as vit_network
 from convert.modeling.vit_reference import effect_of_tokens
-from convert.prove import Converted, check_features, read_converted
 from convert.recognize import recognize
+from convert.verify import Converted, check_features, read_converted
 from detection.config.task import default_task
 from detection.config.weights import apply_contract
 from moco.common.errors import DataError, UserError

@@ -15,8 +15,8 @@ from convert.convert_to_d2 import convert_file
 from convert.families.vit import fold_layer_scale
 from convert.families.vit_resize import interpolate_patches, resize_patches, resize_positions
 from convert.inspect_file import inspect_file
-from convert.prove import check_features, read_converted
 from convert.recognize import recognize
+from convert.verify import check_features, read_converted
 from moco.common.errors import DataError
 from tests.convert.test_vit import FROM_FILE, make_state
 

@@ -14,9 +14,9 @@ from convert.backbone import load_backbone
 from convert.contract import Overrides
 from convert.convert_to_d2 import convert_file
 from convert.families.vit import FEATURE, SCHEMES, ViTArchitecture, known
-from convert.prove import build_backbone, read_converted
 from convert.read import read_file
 from convert.recognize import Recognized, recognize
+from convert.verify import build_backbone, read_converted
 from detection.config.weights import read_weights
 from moco.common.errors import DataError, UserError
 from moco.modeling.soundness import fixed_image

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.inspect_weights import main as inspect
 from convert import weights
 from convert.convert_to_d2 import main as convert
-from convert.prove import read_converted
+from convert.verify import read_converted
 from moco.common import pretrained
 from moco.common.run import read_record
 from tests.moco.classification.classify_runs import write_labeled

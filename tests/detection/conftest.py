@@ -85,7 +85,7 @@ def r18_file(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def converted(r18_file):
     """Contents of `r18_file`."""
-    from convert.prove import read_converted
+    from convert.verify import read_converted
 
     return read_converted(r18_file)
 

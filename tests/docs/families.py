@@ -19,7 +19,7 @@ from torch import Tensor
 
 from convert.convert_to_d2 import convert_file
 from convert.families.base import USUAL, families
-from convert.prove import build_backbone, proof_image, read_converted
+from convert.verify import build_backbone, proof_image, read_converted
 from tests.oracles.sources import SOURCES, Source
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "families.md"

@@ -38,7 +38,7 @@ from convert.modeling.timm_network import (
     maps_of,
     resampled,
 )
-from convert.prove import Converted, build_backbone, proof_image, read_converted
+from convert.verify import Converted, build_backbone, proof_image, read_converted
 from moco.common.errors import UserError
 
 MAX_PARAMETERS = 100e6

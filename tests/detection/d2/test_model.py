@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from convert.prove import read_converted
+from convert.verify import read_converted
 from detection.config.engines import find_engine
 from detection.config.task import load_task
 from detection.engine.evaluate import Gathered

@@ -13,7 +13,7 @@ from convert.convert_to_d2 import convert_in_memory
 from convert.families import resnet
 from convert.families.base import LEFT_AT_INIT, first_rule
 from convert.modeling.resnet import FEATURES, NUM_BLOCKS
-from convert.prove import Converted, build_backbone, target_tensors
+from convert.verify import Converted, build_backbone, target_tensors
 from detection.config.task import default_task
 from detection.config.weights import apply_contract
 from detection.embedded.build import build_model as build_embedded

@@ -22,7 +22,7 @@ from convert.modeling.vit import (
     into_windows,
     relative_positions,
 )
-from convert.prove import target_tensors
+from convert.verify import target_tensors
 from detection.config.task import default_task
 from detection.config.weights import apply_contract
 from detection.embedded.build import build_model

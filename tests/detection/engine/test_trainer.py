@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from convert.modeling.resnet import ResNet
-from convert.prove import Converted
+from convert.verify import Converted
 from detection.config.task import load_task
 from detection.embedded.model import Detector
 from detection.engine import launch

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from convert.convert_to_d2 import convert_file
-from convert.prove import read_converted
+from convert.verify import read_converted
 from detection.config.task import default_task
 from detection.embedded.build import build_model
 from detection.modeling.norms import with_process_norms

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from convert import prove
+from convert import verify
 from convert.contract import Overrides
 from convert.convert_to_d2 import convert_file
 from convert.read import read_file
@@ -102,8 +102,8 @@ def test_a_built_detector_gives_the_features_of_the_source(file, engine, tmp_pat
     make, keys, features_of, known = FILES[file]
     torch.save(make(), tmp_path / "a.file")
     convert_file(tmp_path / "a.file", tmp_path / "out.pth", **known)
-    converted = prove.read_converted(tmp_path / "out.pth")
-    contract, image = converted.contract, prove.proof_image(converted.contract)
+    converted = verify.read_converted(tmp_path / "out.pth")
+    contract, image = converted.contract, verify.proof_image(converted.contract)
 
     room = find_engine(engine)
     cfg = room.default_config(dense_pose=False)
@@ -118,11 +118,11 @@ def test_a_built_detector_gives_the_features_of_the_source(file, engine, tmp_pat
     ].source_network()
     with torch.no_grad():
         features = features_of(model, image)
-        expected = prove.reference_features(contract.family, architecture, state, image)
+        expected = verify.reference_features(contract.family, architecture, state, image)
 
     wanted = {of_c4: {"res4", "res5"}, last_map: {"last_feat"}}.get(features_of, STAGES)
     assert set(features) == wanted
     exact = contract.family.name == "resnet"
     for name, value in features.items():
-        limit = 0.0 if exact else prove.TOLERANCE * float(expected[name].abs().max())
+        limit = 0.0 if exact else verify.TOLERANCE * float(expected[name].abs().max())
         torch.testing.assert_close(value, expected[name], rtol=0, atol=limit)

@@ -14,7 +14,7 @@ import torch
 
 from convert.convert_to_d2 import convert_file
 from convert.families.timm_arguments import as_text
-from convert.prove import read_converted
+from convert.verify import read_converted
 from detection.config.task import load_task
 from detection.engine import launch
 from detection.engine.job import Job

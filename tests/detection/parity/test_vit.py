@@ -17,7 +17,7 @@ from torch import nn
 from benchmarks.make_table import main as make_table
 from benchmarks.quickstart import NETWORKS, SMOKE_PRETRAIN
 from convert.convert_to_d2 import ConversionReport, convert_file
-from convert.prove import read_converted
+from convert.verify import read_converted
 from detection.config.task import default_task
 from detection.embedded.build import build_model
 from detection.modeling.norms import with_process_norms

@@ -5,7 +5,7 @@ import torch
 
 from convert.convert_to_d2 import convert_file
 from convert.initial_weights import read_initial_weights
-from convert.prove import read_converted
+from convert.verify import read_converted
 from moco.common.errors import DataError, UserError
 from moco.common.run import read_record
 from moco.engine.checkpoint import CLASSIFIER_FORMAT, list_checkpoints

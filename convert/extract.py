@@ -28,7 +28,7 @@ _FLAT_HEADS = ("classifier", "head")
 
 
 @dataclasses.dataclass
-class Parts:
+class Extraction:
     """Assignment of every value of a file: to the backbone, or to a drop rule."""
 
     backbone: dict[str, Entry] = dataclasses.field(default_factory=dict)  # by the family's names
@@ -38,7 +38,9 @@ class Parts:
     warnings: list[str] = dataclasses.field(default_factory=list)
 
 
-def take(choice: Choice, entries: Sequence[Entry], where: str, explicit: bool) -> Parts:
+def extract_backbone(
+    choice: Choice, entries: Sequence[Entry], where: str, explicit: bool
+) -> Extraction:
     """Find the backbone's tensors, and a rule for everything else in the file.
 
     Args:
@@ -52,7 +54,7 @@ def take(choice: Choice, entries: Sequence[Entry], where: str, explicit: bool) -
             outside it could be a second network.
     """
     network, project = choice.network, choice.project
-    family, parts = network.family, Parts()
+    family, parts = network.family, Extraction()
     inside = {**family.dropped, **network.scheme.dropped}
     unknown: list[Any] = []
     heads: list[Any] = []

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from convert.contract import InputContract
 from convert.families.base import LEFT_AT_INIT, Architecture, Family, first_rule
+from convert.metadata import to_255
 from convert.modeling.timm_network import NOT_BUILT
 from convert.read import describe, is_converted, names, read_file, to_tensor
-from convert.recorded import to_255
 from moco.common.command import converter
 from moco.common.errors import DataError, UserError, plural, shown
 from moco.common.files import PathLike
@@ -281,8 +281,8 @@ def check_names(
     """Return the names that have to be compared with timm's network, by where they are recorded.
 
     Args:
-        names: Recorded names of the network by place.
-        arguments: Recorded arguments of timm's network by place.
+        names: CheckpointMetadata names of the network by place.
+        arguments: CheckpointMetadata arguments of timm's network by place.
         family: Its family.
         requested: Values of the family's options, of which one may name the network.
         where: Name of the file, for messages.
@@ -365,7 +365,7 @@ def pixels_in_timm(
     a network.
 
     Args:
-        names: Recorded names by place, with the tags of their weights.
+        names: CheckpointMetadata names by place, with the tags of their weights.
         notes: Notes of the conversion, to which one is appended.
     """
     for place, name in names.items():

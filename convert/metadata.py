@@ -18,7 +18,6 @@ from convert.facts import MM, TRANSFORMERS, check_facts
 from convert.facts import OPEN_CLIP as OPEN_CLIP_RECORD
 from convert.families.base import Family, families
 from convert.families.timm_arguments import network_arguments
-from convert.literals import Settings
 from convert.read import at, is_array, to_tensor
 from moco.common.errors import DataError, shown
 from moco.common.files import read_bytes
@@ -28,6 +27,85 @@ from moco.modeling.soundness import Triple, read_input, read_spec
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+import ast
+import collections
+from collections.abc import Iterator
+
+MAX_CHARACTERS = 1 << 18  # configurations have up to 50,000
+MAX_ENTRIES = 1 << 17  # of all dicts together
+
+
+class Settings:
+    """Assignments of literals at the top of Python source.
+
+    Literals, calls of `dict` with keywords, and names that were assigned before are read; another
+    expression is an object that equals nothing.
+
+    Args:
+        source: The source.
+
+    Raises:
+        SyntaxError, ValueError, RecursionError, MemoryError: If it is no Python, or too long.
+    """
+
+    def __init__(self, source: str) -> None:
+        if len(source) > MAX_CHARACTERS:
+            raise ValueError("source is too long")
+        self.values: dict[str, Any] = {}
+        self._entries = 0
+        for statement in ast.parse(source).body:
+            if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+                self.values[statement.targets[0].id] = self._value(statement.value)
+            elif isinstance(statement, ast.Expr):
+                self.values.setdefault("", []).append(self._value(statement.value))
+
+    def dicts(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Yield every dict and the name or key under which it is, outer ones first, each once."""
+        waiting, seen = collections.deque(self.values.items()), set[tuple[str, int]]()
+        while waiting:
+            key, value = waiting.popleft()
+            if (key, id(value)) in seen:  # names may hold each other in many ways
+                continue
+            seen.add((key, id(value)))
+            if isinstance(value, dict):
+                yield key, value
+                waiting += [(str(name), inner) for name, inner in value.items()]
+            elif isinstance(value, list | tuple):
+                waiting += [(key, inner) for inner in value]
+
+    def _value(self, node: ast.expr) -> Any:
+        match node:
+            case ast.Constant():
+                return node.value
+            case ast.List() | ast.Tuple() | ast.Set():
+                return [self._value(item) for item in node.elts]
+            case ast.Dict():
+                keys = [None if key is None else self._value(key) for key in node.keys]
+                return self._joined(zip(keys, node.values, strict=True))
+            case ast.Call(func=ast.Name(id="dict"), args=[]):
+                return self._joined((each.arg, each.value) for each in node.keywords)
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+                return -number
+            case ast.Name() if node.id in self.values:
+                return self.values[node.id]
+        return object()
+
+    def _joined(self, items: Any) -> dict[str, Any]:
+        """Return a dict of texts, into which a key of None merges another one, as `**` does."""
+        found: dict[str, Any] = {}
+        for key, node in items:
+            value = self._value(node)
+            if key is None and isinstance(value, dict):
+                found |= value
+            elif isinstance(key, str):
+                found[key] = value
+        self._entries += len(found)
+        if self._entries > MAX_ENTRIES:
+            raise ValueError("dicts are merged too often")
+        return found
+
 
 CONFIGURATION, PREPROCESSOR, OPEN_CLIP, PROCESSOR = SIDECARS
 NEXT_TO_IT = f"{CONFIGURATION} next to it"
@@ -39,7 +117,7 @@ _KEYS = ("arch", "architecture", "model", "model_name", "backbone", "encoder", "
 
 
 @dataclasses.dataclass(frozen=True)
-class Recorded:
+class CheckpointMetadata:
     """Metadata of a file; None for what it does not record.
 
     Attributes:
@@ -71,7 +149,7 @@ class Recorded:
     note: str = ""
 
 
-def own_record(raw: Mapping[Any, Any]) -> Recorded:
+def own_record(raw: Mapping[Any, Any]) -> CheckpointMetadata:
     """Read what moco/engine/checkpoint.py records about the encoder and its input.
 
     Raises:
@@ -88,7 +166,7 @@ def own_record(raw: Mapping[Any, Any]) -> Recorded:
         metadata = {"num_attention_heads": vit.num_heads}
     else:
         metadata = {"stem": spec.stem, "width": spec.width}
-    return Recorded(
+    return CheckpointMetadata(
         arch=spec.arch,
         metadata=metadata,
         channel_order=order,
@@ -97,7 +175,7 @@ def own_record(raw: Mapping[Any, Any]) -> Recorded:
     )
 
 
-def timm_arguments(raw: Mapping[Any, Any]) -> Recorded:
+def timm_arguments(raw: Mapping[Any, Any]) -> CheckpointMetadata:
     """Read the arguments of timm's train.py; `--mean` and `--std` override the model's own."""
     args = raw.get("args")
     found: dict[str, Triple] = {}
@@ -108,10 +186,10 @@ def timm_arguments(raw: Mapping[Any, Any]) -> Recorded:
                 found[name] = to_255(values)
             except (TypeError, ValueError, OverflowError) as error:
                 raise DataError(f"args.{name} is not three numbers") from error
-    return Recorded(mean=found.get("mean"), std=found.get("std"))
+    return CheckpointMetadata(mean=found.get("mean"), std=found.get("std"))
 
 
-def generic_record(raw: Mapping[Any, Any]) -> Recorded:
+def generic_record(raw: Mapping[Any, Any]) -> CheckpointMetadata:
     """Read the metadata of an unknown project's file in the formats of known frameworks.
 
     These are mmcv's `meta.config`, and `args` with a mean and a standard deviation as in timm, for
@@ -121,14 +199,14 @@ def generic_record(raw: Mapping[Any, Any]) -> Recorded:
         return mm_configuration(raw)
     recorded = timm_arguments(raw)
     if not (recorded.mean and recorded.std):
-        return Recorded()
+        return CheckpointMetadata()
     if max(recorded.mean) <= 255:
         return recorded
     mean, std = ((r / 255, g / 255, b / 255) for r, g, b in (recorded.mean, recorded.std))
-    return Recorded(mean=mean, std=std)
+    return CheckpointMetadata(mean=mean, std=std)
 
 
-def mm_configuration(raw: Mapping[Any, Any]) -> Recorded:
+def mm_configuration(raw: Mapping[Any, Any]) -> CheckpointMetadata:
     """Read mmcv's or mmengine's configuration in `meta`: the pixels, and `model.backbone`.
 
     It is Python source, of which literals and calls of `dict` are read and nothing is executed.
@@ -140,10 +218,10 @@ def mm_configuration(raw: Mapping[Any, Any]) -> Recorded:
     try:
         found = Settings(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return Recorded(other=("no literals of Python",))
+        return CheckpointMetadata(other=("no literals of Python",))
     pixels = {_mm_pixels(key, its) for key, its in found.dicts() if _has_pixels(its)}
     if len(pixels) > 1:
-        return Recorded(other=("several normalizations of pixels",))
+        return CheckpointMetadata(other=("several normalizations of pixels",))
     mean, std, order = next(iter(pixels), (None, None, None))
     backbone = next((its for key, its in found.dicts() if key == "backbone" and "type" in its), {})
     facts = dict(backbone)
@@ -153,7 +231,7 @@ def mm_configuration(raw: Mapping[Any, Any]) -> Recorded:
     is_deep = type(depth) is int and depth >= 50
     metadata = {"stride_in_1x1": True} if is_deep and facts.get("style") == "caffe" else {}
     note = "" if mean else "the configuration in meta has no mean and std: assuming ImageNet's"
-    return Recorded(
+    return CheckpointMetadata(
         metadata=metadata,
         facts=facts,
         kind=MM if facts else "",
@@ -187,7 +265,7 @@ def _mm_pixels(key: str, its: Mapping[str, Any]) -> tuple[Triple, Triple, str]:
     return (mean[0], mean[1], mean[2]), (std[0], std[1], std[2]), "RGB" if is_rgb else "BGR"
 
 
-def caffe2_record(raw: Mapping[Any, Any]) -> Recorded:
+def caffe2_record(raw: Mapping[Any, Any]) -> CheckpointMetadata:
     """Determine the convention of the network in a Caffe2 file, and check that biases are zero.
 
     MSRA's convention applies to MSRA's networks; of others only that of FAIR's X-101-32x8d is
@@ -200,7 +278,7 @@ def caffe2_record(raw: Mapping[Any, Any]) -> Recorded:
     blobs: Mapping[Any, Any] = model if isinstance(model, Mapping) else raw
     first: Any = blobs.get("res2_0_branch2a_w")
     second: Any = blobs.get("res2_0_branch2b_w")
-    found = Recorded()
+    found = CheckpointMetadata()
     if is_array(first) and is_array(second) and first.shape[0] != second.shape[1] > 0:
         groups, width = first.shape[0] // second.shape[1], second.shape[1]
         deep = "res4_22_branch2a_w" in blobs and "res3_4_branch2a_w" not in blobs
@@ -210,7 +288,7 @@ def caffe2_record(raw: Mapping[Any, Any]) -> Recorded:
                 "(detectron2's mask_rcnn_X_101_32x8d_FPN_3x.yaml)"
             )
         metadata = {"stride_in_1x1": False}
-        found = Recorded(owner="FAIR X-101-32x8d", std=FAIR_STD, metadata=metadata)
+        found = CheckpointMetadata(owner="FAIR X-101-32x8d", std=FAIR_STD, metadata=metadata)
     for key, value in blobs.items():
         norms = ("_bn_b",) if "res_conv1_bn_s" in blobs else ()  # folded statistics
         if not str(key).endswith("_b") or str(key).endswith(("fc1000_b", *norms)):
@@ -227,7 +305,7 @@ def caffe2_record(raw: Mapping[Any, Any]) -> Recorded:
     return found
 
 
-def read_sidecar(weights: Path) -> Recorded | None:
+def read_sidecar(weights: Path) -> CheckpointMetadata | None:
     """Read the configuration next to a file, or return None if there is none.
 
     It is that of transformers (`model_type`), timm (`architecture`) or, for its files, open_clip;
@@ -245,7 +323,9 @@ def read_sidecar(weights: Path) -> Recorded | None:
         metadata = {"tag": pretrained["tag"]} if isinstance(pretrained.get("tag"), str) else {}
         note = _NOTE.format(CONFIGURATION)
         arguments = network_arguments(config.get("model_args"), f"{CONFIGURATION}: model_args")
-        return Recorded(config["architecture"], metadata, **pixels, arguments=arguments, note=note)
+        return CheckpointMetadata(
+            config["architecture"], metadata, **pixels, arguments=arguments, note=note
+        )
     if "model_type" in config:
         # transformers 5 writes both in one, and reads that one first.
         joint = _dict(_read(sidecar(weights, PROCESSOR)), "image_processor")
@@ -272,7 +352,7 @@ _EXPECTED = {str: "a text", float: "0..1", bool: "true or false", int: "an integ
 
 def _transformers(
     config: Mapping[str, Any], processor: Mapping[str, Any], processor_file: str
-) -> Recorded:
+) -> CheckpointMetadata:
     """Read transformers' configuration; of a network around one of images that of the latter."""
     inner = _dict(config, "backbone_config")
     for node, key, usual in ((config, "dilation", False), (inner, "output_stride", 32)):
@@ -298,7 +378,7 @@ def _transformers(
     pixels = _processed(processor, processor_file)
     files = f"{CONFIGURATION} and {processor_file}" if pixels else CONFIGURATION
     note = _NOTE.format(files)
-    return Recorded(arch, metadata, facts, TRANSFORMERS, NEXT_TO_IT, **pixels, note=note)
+    return CheckpointMetadata(arch, metadata, facts, TRANSFORMERS, NEXT_TO_IT, **pixels, note=note)
 
 
 def is_known(config: Mapping[str, Any]) -> bool:
@@ -320,7 +400,7 @@ def _node(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return node
 
 
-def check_kind(recorded: Recorded, family: Family, where: str) -> None:
+def check_kind(recorded: CheckpointMetadata, family: Family, where: str) -> None:
     """Check that a record of transformers is of a kind of network that a family has.
 
     Raises:
@@ -337,7 +417,10 @@ def check_kind(recorded: Recorded, family: Family, where: str) -> None:
 
 
 def check_recorded(
-    recorded: Recorded, family: Family, network: tuple[Any, Mapping[str, Tensor]], where: str
+    recorded: CheckpointMetadata,
+    family: Family,
+    network: tuple[Any, Mapping[str, Tensor]],
+    where: str,
 ) -> None:
     """Account for every fact of a record, see `convert.facts`.
 
@@ -385,7 +468,7 @@ def _processed(processor: Mapping[str, Any], file: str) -> dict[str, Any]:
     return pixels
 
 
-def _open_clip(config: Mapping[str, Any]) -> Recorded | None:
+def _open_clip(config: Mapping[str, Any]) -> CheckpointMetadata | None:
     """Read open_clip's configuration (src/open_clip/model.py, CLIPVisionCfg)."""
     model = _dict(config, "model_cfg")
     if not (vision := _dict(model, "vision_cfg")):
@@ -395,7 +478,7 @@ def _open_clip(config: Mapping[str, Any]) -> Recorded | None:
     name = vision.get("timm_model_name")
     if isinstance(name, str):
         check_facts(OPEN_CLIP_RECORD, vision, ("timm", None, {}), OPEN_CLIP)
-        return Recorded(name, **pixels, note=note)
+        return CheckpointMetadata(name, **pixels, note=note)
     width, heads = vision.get("width", 768), vision.get("head_width", 64)
     for name, value in {"width": width, "head_width": heads}.items():
         if not _has_type(value, int):
@@ -408,7 +491,7 @@ def _open_clip(config: Mapping[str, Any]) -> Recorded | None:
     }
     facts = {**vision, "quick_gelu": quick_gelu}
     file = f"{OPEN_CLIP} next to it"
-    return Recorded(None, metadata, facts, OPEN_CLIP_RECORD, file, **pixels, note=note)
+    return CheckpointMetadata(None, metadata, facts, OPEN_CLIP_RECORD, file, **pixels, note=note)
 
 
 def _dict(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -457,7 +540,7 @@ def _pixels(
 _ARGUMENTS = "model_kwargs"  # of timm's train.py in `args`, of Lightning's in `hyper_parameters`
 
 
-def recorded_arguments(raw: Any, sidecar: Recorded | None) -> dict[str, dict[str, Any]]:
+def recorded_arguments(raw: Any, sidecar: CheckpointMetadata | None) -> dict[str, dict[str, Any]]:
     """Return timm's arguments of the networks that `recorded_names` finds, by the same places.
 
     Raises:
