@@ -93,8 +93,10 @@ class Recognized:
 
     def effect_of_tokens(self) -> list[str]:
         """Return a note on how much the features change without the tokens; empty without any."""
-        effect, (state, architecture) = self.contract.family.effect, self.source_network()
-        return [effect(architecture, state, self.tokens)] if effect and self.tokens else []
+        if not self.tokens:
+            return []
+        state, architecture = self.source_network()
+        return [self.contract.family.effect_of_tokens(architecture, state, self.tokens)]
 
     @property
     def is_verified(self) -> bool:

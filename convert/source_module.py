@@ -26,7 +26,7 @@ from convert.contract import InputContract, Overrides, Pixels
 from convert.facts import NONE, TRANSFORMERS, facts_of
 from convert.read import flatten, is_array, to_tensor
 from convert.recognize import Recognized
-from convert.verify import TOLERANCE, reference_features
+from convert.verify import TOLERANCE
 from moco.common.errors import DataError, UserError, shown
 from moco.modeling.soundness import fixed_image
 
@@ -152,7 +152,7 @@ def _usual_size(family: Any, architecture: Any) -> tuple[int, int]:
     libraries differ in maps that are a single window in one direction.
     """
     size: tuple[int, int] = family.image_size(architecture)
-    return (min(size), min(size)) if family.source_features and not family.tokens else size
+    return (min(size), min(size)) if family.is_windowed else size
 
 
 def _sizes(family: Any, architecture: Any, module: Any) -> list[tuple[int, int]]:
@@ -265,10 +265,9 @@ def _expected(
 ) -> dict[str, Tensor]:
     """Return the maps of the recognized network as the source has it, (H W, C) by feature."""
     family = found.contract.family
-    if family.source_features is None:
-        maps = reference_features(family, architecture, state, image)
-        return {name: value[0].flatten(1).T for name, value in maps.items()}
     _, maps = family.source_features(architecture, state, found.tokens, image)
+    if not (family.tokens or family.is_windowed):
+        return {name: value[0].flatten(1).T for name, value in maps.items()}
     count = {name: value[0].numel() // value.shape[-1] for name, value in maps.items()}
     if family.tokens:  # without the tokens in front
         front = sum(value.shape[1] for value in found.tokens.values())

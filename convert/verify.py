@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from convert.contract import InputContract
 from convert.families.base import LEFT_AT_INIT, Architecture, Family, first_rule
 from convert.metadata import to_255
+from convert.modeling.reference import filled, module_outputs, reference_features
 from convert.modeling.timm_network import NOT_BUILT
 from convert.read import describe, is_converted, names, read_file, to_tensor
 from moco.common.command import converter
@@ -111,7 +112,7 @@ def build_backbone(contract: InputContract) -> nn.Module:
 
 def filled_backbone(converted: Converted) -> nn.Module:
     """Build the backbone of converted weights with their tensors, in eval mode."""
-    return _filled(lambda: build_backbone(converted.contract), converted.model)
+    return filled(lambda: build_backbone(converted.contract), converted.model)
 
 
 def proof_image(contract: InputContract) -> Tensor:
@@ -245,30 +246,6 @@ def _is_bitwise_equal(a: Tensor, b: Tensor) -> bool:
         return False
     # Compare as integers, because 0.0 == -0.0 and NaN != NaN as floats.
     return torch.equal(a.contiguous().view(torch.int32), b.contiguous().view(torch.int32))
-
-
-def _filled(build: Callable[[], nn.Module], state: Mapping[str, Tensor]) -> nn.Module:
-    """Build a network with the tensors of `state` in eval mode."""
-    with torch.device("meta"):
-        net = build()
-    targets = net.state_dict()
-    if any(name not in targets for name, _ in net.named_buffers()):
-        net = build()  # no state has these buffers, e.g. the filters of timm's BlurPool2d
-    left = [key for key in targets if first_rule(key, LEFT_AT_INIT)]
-    counters = {key: torch.zeros((), dtype=torch.int64) for key in left}
-    net.load_state_dict({**state, **counters}, strict=True, assign=True)
-    return net.eval()
-
-
-def reference_features(
-    family: Family, architecture: Architecture, state: Mapping[str, Tensor], image: Tensor
-) -> dict[str, Tensor]:
-    """Compute features with the reference implementation, by Detectron2's names."""
-    # Its import computes tensors, which fails on the meta device.
-    import torchvision.models  # noqa: F401
-
-    net = _filled(lambda: family.reference(architecture), state)
-    return _outputs(net, family.features, image)
 
 
 def check_names(
@@ -435,7 +412,7 @@ def _difference(
     """Return how timm's network of a name differs from the recognized one, or ""."""
     size = family.image_size(architecture)
     options = {"num_classes": 0, **({"img_size": size[0]} if family.tokens else {}), **changed}
-    if family.source_features is not None and not family.tokens:
+    if family.is_windowed:
         options["img_size"] = size  # windows are for any size, but timm's network takes one
     rules = {**family.dropped, **LEFT_AT_INIT}
     try:
@@ -444,7 +421,7 @@ def _difference(
     except NOT_BUILT as error:
         return f"timm does not build it ({' '.join(str(error).split())[:100]})"
     try:
-        tensors = family.in_timm(architecture, {**state, **tokens}, whole.keys())
+        tensors = family.tensors_in_timm(architecture, {**state, **tokens}, whole.keys())
         needed = {key for key in whole if not first_rule(key, rules)}
         if others := sorted((needed - tensors.keys()) | (tensors.keys() - whole.keys())):
             return f"timm's has other tensors ({others[0]})"
@@ -456,13 +433,9 @@ def _difference(
         return "timm's has tensors of other shapes"
     image = fixed_image(size)
     with torch.no_grad():
-        modules: Mapping[str, str] = family.features
-        if family.source_features is not None:
-            modules, expected = family.source_features(architecture, state, tokens, image)
-        else:
-            expected = reference_features(family, architecture, state, image)
+        modules, expected = family.source_features(architecture, state, tokens, image)
         try:
-            actual = _outputs(net.eval(), modules, image)
+            actual = module_outputs(net.eval(), modules, image)
         except AttributeError:
             return "timm's has other modules"
         except NOT_BUILT as error:
@@ -476,19 +449,6 @@ def _difference(
         largest = max(largest, float((other - value).abs().max()) / scale)
     # Operations that timm fuses round differently; GELU by tanh differs by 5e-4 and more.
     return f"its features differ from timm's by up to {largest:.2g}" if largest > TOLERANCE else ""
-
-
-def _outputs(net: nn.Module, modules: Mapping[str, str], image: Tensor) -> dict[str, Tensor]:
-    """Return the outputs of modules by the names of their features."""
-    outputs: dict[str, Tensor] = {}
-
-    def keep(feature: str) -> Callable[..., None]:
-        return lambda module, inputs, output: outputs.update({feature: output})
-
-    for module, feature in modules.items():
-        net.get_submodule(module).register_forward_hook(keep(feature))
-    net(image)
-    return outputs
 
 
 def in_timm(name: str) -> bool:

@@ -1,8 +1,7 @@
 """Interface of a backbone family, and the registry of families.
 
-A family is registered as a function of its name that returns a `Family`. Sources name tensors in
-several ways; the converter uses the family's own names internally and Detectron2's names in
-converted files.
+Sources name tensors in several ways; the converter uses the family's own names internally and
+Detectron2's names in converted files.
 """
 
 from __future__ import annotations
@@ -11,15 +10,13 @@ import abc
 import dataclasses
 import functools
 import itertools
-import pkgutil
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from fnmatch import translate
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from fvcore.common.registry import Registry
-
-from moco.common.errors import DataError, UserError, lookup, shown
+from moco.common.errors import DataError, UserError, shown
 from moco.common.keys import Keys
 from moco.modeling import soundness
 from moco.modeling.soundness import Triple
@@ -30,7 +27,6 @@ if TYPE_CHECKING:
 
 from moco.common.keys import Key, below
 
-FAMILIES = Registry("backbone families")
 STRIDES = {"res2": 4, "res3": 8, "res4": 16, "res5": 32}  # of the maps under an FPN
 # Family of input contracts that name none.
 DEFAULT_FAMILY = "resnet"
@@ -346,61 +342,36 @@ class Pyramid:
     kinds: tuple[str, ...] = ("", "_fpn")
 
 
-@dataclasses.dataclass(frozen=True)
-class Family:
-    """Backbone family.
+class Family(abc.ABC):
+    """Backbone family; a subclass states its attributes and is registered by `register`.
 
     Attributes:
         name: Name in the registry and in input contracts.
         networks: Description of its networks, for messages.
-        architecture: Its subclass of `Architecture`.
-        schemes: Naming schemes of its tensors, by the name that convert/projects.py uses.
-        named_by: Option that names a network of this family if the tensors do not identify it.
-        named_scheme: Map from values of options, that one among them, to the network's scheme.
+        architecture: Subclass of `Architecture`.
+        schemes: Naming schemes of the tensors, by the name that convert/projects.py uses.
         dropped: Drop rule -> patterns of names inside a network that are not part of the backbone.
-        heads: A head's tensor -> its description in a report; "" describes a missing head.
-        to_detectron2, from_detectron2: Maps between the family's names and Detectron2's; None for
-            unknown names.
-        recognize: Map from (tensors by the family's names, hints) to the architecture, from the
-            shapes. Raises DataError if the tensors are not of this family or contradict the file,
-            UserError if options do not fit.
-        build: Build the backbone as in Detectron2, with random weights. It returns all features of
-            an image by name, and has their `strides`.
-        reference: Build the reference implementation, which has the family's names and shares no
-            code with `build`.
+        heads: Tensor of a head -> its description in a report; "" describes a missing head.
         owner: Project of the reference implementation, for messages.
         features: Modules of `reference`, and of timm's networks, whose outputs are the features ->
             Detectron2's names.
         keys: Keys of a detector's configuration; all start with MODEL. and the family's name.
         pyramid: Network under an FPN, or None if the engines have detectors of their own for it.
+        named_by: Option that names a network of this family if the tensors do not identify it.
         options: Options of the converter for this family alone.
         lookalikes: Other networks that are often mistaken for this family: a description, and two
             keys under a common prefix.
         obstacles: Description of a part that only other networks have -> patterns of its names.
-        check_trained: Check like `moco.modeling.soundness.check_trained`.
-        complete: Map from (tensors by the family's names, hints) to all of the backbone, for files
-            that have some of them in another form, or not at all.
-        image_size: Height and width, in px, of the image that verifies a conversion.
         tokens: Rules of `dropped` whose tensors contribute to the source's features. A backbone may
             have them (`complete`), and a detector may leave them out.
-        effect: Map from (architecture, state, tensors of `tokens`) to a description of how much the
-            features change without them.
+        is_windowed: True if attention is within windows, so that timm's network needs the size of
+            its images, and its features have the channels last.
         assumes: Properties of the reference implementation that no tensor determines, as text.
         required_option: Option that a file needs if it does not name its network, as text, or "".
         pixels: Common normalization other than ImageNet's, as text, or "".
         words: Words, one of which is in every name of such a network.
         plain_names: Words of which names of plain networks consist.
-        model_types: Types of its networks in transformers' configuration.
-        source_features: Map from (architecture, state, tensors of `tokens`, image) to modules of
-            timm's networks with the names of their features, and the features, if these depend on
-            the tokens. By default both come from `features` and `reference`.
-        in_timm: Map from (architecture, tensors, names in timm's network) to tensors of timm's
-            network.
-        adapt: Map from (architecture, state, values of options, file name) to the backbone after
-            the requested changes. Raises UserError if they do not fit.
-        resample: Map from (architecture, state, MODEL) to the tensors for the sizes of images and
-            patches in a detector, and a description of the change, or "". Raises UserError if they
-            cannot be resampled.
+        model_types: Types of such networks in transformers' configuration.
     """
 
     name: str
@@ -409,49 +380,143 @@ class Family:
     schemes: Mapping[str, Scheme]
     dropped: Mapping[str, str]
     heads: Mapping[str, str]
-    to_detectron2: Callable[[str], str | None]
-    from_detectron2: Callable[[str], str | None]
-    recognize: Callable[[Mapping[str, Tensor], Hints], Any]
-    build: Callable[[Any], nn.Module]
-    reference: Callable[[Any], nn.Module]
     owner: str
     features: Mapping[str, str]
-    keys: Keys = dataclasses.field(default_factory=dict)
+    keys: Keys = MappingProxyType({})
     pyramid: Pyramid | None = None
     named_by: str = ""
-    named_scheme: Callable[[Mapping[str, Any]], Scheme] | None = None
     options: tuple[Option, ...] = ()
     lookalikes: tuple[tuple[str, str, str], ...] = ()
-    obstacles: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    check_trained: Callable[..., list[str]] = soundness.check_trained
-    complete: Callable[[dict[str, Tensor], Hints], dict[str, Tensor]] = lambda state, hints: state
-    image_size: Callable[[Any], tuple[int, int]] = lambda architecture: soundness.IMAGE_SIZE_PX
+    obstacles: Mapping[str, str] = MappingProxyType({})
     tokens: tuple[str, ...] = ()
-    effect: Callable[[Any, Mapping[str, Tensor], Mapping[str, Tensor]], str] | None = None
+    is_windowed: bool = False
     assumes: str = ""
     required_option: str = ""
     pixels: str = ""
     words: tuple[str, ...] = ()
     plain_names: frozenset[str] = frozenset()
     model_types: tuple[str, ...] = ()
-    source_features: Callable[..., tuple[dict[str, str], dict[str, Tensor]]] | None = None
-    in_timm: Callable[[Any, dict[str, Tensor], Collection[str]], dict[str, Tensor]] = (
-        lambda architecture, tensors, names: tensors
-    )
-    adapt: Callable[[Any, dict[str, Tensor], Mapping[str, Any], str], Adapted] = (
-        lambda architecture, state, requested, where: Adapted(
-            architecture, state, (), (architecture, state)
-        )
-    )
-    resample: Callable[[Any, Mapping[str, Tensor], Any], tuple[Mapping[str, Tensor], str]] = (
-        lambda architecture, state, model: (state, "")
-    )
+
+    @abc.abstractmethod
+    def to_detectron2(self, key: str) -> str | None:
+        """Return Detectron2's name of one of the family's tensors, or None if it is unknown."""
+
+    @abc.abstractmethod
+    def from_detectron2(self, key: str) -> str | None:
+        """Return the family's name of one of Detectron2's tensors, or None if it is unknown."""
+
+    @abc.abstractmethod
+    def recognize(self, state: Mapping[str, Tensor], hints: Hints) -> Any:
+        """Return the architecture of a network, from the shapes of its tensors.
+
+        Args:
+            state: Tensors by the family's names.
+            hints: Further information about the network.
+
+        Raises:
+            DataError: If the tensors are not of this family or contradict the file.
+            UserError: If options do not fit.
+        """
+
+    @abc.abstractmethod
+    def build(self, architecture: Any) -> nn.Module:
+        """Build the backbone as in Detectron2, with random weights.
+
+        The module returns all features of an image by name, and has their `strides`.
+        """
+
+    @abc.abstractmethod
+    def reference(self, architecture: Any) -> nn.Module:
+        """Build the reference implementation.
+
+        The module has the family's names and shares no code with the one of `build`.
+        """
 
     def schemes_of(self, requested: Mapping[str, Any]) -> Mapping[str, Scheme]:
         """Return the naming schemes under values of the options."""
-        if self.named_scheme and self.named_by in requested:
-            return {self.named_by: self.named_scheme(requested)}
         return self.schemes
+
+    def check_trained(
+        self, state: Mapping[str, Tensor], where: str, named: Callable[[str], str], *, folded: bool
+    ) -> list[str]:
+        """Check that a network was trained, see `moco.modeling.soundness.check_trained`."""
+        return soundness.check_trained(state, where, named, folded=folded)
+
+    def complete(self, state: dict[str, Tensor], hints: Hints) -> dict[str, Tensor]:
+        """Return all tensors of a backbone of which the file has some in another form, or not."""
+        return state
+
+    def image_size(self, architecture: Any) -> tuple[int, int]:
+        """Return height and width, in px, of the image that verifies a conversion."""
+        return soundness.IMAGE_SIZE_PX
+
+    def source_features(
+        self,
+        architecture: Any,
+        state: Mapping[str, Tensor],
+        tokens: Mapping[str, Tensor],
+        image: Tensor,
+    ) -> tuple[Mapping[str, str], Mapping[str, Tensor]]:
+        """Compute the features of the source, with its tokens, by the reference implementation.
+
+        Args:
+            architecture: Architecture of the network.
+            state: Tensors by the family's names.
+            tokens: Tensors of the rules in `tokens`, by name.
+            image: Normalized pixels (1, 3, H, W).
+
+        Returns:
+            Modules of timm's networks with the names of their features, and the features by name.
+        """
+        from convert.modeling.reference import reference_features
+
+        return self.features, reference_features(self, architecture, state, image)
+
+    def effect_of_tokens(
+        self, architecture: Any, state: Mapping[str, Tensor], tokens: Mapping[str, Tensor]
+    ) -> str:
+        """Describe how much the features change without the tensors of the rules in `tokens`."""
+        return ""
+
+    def tensors_in_timm(
+        self, architecture: Any, tensors: dict[str, Tensor], names: Collection[str]
+    ) -> dict[str, Tensor]:
+        """Return tensors by the names in timm's network, which has the tensors `names`."""
+        return tensors
+
+    def adapt(
+        self, architecture: Any, state: dict[str, Tensor], requested: Mapping[str, Any], where: str
+    ) -> Adapted:
+        """Return the backbone after the changes that options request.
+
+        Args:
+            architecture: Architecture of the network.
+            state: Tensors by the family's names.
+            requested: Values of the family's options.
+            where: Name of the file, for messages.
+
+        Raises:
+            UserError: If the changes do not fit the network.
+        """
+        return Adapted(architecture, state, (), (architecture, state))
+
+    def resample(
+        self, architecture: Any, state: Mapping[str, Tensor], model: Any
+    ) -> tuple[Mapping[str, Tensor], str]:
+        """Return the tensors for the sizes of images and patches in a detector.
+
+        Args:
+            architecture: Architecture of the weights.
+            state: Tensors of the weights.
+            model: Node MODEL of the detector's configuration.
+
+        Returns:
+            The tensors, and a description of the change, or "".
+
+        Raises:
+            UserError: If the tensors cannot be resampled.
+        """
+        return state, ""
 
     def check_options(self, names: Collection[str], where: str) -> None:
         """Raise UserError if one of the options `names` belongs to another family."""
@@ -479,41 +544,43 @@ class Family:
                 )
         return architecture
 
-    def __reduce__(self) -> tuple[Callable[[str], Family], tuple[str]]:
-        """Pickle the name alone, so that another process looks the family up."""
-        return family_named, (self.name,)
+
+FAMILIES: dict[str, Family] = {}  # by name
+F = TypeVar("F", bound=Family)
+
+
+def register(family: type[F]) -> type[F]:
+    """Register a family under its name; a decorator of the class."""
+    FAMILIES[family.name] = family()
+    return family
 
 
 def family_named(name: str) -> Family:
     """Return a registered family; raises UserError for an unknown name."""
-    family: Family = lookup(FAMILIES, name, "family")()
-    return family
+    if name not in FAMILIES:
+        raise UserError(f"family: got {name!r}, expected one of {', '.join(sorted(FAMILIES))}")
+    return FAMILIES[name]
 
 
 def families() -> list[Family]:
     """Return all registered families."""
-    return [make() for _, make in FAMILIES]
-
-
-def later(name: str) -> Callable[..., Any]:
-    """Return a function that imports "module:function" when it is called.
-
-    The module may import torch, which takes seconds.
-    """
-    return lambda *args: pkgutil.resolve_name(name)(*args)
+    return [*FAMILIES.values()]
 
 
 def check_layer_norms(
     state: Mapping[str, Tensor],
     where: str,
-    named: Callable[[str], str] = str,
-    *,
     pattern: str,
-    **_: Any,
 ) -> list[str]:
-    """Raise DataError if every LayerNorm still has its initial scale 1 and shift 0.
+    """Return no warnings if a LayerNorm was trained, or if the network has none.
 
-    `pattern` matches the names of their scales; some networks have none. Return no warnings.
+    Args:
+        state: Tensors by the family's names.
+        where: Name of the file, for messages.
+        pattern: Regular expression of the names of the scales.
+
+    Raises:
+        DataError: If every LayerNorm still has its initial scale 1 and shift 0.
     """
     norms = [key.removesuffix(".weight") for key in state if re.search(pattern, key)]
     if norms and all(

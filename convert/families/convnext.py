@@ -12,15 +12,13 @@ transformers 5.23 models/convnext, models/convnextv2 and models/dinov3_convnext.
 from __future__ import annotations
 
 import dataclasses
-import functools
-import pkgutil
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from convert.families.base import (
     DROP_PATH,
-    FAMILIES,
     FEATURES,
     HUGGING_FACE,
     PLAIN,
@@ -32,14 +30,14 @@ from convert.families.base import (
     Scheme,
     StagedArchitecture,
     check_layer_norms,
-    later,
     network_arguments,
+    register,
 )
 from moco.common.errors import DataError
 from moco.common.keys import Key, Keys, Role
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,32 +214,6 @@ SCHEMES = {
 }
 
 
-def to_detectron2(key: str) -> str | None:
-    """Return the name itself if it is in the table, or None."""
-    return TIMM.own(key)
-
-
-def recognize(state: Mapping[str, Tensor], hints: Hints) -> ConvNeXtArchitecture:
-    """Recognize a ConvNeXt by its shapes; see `Family.recognize`."""
-    depths, dims = [], []
-    for start in (f"stages.{i}.blocks." for i in range(4)):
-        blocks = {int(key.removeprefix(start).split(".")[0]) for key in state if start in key}
-        if missing := sorted(set(range(max(blocks, default=0) + 1)) - blocks):
-            key = hints.name(f"{start}{missing[0]}.conv_dw.weight")
-            raise DataError(f"{hints.where}: {key} is missing; not the whole of a ConvNeXt")
-        key = f"{start}0.conv_dw.weight"
-        depths.append(len(blocks))
-        dims.append(hints.shape(state, key, 4, "not the whole of a ConvNeXt")[0])
-    # Only timm's convnext_xxlarge, which is CLIP's, has another value than 1e-6. The eps in a
-    # configuration of transformers is that of the final norm, but in DINOv3's that of all norms.
-    eps = 1e-5 if depths == [3, 4, 30, 3] else 1e-6
-    if "one_eps" in hints.metadata:
-        eps = hints.metadata.get("layer_norm_eps", eps)
-    first = "stages.0.blocks.0."
-    layer_scale, grn = f"{first}gamma" in state, f"{first}mlp.grn.weight" in state
-    return ConvNeXtArchitecture(tuple(depths), tuple(dims), layer_scale, grn, eps)
-
-
 # Keys of a detector's configuration.
 TASK_KEYS: Keys = {
     "MODEL.CONVNEXT.DEPTHS": Key(
@@ -265,35 +237,80 @@ TASK_KEYS: Keys = {
 }
 
 
-@FAMILIES.register()
-@functools.cache
-def convnext() -> Family:
-    """Return the family of ConvNeXts of any size."""
-    return Family(
-        name="convnext",
-        networks="ConvNeXts (V1, V2 and DINOv3's, in the names of timm, torchvision, transformers "
-        "or the official code)",
-        architecture=ConvNeXtArchitecture,
-        schemes=SCHEMES,
-        dropped=DROPPED,
-        heads=HEADS,
-        to_detectron2=to_detectron2,
-        from_detectron2=to_detectron2,
-        recognize=recognize,
-        build=later("convert.modeling.convnext:ConvNeXt"),
-        reference=later("convert.modeling.convnext:reference"),
-        owner="timm's ConvNeXt",
-        keys=TASK_KEYS,
-        pyramid=Pyramid(
-            lambda: pkgutil.resolve_name("convert.modeling.convnext:ConvNeXt"),
-            network_arguments(ConvNeXtArchitecture, "MODEL.CONVNEXT"),
-            num_parts=lambda keys: 1 + len(FEATURES),
-        ),
-        features={f"stages.{i}": feature for i, feature in enumerate(FEATURES)},
-        lookalikes=LOOKALIKES,
-        check_trained=functools.partial(check_layer_norms, pattern=r"(norm|stem\.1)\.weight$"),
-        assumes="exact GELU",
-        words=("convnext",),
-        plain_names=frozenset(("convnext", "convnextv", *_SIZES)),
-        model_types=("convnext", "convnextv2", "dinov3_convnext"),
+def _network() -> type[nn.Module]:
+    from convert.modeling.convnext import ConvNeXt
+
+    return ConvNeXt
+
+
+@register
+class ConvNeXtFamily(Family):
+    """ConvNeXts of any size."""
+
+    name = "convnext"
+    networks = (
+        "ConvNeXts (V1, V2 and DINOv3's, in the names of timm, torchvision, transformers or the "
+        "official code)"
     )
+    architecture = ConvNeXtArchitecture
+    schemes = SCHEMES
+    dropped = DROPPED
+    heads = HEADS
+    owner = "timm's ConvNeXt"
+    features = MappingProxyType({f"stages.{i}": feature for i, feature in enumerate(FEATURES)})
+    keys = TASK_KEYS
+    pyramid = Pyramid(
+        _network,
+        network_arguments(ConvNeXtArchitecture, "MODEL.CONVNEXT"),
+        num_parts=lambda keys: 1 + len(FEATURES),
+    )
+    lookalikes = LOOKALIKES
+    assumes = "exact GELU"
+    words = ("convnext",)
+    plain_names = frozenset(("convnext", "convnextv", *_SIZES))
+    model_types = ("convnext", "convnextv2", "dinov3_convnext")
+
+    def to_detectron2(self, key: str) -> str | None:
+        """Return the name itself if it is in the table, or None."""
+        return TIMM.own(key)
+
+    def from_detectron2(self, key: str) -> str | None:
+        """Return the name itself if it is in the table, or None."""
+        return TIMM.own(key)
+
+    def recognize(self, state: Mapping[str, Tensor], hints: Hints) -> ConvNeXtArchitecture:
+        """Return the architecture of a ConvNeXt, see `Family.recognize`."""
+        depths, dims = [], []
+        for start in (f"stages.{i}.blocks." for i in range(4)):
+            blocks = {int(key.removeprefix(start).split(".")[0]) for key in state if start in key}
+            if missing := sorted(set(range(max(blocks, default=0) + 1)) - blocks):
+                key = hints.name(f"{start}{missing[0]}.conv_dw.weight")
+                raise DataError(f"{hints.where}: {key} is missing; not the whole of a ConvNeXt")
+            key = f"{start}0.conv_dw.weight"
+            depths.append(len(blocks))
+            dims.append(hints.shape(state, key, 4, "not the whole of a ConvNeXt")[0])
+        # Only timm's convnext_xxlarge, which is CLIP's, has another value than 1e-6. The eps in
+        # transformers' configurations is that of the final norm, except in DINOv3's, where it is
+        # that of all norms.
+        eps = 1e-5 if depths == [3, 4, 30, 3] else 1e-6
+        if "one_eps" in hints.metadata:
+            eps = hints.metadata.get("layer_norm_eps", eps)
+        first = "stages.0.blocks.0."
+        layer_scale, grn = f"{first}gamma" in state, f"{first}mlp.grn.weight" in state
+        return ConvNeXtArchitecture(tuple(depths), tuple(dims), layer_scale, grn, eps)
+
+    def build(self, architecture: ConvNeXtArchitecture) -> nn.Module:
+        """Build the network that both engines train."""
+        return _network()(architecture)
+
+    def reference(self, architecture: ConvNeXtArchitecture) -> nn.Module:
+        """Build timm's own class."""
+        from convert.modeling.convnext import reference
+
+        return reference(architecture)
+
+    def check_trained(
+        self, state: Mapping[str, Tensor], where: str, named: Callable[[str], str], *, folded: bool
+    ) -> list[str]:
+        """Check the layer norms."""
+        return check_layer_norms(state, where, r"(norm|stem\.1)\.weight$")

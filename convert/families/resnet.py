@@ -9,13 +9,12 @@ the official facebookresearch/moco@7397dfe detection/convert-pretrain-to-detectr
 from __future__ import annotations
 
 import dataclasses
-import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from convert.families.base import (
-    FAMILIES,
     HUGGING_FACE,
     PLAIN,
     PLAIN_DETECTRON2,
@@ -27,13 +26,13 @@ from convert.families.base import (
     Option,
     OtherNetworkError,
     Scheme,
-    later,
+    register,
 )
 from moco.common.errors import DataError, UserError, shown
 from moco.modeling.soundness import check_arch
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 # Blocks in res2..res5. 10 is this project's small network (one basic block per stage); the others
 # are from Table 1 of "Deep Residual Learning for Image Recognition" (arXiv:1512.03385).
@@ -334,16 +333,6 @@ LOOKALIKES = (
 )
 
 
-def to_detectron2(key: str) -> str | None:
-    """Return Detectron2's name of a torchvision tensor, or None if it is not in the table."""
-    return DETECTRON2.external(key)
-
-
-def from_detectron2(key: str) -> str | None:
-    """Return torchvision's name of a Detectron2 tensor, or None; inverse of `to_detectron2`."""
-    return DETECTRON2.own(key)
-
-
 _OWN = re.compile(r"(conv|bn|layer)\d|(downsample|shortcut|stem)\b|res(\d|_conv)|net\.\d", re.ASCII)
 # "4.0.conv1.weight" is layer1 of torchvision's ResNet but layer3 of lightly's own, so the scheme
 # whose first stage has the lowest index comes first: it also has the higher ones.
@@ -358,9 +347,9 @@ SCHEMES = {
     ),
     "detectron2": Scheme(
         ("stem.conv1.weight", "res2.0.conv1.weight"),
-        from_detectron2,
+        DETECTRON2.own,
         re.compile(""),  # files for detectors: any other name may be part of one
-        lambda name: to_detectron2(name) or name,
+        lambda name: DETECTRON2.external(name) or name,
         PLAIN_DETECTRON2,
     ),
     # lightly's own ResNet, whose ReLU is not a module and which has no max-pool.
@@ -394,76 +383,6 @@ SCHEMES = {
     ),
     "caffe2 folded": _caffe2({"s": "weight", "b": "bias"}),
 }
-
-
-def recognize(state: Mapping[str, Tensor], hints: Hints) -> ResNetArchitecture:
-    """Recognize a ResNet by its shapes; see `Family.recognize`."""
-
-    def shape(key: str) -> tuple[int, ...]:
-        return hints.shape(state, key, 4, "not a ResNet, or not the whole of it")
-
-    where = hints.where
-    blocks = tuple(
-        len({key.split(".")[1] for key in state if key.startswith(f"{stage}.")}) for stage in STAGES
-    )
-    missing = [stage for stage, count in zip(STAGES, blocks, strict=True) if not count]
-    if missing == ["layer4"] and shape("conv1.weight")[::2] == (16, 3):
-        layers = 3 if "layer1.0.conv3.weight" in state else 2
-        raise DataError(
-            f"{where}: a ResNet-{layers * sum(blocks) + 2} of three stages for CIFAR, whose maps "
-            "have strides 1, 2 and 4; detectors need four stages, of strides 4 to 32"
-        )
-    if missing:
-        texts = [hints.name(f"{stage}.0.conv1.weight") for stage in missing]
-        raise DataError(
-            f"{where}: {', '.join(missing)} is missing; not the whole of a ResNet (no "
-            f"{', '.join(texts)})"
-        )
-    bottleneck = "layer1.0.conv3.weight" in state
-    depths = [d for d, n in NUM_BLOCKS.items() if n == blocks and is_bottleneck(d) == bottleneck]
-    if not depths:
-        kind = "bottleneck" if bottleneck else "basic"
-        raise OtherNetworkError(
-            f"{where}: {list(blocks)} {kind} blocks, not one of ResNet-{sorted(NUM_BLOCKS)}"
-        )
-    stem_channels, image_channels, kernel_size, _ = shape("conv1.weight")
-    first = hints.name("conv1.weight")
-    if image_channels != 3:
-        raise DataError(f"{where}: {first} takes {image_channels} channels, expected 3 (RGB)")
-    # Basic blocks have no groups; these are Detectron2's defaults.
-    groups, width = 1, 64
-    if bottleneck:
-        width = shape("layer1.0.conv2.weight")[1]
-        groups = max(1, shape("layer1.0.conv1.weight")[0] // width)
-    channels = {
-        "depth": depths[0],
-        "stem_out_channels": stem_channels,
-        "res2_out_channels": shape(f"layer1.0.conv{3 if bottleneck else 2}.weight")[0],
-        "num_groups": groups,
-        "width_per_group": width,
-    }
-    check_arch(hints.arch, channels, where, hints.notes, hints.warnings)
-    recorded_width = hints.metadata.get("width")
-    if recorded_width is not None and 64 * recorded_width != stem_channels:
-        raise DataError(
-            f"{where}: records width {recorded_width!r}, but {first} has {stem_channels} channels, "
-            "expected 64 x width"
-        )
-    stem = _stem(kernel_size, hints)
-    if kernel_size == 3 and "no_3x3_stem" in hints.metadata:
-        raise DataError(f"{where}: a CIFAR network; {hints.metadata['no_3x3_stem']}")
-    if kernel_size == 3 and hints.assumed_pixels:
-        hints.warnings.append(
-            f"assuming the pixel normalization of {hints.assumed_pixels}, which networks with a "
-            "3x3 stem rarely use; set --mean and --std if it differs"
-        )
-    known = {"stride_in_1x1": _stride_of_transformers(hints) and bottleneck, **hints.metadata}
-    stride_in_1x1 = {**known, **hints.requested}["stride_in_1x1"]
-    if stride_in_1x1 and not bottleneck:
-        raise UserError(
-            f"--stride-in-1x1 yes: {where} is a ResNet of basic blocks, which have no 1x1 conv"
-        )
-    return ResNetArchitecture(stride_in_1x1=stride_in_1x1, stem=stem, **channels)
 
 
 def _stride_of_transformers(hints: Hints) -> bool:
@@ -500,28 +419,113 @@ def _stem(kernel_size: int, hints: Hints) -> str:
     return requested or possible[0]
 
 
-@FAMILIES.register()
-@functools.cache
-def resnet() -> Family:
-    """Return the family of ResNet-10, 18, 34, 50, 101 and 152 of any width, and ResNeXts."""
-    return Family(
-        name="resnet",
-        networks="ResNets and ResNeXts (10, 18, 34, 50, 101, 152 layers, of any width)",
-        architecture=ResNetArchitecture,
-        schemes=SCHEMES,
-        dropped=DROPPED,
-        heads=HEADS,
-        to_detectron2=to_detectron2,
-        from_detectron2=from_detectron2,
-        recognize=recognize,
-        build=later("convert.modeling.resnet:build"),
-        reference=later("convert.modeling.resnet:torchvision_resnet"),
-        owner="torchvision's ResNet",
-        features={"maxpool": "stem", **STAGES},
-        options=OPTIONS,
-        lookalikes=LOOKALIKES,
-        assumes="ReLU, max-pooling and strides as torchvision has them",
-        words=("resn", "resnext"),
-        plain_names=frozenset(("resnet", "resnext", "wide", "res", "rn", "r", "w", "x", "d")),
-        model_types=("resnet",),
-    )
+@register
+class ResNetFamily(Family):
+    """ResNet-10, 18, 34, 50, 101 and 152 of any width, and ResNeXts."""
+
+    name = "resnet"
+    networks = "ResNets and ResNeXts (10, 18, 34, 50, 101, 152 layers, of any width)"
+    architecture = ResNetArchitecture
+    schemes = SCHEMES
+    dropped = DROPPED
+    heads = HEADS
+    owner = "torchvision's ResNet"
+    features = MappingProxyType({"maxpool": "stem", **STAGES})
+    options = OPTIONS
+    lookalikes = LOOKALIKES
+    assumes = "ReLU, max-pooling and strides as torchvision has them"
+    words = ("resn", "resnext")
+    plain_names = frozenset(("resnet", "resnext", "wide", "res", "rn", "r", "w", "x", "d"))
+    model_types = ("resnet",)
+
+    def to_detectron2(self, key: str) -> str | None:
+        """Return Detectron2's name of a torchvision tensor, or None if it is not in the table."""
+        return DETECTRON2.external(key)
+
+    def from_detectron2(self, key: str) -> str | None:
+        """Return torchvision's name of a Detectron2 tensor, or None; inverse of `to_detectron2`."""
+        return DETECTRON2.own(key)
+
+    def recognize(self, state: Mapping[str, Tensor], hints: Hints) -> ResNetArchitecture:
+        """Return the architecture of a ResNet, see `Family.recognize`."""
+
+        def shape(key: str) -> tuple[int, ...]:
+            return hints.shape(state, key, 4, "not a ResNet, or not the whole of it")
+
+        where = hints.where
+        blocks = tuple(
+            len({key.split(".")[1] for key in state if key.startswith(f"{stage}.")})
+            for stage in STAGES
+        )
+        missing = [stage for stage, count in zip(STAGES, blocks, strict=True) if not count]
+        if missing == ["layer4"] and shape("conv1.weight")[::2] == (16, 3):
+            layers = 3 if "layer1.0.conv3.weight" in state else 2
+            raise DataError(
+                f"{where}: a ResNet-{layers * sum(blocks) + 2} of three stages for CIFAR, whose "
+                "maps have strides 1, 2 and 4; detectors need four stages, of strides 4 to 32"
+            )
+        if missing:
+            texts = [hints.name(f"{stage}.0.conv1.weight") for stage in missing]
+            raise DataError(
+                f"{where}: {', '.join(missing)} is missing; not the whole of a ResNet (no "
+                f"{', '.join(texts)})"
+            )
+        bottleneck = "layer1.0.conv3.weight" in state
+        depths = [
+            d for d, n in NUM_BLOCKS.items() if n == blocks and is_bottleneck(d) == bottleneck
+        ]
+        if not depths:
+            kind = "bottleneck" if bottleneck else "basic"
+            raise OtherNetworkError(
+                f"{where}: {list(blocks)} {kind} blocks, not one of ResNet-{sorted(NUM_BLOCKS)}"
+            )
+        stem_channels, image_channels, kernel_size, _ = shape("conv1.weight")
+        first = hints.name("conv1.weight")
+        if image_channels != 3:
+            raise DataError(f"{where}: {first} takes {image_channels} channels, expected 3 (RGB)")
+        # Basic blocks have no groups; these are Detectron2's defaults.
+        groups, width = 1, 64
+        if bottleneck:
+            width = shape("layer1.0.conv2.weight")[1]
+            groups = max(1, shape("layer1.0.conv1.weight")[0] // width)
+        channels = {
+            "depth": depths[0],
+            "stem_out_channels": stem_channels,
+            "res2_out_channels": shape(f"layer1.0.conv{3 if bottleneck else 2}.weight")[0],
+            "num_groups": groups,
+            "width_per_group": width,
+        }
+        check_arch(hints.arch, channels, where, hints.notes, hints.warnings)
+        recorded_width = hints.metadata.get("width")
+        if recorded_width is not None and 64 * recorded_width != stem_channels:
+            raise DataError(
+                f"{where}: records width {recorded_width!r}, but {first} has {stem_channels} "
+                "channels, expected 64 x width"
+            )
+        stem = _stem(kernel_size, hints)
+        if kernel_size == 3 and "no_3x3_stem" in hints.metadata:
+            raise DataError(f"{where}: a CIFAR network; {hints.metadata['no_3x3_stem']}")
+        if kernel_size == 3 and hints.assumed_pixels:
+            hints.warnings.append(
+                f"assuming the pixel normalization of {hints.assumed_pixels}, which networks with "
+                "a 3x3 stem rarely use; set --mean and --std if it differs"
+            )
+        known = {"stride_in_1x1": _stride_of_transformers(hints) and bottleneck, **hints.metadata}
+        stride_in_1x1 = {**known, **hints.requested}["stride_in_1x1"]
+        if stride_in_1x1 and not bottleneck:
+            raise UserError(
+                f"--stride-in-1x1 yes: {where} is a ResNet of basic blocks, which have no 1x1 conv"
+            )
+        return ResNetArchitecture(stride_in_1x1=stride_in_1x1, stem=stem, **channels)
+
+    def build(self, architecture: ResNetArchitecture) -> nn.Module:
+        """Build Detectron2's ResNet."""
+        from convert.modeling.resnet import build
+
+        return build(architecture)
+
+    def reference(self, architecture: ResNetArchitecture) -> nn.Module:
+        """Build torchvision's ResNet."""
+        from convert.modeling.resnet import torchvision_resnet
+
+        return torchvision_resnet(architecture)

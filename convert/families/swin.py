@@ -11,16 +11,14 @@ modeling_swin.py (4.57 and 5.23), torchvision/models/swin_transformer.py.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-import pkgutil
 import re
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from convert.families.base import (
     DROP_PATH,
-    FAMILIES,
     FEATURES,
     HUGGING_FACE,
     PLAIN,
@@ -32,15 +30,15 @@ from convert.families.base import (
     Scheme,
     StagedArchitecture,
     check_layer_norms,
-    later,
     network_arguments,
+    register,
     with_bias,
 )
 from moco.common.errors import DataError, UserError, shown
 from moco.common.keys import Key, Keys, Role
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 PATCH_PX = 4
 LAYER_NORM_EPS = 1e-5  # of every implementation
@@ -248,41 +246,6 @@ SCHEMES = {
 }
 
 
-def recognize(state: Mapping[str, Tensor], hints: Hints) -> SwinArchitecture:
-    """Recognize a Swin by its shapes; see `Family.recognize`."""
-    where, kind = hints.where, "not the whole of a Swin"
-    width = hints.shape(state, _FIRST[0], 4, kind)[0]
-    depths, heads, windows = [], [], []
-    for i, start in enumerate(f"layers.{i}.blocks." for i in range(len(FEATURES))):
-        blocks = {int(key.removeprefix(start).split(".")[0]) for key in state if start in key}
-        if missing := sorted(set(range(max(blocks, default=0) + 1)) - blocks):
-            key = hints.name(f"{start}{missing[0]}.{_TABLE}")
-            raise DataError(f"{where}: {key} is missing; {kind}")
-        key = f"{start}0.{_TABLE}"
-        rows, number = hints.shape(state, key, 2, kind)
-        window = (math.isqrt(rows) + 1) // 2
-        if rows != (2 * window - 1) ** 2 or (width * 2**i) % number:
-            raise DataError(
-                f"{where}: {hints.name(key)} has shape {[rows, number]}, expected (2w - 1)^2 "
-                f"positions of a window of w cells, and heads that divide {width * 2**i} channels"
-            )
-        depths.append(len(blocks))
-        heads.append(number)
-        windows.append(window)
-    if len(set(windows)) > 1:
-        name = f" of {shown(hints.arch)}" if hints.arch else ""
-        raise DataError(
-            f"{where}: the stages{name} have windows of {windows} cells; Swins of several window "
-            "sizes are not supported"
-        )
-    hints.notes.append(
-        "windows are shifted at every size, as in the official detectors; the classifier shifts "
-        "none in a map of a single window"
-    )
-    qkv_bias = "layers.0.blocks.0.attn.qkv.bias" in state
-    return SwinArchitecture(width, tuple(depths), tuple(heads), windows[0], qkv_bias)
-
-
 # Keys of a detector's configuration.
 TASK_KEYS: Keys = {
     "MODEL.SWIN.EMBED_DIM": Key(
@@ -306,39 +269,111 @@ TASK_KEYS: Keys = {
 }
 
 
-@FAMILIES.register()
-@functools.cache
-def swin() -> Family:
-    """Return the family of Swin Transformers V1 of any size."""
-    return Family(
-        name="swin",
-        networks="Swins (V1, in the names of the official code, timm, transformers or torchvision)",
-        architecture=SwinArchitecture,
-        schemes=SCHEMES,
-        dropped=DROPPED,
-        heads=HEADS,
-        to_detectron2=OFFICIAL.external,
-        from_detectron2=OFFICIAL.own,
-        recognize=recognize,
-        build=later("convert.modeling.swin:Swin"),
-        reference=later("convert.modeling.swin:reference"),
-        owner="timm's Swin",
-        keys=TASK_KEYS,
-        pyramid=Pyramid(
-            lambda: pkgutil.resolve_name("convert.modeling.swin:Swin"),
-            network_arguments(SwinArchitecture, "MODEL.SWIN"),
-            num_parts=lambda keys: 1 + len(FEATURES),
-        ),
-        features={name: name for name in FEATURES},
-        source_features=later("convert.modeling.swin:source_features"),
-        lookalikes=LOOKALIKES,
-        obstacles=OBSTACLES,
-        check_trained=functools.partial(check_layer_norms, pattern=r"norm\d?\.weight$"),
-        image_size=proof_size,
-        assumes="exact GELU",
-        words=("swin",),
-        plain_names=frozenset(
-            ("swin", "patch", "window", "tiny", "small", "base", "large", "t", "s", "b")
-        ),
-        model_types=("swin",),
+def _network() -> type[nn.Module]:
+    from convert.modeling.swin import Swin
+
+    return Swin
+
+
+@register
+class SwinFamily(Family):
+    """Swin Transformers V1 of any size."""
+
+    name = "swin"
+    networks = "Swins (V1, in the names of the official code, timm, transformers or torchvision)"
+    architecture = SwinArchitecture
+    schemes = SCHEMES
+    dropped = DROPPED
+    heads = HEADS
+    owner = "timm's Swin"
+    features = MappingProxyType({name: name for name in FEATURES})
+    keys = TASK_KEYS
+    pyramid = Pyramid(
+        _network,
+        network_arguments(SwinArchitecture, "MODEL.SWIN"),
+        num_parts=lambda keys: 1 + len(FEATURES),
     )
+    lookalikes = LOOKALIKES
+    obstacles = OBSTACLES
+    is_windowed = True
+    assumes = "exact GELU"
+    words = ("swin",)
+    plain_names = frozenset(
+        ("swin", "patch", "window", "tiny", "small", "base", "large", "t", "s", "b")
+    )
+    model_types = ("swin",)
+
+    def to_detectron2(self, key: str) -> str | None:
+        """Return the official name of a tensor, which Detectron2 has as well."""
+        return OFFICIAL.external(key)
+
+    def from_detectron2(self, key: str) -> str | None:
+        """Return timm's name of a tensor in the official names."""
+        return OFFICIAL.own(key)
+
+    def recognize(self, state: Mapping[str, Tensor], hints: Hints) -> SwinArchitecture:
+        """Return the architecture of a Swin, see `Family.recognize`."""
+        where, kind = hints.where, "not the whole of a Swin"
+        width = hints.shape(state, _FIRST[0], 4, kind)[0]
+        depths, heads, windows = [], [], []
+        for i, start in enumerate(f"layers.{i}.blocks." for i in range(len(FEATURES))):
+            blocks = {int(key.removeprefix(start).split(".")[0]) for key in state if start in key}
+            if missing := sorted(set(range(max(blocks, default=0) + 1)) - blocks):
+                key = hints.name(f"{start}{missing[0]}.{_TABLE}")
+                raise DataError(f"{where}: {key} is missing; {kind}")
+            key = f"{start}0.{_TABLE}"
+            rows, number = hints.shape(state, key, 2, kind)
+            window = (math.isqrt(rows) + 1) // 2
+            if rows != (2 * window - 1) ** 2 or (width * 2**i) % number:
+                raise DataError(
+                    f"{where}: {hints.name(key)} has shape {[rows, number]}, expected (2w - 1)^2 "
+                    "positions of a window of w cells, and heads that divide "
+                    f"{width * 2**i} channels"
+                )
+            depths.append(len(blocks))
+            heads.append(number)
+            windows.append(window)
+        if len(set(windows)) > 1:
+            name = f" of {shown(hints.arch)}" if hints.arch else ""
+            raise DataError(
+                f"{where}: the stages{name} have windows of {windows} cells; Swins of several "
+                "window sizes are not supported"
+            )
+        hints.notes.append(
+            "windows are shifted at every size, as in the official detectors; the classifier "
+            "shifts none in a map of a single window"
+        )
+        qkv_bias = "layers.0.blocks.0.attn.qkv.bias" in state
+        return SwinArchitecture(width, tuple(depths), tuple(heads), windows[0], qkv_bias)
+
+    def build(self, architecture: SwinArchitecture) -> nn.Module:
+        """Build the network that both engines train."""
+        return _network()(architecture)
+
+    def reference(self, architecture: SwinArchitecture) -> nn.Module:
+        """Build timm's own class."""
+        from convert.modeling.swin import reference
+
+        return reference(architecture)
+
+    def check_trained(
+        self, state: Mapping[str, Tensor], where: str, named: Callable[[str], str], *, folded: bool
+    ) -> list[str]:
+        """Check the layer norms."""
+        return check_layer_norms(state, where, r"norm\d?\.weight$")
+
+    def image_size(self, architecture: SwinArchitecture) -> tuple[int, int]:
+        """Return the size of an image whose last map is two windows."""
+        return proof_size(architecture)
+
+    def source_features(
+        self,
+        architecture: SwinArchitecture,
+        state: Mapping[str, Tensor],
+        tokens: Mapping[str, Tensor],
+        image: Tensor,
+    ) -> tuple[Mapping[str, str], Mapping[str, Tensor]]:
+        """Compute the features of a classifier, see `Family.source_features`."""
+        from convert.modeling.swin import classifier_features
+
+        return classifier_features(architecture, state, image)

@@ -7,14 +7,12 @@ family's own names of tensors are timm's, prefixed with `net.`.
 from __future__ import annotations
 
 import dataclasses
-import functools
-import pkgutil
 import re
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from convert.families.base import (
-    FAMILIES,
     FEATURES,
     LEFT_AT_INIT,
     TIMM,
@@ -25,16 +23,15 @@ from convert.families.base import (
     Pyramid,
     Scheme,
     check_layer_norms,
-    later,
+    register,
 )
 from convert.families.timm_arguments import as_text, from_text
 from convert.families.vit import FEATURE
 from moco.common.errors import UserError, plural, shown
 from moco.common.keys import Key, Keys, below
-from moco.modeling import soundness
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 OPTION = Option(
     "timm_model",
@@ -117,20 +114,127 @@ class TimmArchitecture(Architecture):
         return {**super().keys_to_set(), **(square if needs_square else {})}
 
 
-def check_trained(
-    state: Mapping[str, Tensor], where: str, named: Callable[[str], str] = str, **options: Any
-) -> list[str]:
-    """Check networks with batch norm like ResNets, others like transformers."""
-    if any(key.endswith(".running_var") for key in state):
-        return soundness.check_trained(state, where, named, **options)
-    vectors = {key: value for key, value in state.items() if value.dim() == 1}
-    return check_layer_norms(vectors, where, named, pattern=r"\.weight$")
-
-
 def architecture_of(requested: Mapping[str, Any]) -> TimmArchitecture:
     """Return the architecture that the options name."""
     name = str(requested[OPTION.name]).partition(".")[0]
     return TimmArchitecture(name, requested.get(ARGUMENTS.name, ""))
+
+
+def note_of_pixels(model: str) -> str:
+    """Return the note on the normalization of a network without one of its own."""
+    return f"mean and std are those of timm's {model}"
+
+
+# Keys of a detector's configuration.
+TASK_KEYS: Keys = {
+    "MODEL.TIMM.NAME": Key(
+        "",
+        "Model name of timm without a tag. Set by weights from timm://..., and by the weights' "
+        "contract; required for a file that names no network.",
+    ),
+    "MODEL.TIMM.ARGUMENTS": Key(
+        "",
+        "Arguments of timm.create_model, e.g. img_size=384 act_layer=relu; empty: none. Set by the "
+        "weights' contract.",
+    ),
+    "MODEL.TIMM.PATCH_SIZE": Key(
+        0,
+        "Side of a patch, px, to which timm resamples the weights' patches; 0: the network's own "
+        f"or, if that is no power of two, {PATCH_PX}. For networks with one map.",
+    ),
+    "MODEL.TIMM.DROP_PATH": Key(0.0, "timm's drop_path_rate.", below(0, 1)),
+    "MODEL.TIMM.CHECKPOINT_BLOCKS": Key(
+        False,
+        "Recompute activations in the backward pass as timm does it: less memory, more time. "
+        "Batch norm then updates its statistics twice.",
+    ),
+}
+
+
+def _arguments_in(keys: Any) -> str:
+    return as_text(from_text(keys.ARGUMENTS, "MODEL.TIMM.ARGUMENTS"))
+
+
+def _maps_in(keys: Any) -> tuple[Any, int]:
+    """Return the maps of the network in a detector's keys, and the side of its patches or 0.
+
+    Raises:
+        UserError: If timm has no such network, or not with these arguments.
+    """
+    if not keys.NAME:
+        raise UserError("MODEL.TIMM.NAME: expected timm's model name, e.g. regnety_004")
+    from convert.modeling.timm_network import maps_of  # imports torch and timm
+
+    arguments = _arguments_in(keys)
+    try:
+        maps = maps_of(keys.NAME, arguments)
+    except UserError as error:
+        raise UserError(f"MODEL.TIMM.NAME: {error}") from error
+    if FEATURE not in maps.strides:
+        if keys.PATCH_SIZE:
+            raise UserError(
+                f"MODEL.TIMM.PATCH_SIZE {keys.PATCH_SIZE}: timm {keys.NAME} has maps of several "
+                "strides, whose patches are not resampled; set it to 0"
+            )
+        return maps, 0
+    own = maps.strides[FEATURE]
+    patch = keys.PATCH_SIZE or (PATCH_PX if own & (own - 1) else own)
+    return maps, 0 if patch == own else patch
+
+
+def _sizes(keys: Any, backbone: Any) -> dict[str, int]:
+    """Return the arguments of `convert.modeling.timm_network.sizes_of` in a detector.
+
+    Raises:
+        UserError: If the network takes images of one size alone, and that is not set or not one
+            that it takes.
+    """
+    from convert.modeling.timm_network import FIXED, check_size
+
+    maps, patch = _maps_in(keys)
+    side = backbone.SQUARE_PAD if maps.sizes == FIXED else 0
+    if maps.sizes == FIXED and not side:
+        raise UserError(
+            f"MODEL.BACKBONE.SQUARE_PAD 0: timm {keys.NAME} takes images of one size alone, so a "
+            "detector pads them to a square; set it, with INPUT.MAX_SIZE_TRAIN and MAX_SIZE_TEST "
+            "at most that"
+        )
+    if side or patch:
+        key = f"MODEL.BACKBONE.SQUARE_PAD {side}" if side else f"MODEL.TIMM.PATCH_SIZE {patch}"
+        arguments = _arguments_in(keys)
+        if reason := check_size(keys.NAME, arguments, side, patch):
+            raise UserError(f"{key}: timm {keys.NAME} does not take it ({reason})")
+    return {"image_size": side, "patch_size": patch}
+
+
+def _arguments(keys: Any, backbone: Any) -> dict[str, Any]:
+    """Return the arguments of `convert.modeling.timm_network.TimmNetwork` in a detector."""
+    return {
+        "name": keys.NAME,
+        "arguments": _arguments_in(keys),
+        **_sizes(keys, backbone),
+        "drop_path": keys.DROP_PATH,
+        "freeze_at": backbone.FREEZE_AT,
+        "checkpoint_blocks": keys.CHECKPOINT_BLOCKS,
+    }
+
+
+def _features(keys: Any) -> dict[str, int]:
+    """Return the strides of the maps by name, see `Pyramid.features`."""
+    maps, patch = _maps_in(keys)
+    return dict.fromkeys(maps.strides, patch) if patch else dict(maps.strides)
+
+
+def _num_parts(keys: Any) -> int:
+    from convert.modeling.timm_network import parts
+
+    return len(parts(keys.NAME, _arguments_in(keys)))
+
+
+def _network() -> type[nn.Module]:
+    from convert.modeling.timm_network import TimmNetwork
+
+    return TimmNetwork
 
 
 def scheme_of(requested: Mapping[str, Any]) -> Scheme:
@@ -172,189 +276,100 @@ def scheme_of(requested: Mapping[str, Any]) -> Scheme:
     )
 
 
-def note_of_pixels(model: str) -> str:
-    """Return the note on the normalization of a network without one of its own."""
-    return f"mean and std are those of timm's {model}"
+@register
+class TimmFamily(Family):
+    """Networks of timm by their names."""
 
-
-def recognize(state: Mapping[str, Tensor], hints: Hints) -> TimmArchitecture:
-    """Return the network that the options name; see `Family.recognize`."""
-    if "pixels of" in hints.metadata:
-        hints.notes.append(note_of_pixels(hints.metadata["pixels of"]))
-    return architecture_of(hints.requested)
-
-
-# Keys of a detector's configuration.
-TASK_KEYS: Keys = {
-    "MODEL.TIMM.NAME": Key(
-        "",
-        "Model name of timm without a tag. Set by weights from timm://..., and by the weights' "
-        "contract; required for a file that names no network.",
-    ),
-    "MODEL.TIMM.ARGUMENTS": Key(
-        "",
-        "Arguments of timm.create_model, e.g. img_size=384 act_layer=relu; empty: none. Set by the "
-        "weights' contract.",
-    ),
-    "MODEL.TIMM.PATCH_SIZE": Key(
-        0,
-        "Side of a patch, px, to which timm resamples the weights' patches; 0: the network's own "
-        f"or, if that is no power of two, {PATCH_PX}. For networks with one map.",
-    ),
-    "MODEL.TIMM.DROP_PATH": Key(0.0, "timm's drop_path_rate.", below(0, 1)),
-    "MODEL.TIMM.CHECKPOINT_BLOCKS": Key(
-        False,
-        "Recompute activations in the backward pass as timm does it: less memory, more time. "
-        "Batch norm then updates its statistics twice.",
-    ),
-}
-
-
-def _arguments_in(keys: Any) -> str:
-    return as_text(from_text(keys.ARGUMENTS, "MODEL.TIMM.ARGUMENTS"))
-
-
-def _network(keys: Any) -> tuple[Any, int]:
-    """Return the maps of the network in a detector's keys, and the side of its patches or 0.
-
-    Raises:
-        UserError: If timm has no such network, or not with these arguments.
-    """
-    if not keys.NAME:
-        raise UserError("MODEL.TIMM.NAME: expected timm's model name, e.g. regnety_004")
-    from convert.modeling.timm_network import maps_of  # imports torch and timm
-
-    arguments = _arguments_in(keys)
-    try:
-        maps = maps_of(keys.NAME, arguments)
-    except UserError as error:
-        raise UserError(f"MODEL.TIMM.NAME: {error}") from error
-    if FEATURE not in maps.strides:
-        if keys.PATCH_SIZE:
-            raise UserError(
-                f"MODEL.TIMM.PATCH_SIZE {keys.PATCH_SIZE}: timm {keys.NAME} has maps of several "
-                "strides, whose patches are not resampled; set it to 0"
-            )
-        return maps, 0
-    own = maps.strides[FEATURE]
-    patch = keys.PATCH_SIZE or (PATCH_PX if own & (own - 1) else own)
-    return maps, 0 if patch == own else patch
-
-
-def _sizes(keys: Any, backbone: Any) -> dict[str, int]:
-    """Return the arguments of `convert.modeling.timm_network.sizes_of` in a detector.
-
-    Raises:
-        UserError: If the network takes images of one size alone, and that is not set or not one
-            that it takes.
-    """
-    from convert.modeling.timm_network import FIXED, check_size
-
-    maps, patch = _network(keys)
-    side = backbone.SQUARE_PAD if maps.sizes == FIXED else 0
-    if maps.sizes == FIXED and not side:
-        raise UserError(
-            f"MODEL.BACKBONE.SQUARE_PAD 0: timm {keys.NAME} takes images of one size alone, so a "
-            "detector pads them to a square; set it, with INPUT.MAX_SIZE_TRAIN and MAX_SIZE_TEST "
-            "at most that"
-        )
-    if side or patch:
-        key = f"MODEL.BACKBONE.SQUARE_PAD {side}" if side else f"MODEL.TIMM.PATCH_SIZE {patch}"
-        arguments = _arguments_in(keys)
-        if reason := check_size(keys.NAME, arguments, side, patch):
-            raise UserError(f"{key}: timm {keys.NAME} does not take it ({reason})")
-    return {"image_size": side, "patch_size": patch}
-
-
-def _arguments(keys: Any, backbone: Any) -> dict[str, Any]:
-    """Return the arguments of `convert.modeling.timm_network.TimmNetwork` in a detector."""
-    return {
-        "name": keys.NAME,
-        "arguments": _arguments_in(keys),
-        **_sizes(keys, backbone),
-        "drop_path": keys.DROP_PATH,
-        "freeze_at": backbone.FREEZE_AT,
-        "checkpoint_blocks": keys.CHECKPOINT_BLOCKS,
-    }
-
-
-def _features(keys: Any) -> dict[str, int]:
-    """Return the strides of the maps by name, see `Pyramid.features`."""
-    maps, patch = _network(keys)
-    return dict.fromkeys(maps.strides, patch) if patch else dict(maps.strides)
-
-
-def _num_parts(keys: Any) -> int:
-    from convert.modeling.timm_network import parts
-
-    return len(parts(keys.NAME, _arguments_in(keys)))
-
-
-def resample(
-    architecture: TimmArchitecture, state: Mapping[str, Tensor], model: Any
-) -> tuple[Mapping[str, Tensor], str]:
-    """Return tensors for the sizes of images and patches in a detector, and what changed.
-
-    Args:
-        architecture: Architecture of the weights.
-        state: Tensors of the weights.
-        model: Node MODEL of the detector's configuration.
-
-    Raises:
-        UserError: If timm does not resample them.
-    """
-    from convert.modeling.timm_network import maps_of, resampled
-
-    sizes = _sizes(model.TIMM, model.BACKBONE)
-    maps = maps_of(architecture.name, architecture.arguments)
-    side, patch = sizes["image_size"], sizes["patch_size"]
-    has_own_size = not side or maps.image_size == (side, side)
-    if has_own_size and not patch:
-        return state, ""
-    made = resampled(architecture.name, architecture.arguments, state, **sizes)
-    number = sum(value.shape != state[key].shape for key, value in made.items())
-    changes = []
-    if patch:
-        changes.append(f"patches of {patch} px instead of {max(maps.strides.values())}")
-    if not has_own_size:
-        height, width = maps.image_size
-        changes.append(f"images of {side} px instead of {height} x {width}")
-    return made, f"{', '.join(changes)}: timm resampled {plural(number, 'tensor')}"
-
-
-@FAMILIES.register()
-@functools.cache
-def timm() -> Family:
-    """Return the family of timm's networks."""
-    network = later("convert.modeling.timm_network:TimmNetwork")
-    loaded_by_timm = later("convert.modeling.timm_network:LoadedByTimm")
-    return Family(
-        name=TIMM,
-        networks="any of timm by its name (with maps of strides 4 to 32, or of one stride)",
-        architecture=TimmArchitecture,
-        schemes={},
-        dropped={},
-        heads={"": "head not inspected"},
-        to_detectron2=str,
-        from_detectron2=str,
-        recognize=recognize,
-        build=lambda architecture: network(architecture.name, architecture.arguments),
-        reference=lambda architecture: loaded_by_timm(architecture.name, architecture.arguments),
-        owner="timm's own network, as both sides of the comparison are",
-        keys=TASK_KEYS,
-        pyramid=Pyramid(
-            lambda: pkgutil.resolve_name("convert.modeling.timm_network:TimmNetwork"),
-            _arguments,
-            num_parts=_num_parts,
-            freezes_whole=True,
-            features=_features,
-            kinds=("", "_fpn", "_sfp"),
-        ),
-        features={name: name for name in (*FEATURES, FEATURE)},
-        named_by=OPTION.name,
-        named_scheme=scheme_of,
-        options=(OPTION, ARGUMENTS),
-        check_trained=check_trained,
-        image_size=later("convert.modeling.timm_network:proof_size"),
-        resample=resample,
+    name = TIMM
+    networks = "any of timm by its name (with maps of strides 4 to 32, or of one stride)"
+    architecture = TimmArchitecture
+    schemes = MappingProxyType({})
+    dropped = MappingProxyType({})
+    heads = MappingProxyType({"": "head not inspected"})
+    owner = "timm's own network, as both sides of the comparison are"
+    features = MappingProxyType({name: name for name in (*FEATURES, FEATURE)})
+    keys = TASK_KEYS
+    pyramid = Pyramid(
+        _network,
+        _arguments,
+        num_parts=_num_parts,
+        freezes_whole=True,
+        features=_features,
+        kinds=("", "_fpn", "_sfp"),
     )
+    named_by = OPTION.name
+    options = (OPTION, ARGUMENTS)
+
+    def to_detectron2(self, key: str) -> str:
+        """Return the name itself."""
+        return key
+
+    def from_detectron2(self, key: str) -> str:
+        """Return the name itself."""
+        return key
+
+    def schemes_of(self, requested: Mapping[str, Any]) -> Mapping[str, Scheme]:
+        """Return the naming scheme of the network that the options name, or nothing."""
+        return {OPTION.name: scheme_of(requested)} if OPTION.name in requested else {}
+
+    def recognize(self, state: Mapping[str, Tensor], hints: Hints) -> TimmArchitecture:
+        """Return the network that the options name; see `Family.recognize`."""
+        if "pixels of" in hints.metadata:
+            hints.notes.append(note_of_pixels(hints.metadata["pixels of"]))
+        return architecture_of(hints.requested)
+
+    def build(self, architecture: TimmArchitecture) -> nn.Module:
+        """Build timm's network without the parts after the last map."""
+        return _network()(architecture.name, architecture.arguments)
+
+    def reference(self, architecture: TimmArchitecture) -> nn.Module:
+        """Build timm's whole network, filled by timm's own loader."""
+        from convert.modeling.timm_network import LoadedByTimm
+
+        return LoadedByTimm(architecture.name, architecture.arguments)
+
+    def check_trained(
+        self, state: Mapping[str, Tensor], where: str, named: Callable[[str], str], *, folded: bool
+    ) -> list[str]:
+        """Check networks with batch norm like ResNets, others like transformers."""
+        if any(key.endswith(".running_var") for key in state):
+            return super().check_trained(state, where, named, folded=folded)
+        vectors = {key: value for key, value in state.items() if value.dim() == 1}
+        return check_layer_norms(vectors, where, r"\.weight$")
+
+    def image_size(self, architecture: TimmArchitecture) -> tuple[int, int]:
+        """Return the size of the images that the network takes."""
+        from convert.modeling.timm_network import proof_size
+
+        return proof_size(architecture)
+
+    def resample(
+        self, architecture: TimmArchitecture, state: Mapping[str, Tensor], model: Any
+    ) -> tuple[Mapping[str, Tensor], str]:
+        """Return tensors for the sizes of images and patches in a detector, and what changed.
+
+        Args:
+            architecture: Architecture of the weights.
+            state: Tensors of the weights.
+            model: Node MODEL of the detector's configuration.
+
+        Raises:
+            UserError: If timm does not resample them.
+        """
+        from convert.modeling.timm_network import maps_of, resampled
+
+        sizes = _sizes(model.TIMM, model.BACKBONE)
+        maps = maps_of(architecture.name, architecture.arguments)
+        side, patch = sizes["image_size"], sizes["patch_size"]
+        has_own_size = not side or maps.image_size == (side, side)
+        if has_own_size and not patch:
+            return state, ""
+        made = resampled(architecture.name, architecture.arguments, state, **sizes)
+        number = sum(value.shape != state[key].shape for key, value in made.items())
+        changes = []
+        if patch:
+            changes.append(f"patches of {patch} px instead of {max(maps.strides.values())}")
+        if not has_own_size:
+            height, width = maps.image_size
+            changes.append(f"images of {side} px instead of {height} x {width}")
+        return made, f"{', '.join(changes)}: timm resampled {plural(number, 'tensor')}"

@@ -8,14 +8,13 @@ them is refused by the tensor's name. Names in files are in vit_names.py.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from convert.families.base import (
-    FAMILIES,
     Adapted,
     Architecture,
     Family,
@@ -23,7 +22,7 @@ from convert.families.base import (
     Option,
     OtherNetworkError,
     check_layer_norms,
-    later,
+    register,
 )
 from convert.families.vit_names import PERIODS, SCHEMES, known
 from convert.families.vit_resize import (
@@ -39,7 +38,7 @@ from moco.common.errors import DataError, UserError, shown
 from moco.common.keys import Key, Keys, Role, one_of
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 FEATURE = "last_feat"  # Detectron2's name
 # Activations of MLPs by transformers' names. The two others approximate the first, `gelu`.
@@ -304,68 +303,6 @@ LOOKALIKES = (
 )
 
 
-def recognize(state: Mapping[str, Tensor], hints: Hints) -> ViTArchitecture:
-    """Recognize a vision transformer by its shapes; see `Family.recognize`."""
-    where, kind = hints.where, "not a plain vision transformer"
-    width, channels, patch, patch_width = hints.shape(state, "patch_embed.proj.weight", 4, kind)
-    if (channels, patch) != (3, patch_width):
-        raise DataError(
-            f"{where}: {hints.name('patch_embed.proj.weight')} has shape "
-            f"{[width, channels, patch, patch_width]}, expected square patches of RGB"
-        )
-    blocks = {int(key.split(".")[1]) for key in state if key.startswith("blocks.")}
-    if blocks != set(range(len(blocks))):
-        missing = min(set(range(max(blocks))) - blocks)
-        raise DataError(f"{where}: {hints.name(f'blocks.{missing}.')} is missing")
-    metadata = hints.metadata
-    rotary = "rotary" in metadata
-    grid, class_position = (GRID, False) if rotary else _grid(state, hints)
-    hidden, mlp_dim = (
-        hints.shape(state, f"blocks.0.mlp.{name}.weight", 2, kind)[i]
-        for i, name in enumerate(("fc1", "fc2"))
-    )
-    swiglu = hidden == 2 * mlp_dim
-    pre_norm = "norm_pre.weight" in state
-    if pre_norm and (ATTENTION_POOL in hints.dropped or FINAL_NORM not in hints.dropped):
-        raise DataError(
-            f"{where}: {hints.name('norm_pre.weight')} but not the final norm alone at the end, so "
-            "it may be a Perception Encoder, whose positions are rotary as well; CLIP's whole "
-            "tower is supported"
-        )
-    if "usual_eps" in metadata and "layer_norm_eps" not in metadata:
-        hints.notes.append(
-            f"no config.json next to the file has it: assuming LayerNorm eps "
-            f"{metadata['usual_eps']:g}, the default of transformers"
-        )
-    if "pixels" in metadata and hints.assumed_pixels:
-        hints.notes.append(f"assuming {metadata['pixels']}")
-    registers = None if "reg_token" in state else hints.tokens.get("reg_token")
-    # timm's registers have slots in the positions, or the class token has none either.
-    registers_of_dinov2 = class_position and "reg_token" in {*state, *hints.tokens}
-    return ViTArchitecture(
-        embed_dim=width,
-        depth=len(blocks),
-        num_heads=_num_heads(width, hints),
-        mlp_dim=mlp_dim if swiglu else hidden,
-        patch_size=patch,
-        image_size=grid * patch,
-        qkv_bias="blocks.0.attn.qkv.bias" in state,
-        layer_scale="blocks.0.ls1.gamma" in state,
-        class_position=class_position,
-        layer_norm_eps=metadata.get("layer_norm_eps", metadata.get("usual_eps", LAYER_NORM_EPS)),
-        class_token=CLASS_TOKEN in hints.dropped,
-        registers=0 if registers is None else registers.numel() // width,
-        final_norm=FINAL_NORM in hints.dropped,
-        activation=_activation(hints, is_known=rotary or swiglu),
-        pre_norm=pre_norm,
-        patch_bias="patch_embed.proj.bias" in state,
-        swiglu=swiglu,
-        rotary=rotary,
-        tokens=sum(state[name].numel() for name in TOKENS if name in state) // width,
-        position_rule=BICUBIC if rotary else _position_rule(metadata, registers_of_dinov2),
-    )
-
-
 def _position_rule(metadata: Mapping[str, Any], is_dinov2_with_registers: bool) -> str:
     """Return the rule by which the source resizes positions.
 
@@ -444,43 +381,6 @@ def _grid(state: Mapping[str, Tensor], hints: Hints) -> tuple[int, bool]:
     return grid, class_position
 
 
-def complete(state: dict[str, Tensor], hints: Hints) -> dict[str, Tensor]:
-    """Return the tensors of the backbone; see `Family.complete`.
-
-    A network with a class token and registers keeps them. DINOv3's biases are multiplied by their
-    masks, joined, and left out if all are zero, as in most of its networks. Its periods are the
-    file's or, without any, those of its code.
-
-    Raises:
-        DataError: If masks or biases do not fit, or a mask has NaN.
-    """
-    tokens = {name: hints.tokens[name] for name in TOKENS if name in hints.tokens}
-    is_rotary = "rotary" in hints.metadata
-    if len(tokens) == len(TOKENS) or is_rotary:
-        state = {**state, **tokens}
-    if not is_rotary:
-        return state
-    if TOKENS[0] not in tokens:
-        raise DataError(
-            f"{hints.where}: rotary positions without a class token; of such networks only "
-            "DINOv3's are supported"
-        )
-    _mask_biases(state, hints)
-    _join_biases(state, hints)
-    biases = [key for key in state if key.endswith("attn.qkv.bias")]
-    if biases and not any(bool(state[key].any()) for key in biases):
-        state = {key: value for key, value in state.items() if key not in biases}
-        hints.notes.append("the biases of queries, keys and values are left out: all are zero")
-    if PERIODS not in state:
-        width = hints.shape(state, PATCHES, 4, "not a vision transformer")[0]
-        state[PERIODS] = periods(width // _num_heads(width, hints))
-        hints.notes.append(
-            f"the periods of rotary positions are not in the file: computed in float32 from base "
-            f"{THETA}; Meta's files have them rounded to bfloat16"
-        )
-    return state
-
-
 def periods(head_dim: int) -> Tensor:
     """Return the periods of DINOv3's rotary positions, (head_dim / 4,), in float32.
 
@@ -555,54 +455,6 @@ def _num_heads(width: int, hints: Hints) -> int:
 MAX_PATCH_PX, MAX_IMAGE_PX = 64, 1024
 
 
-def adapt(
-    architecture: ViTArchitecture,
-    state: dict[str, Tensor],
-    requested: Mapping[str, Any],
-    where: str,
-) -> Adapted:
-    """Resize patches and positions, then fold LayerScale, if the options request it.
-
-    A new patch size keeps the grid, so the image size scales with it unless it is requested, too.
-
-    Deviation: with other sizes, a detector does not start from the pre-trained tensors themselves.
-
-    Raises:
-        UserError: If sizes do not fit, or there is no LayerScale to fold.
-        DataError: If tensors are damaged.
-    """
-    a, changes = architecture, []
-    patch = _size("patch_size", requested, a.patch_size, MAX_PATCH_PX)
-    rule = requested.get("patch_rule", PATCH_RULES[0])
-    image = _size("image_size", requested, a.image_size // a.patch_size * patch, MAX_IMAGE_PX)
-    if image % patch:
-        raise UserError(f"--image-size {image}: expected a multiple of the patch size {patch}")
-    if patch != a.patch_size:
-        if rule not in RULES:
-            raise UserError(f"--patch-rule: got {rule!r}, expected one of {', '.join(RULES)}")
-        state = {**state, PATCHES: RULES[rule](_float32(state, PATCHES, where), patch)}
-        changes.append(f"patches {a.patch_size} to {patch} px by {rule}")
-    elif "patch_rule" in requested:
-        raise UserError(f"--patch-rule: {where} keeps its patch size; give --patch-size as well")
-    old, new = a.image_size // a.patch_size, image // patch
-    if new != old and a.rotary:
-        raise UserError(f"--image-size: {where} has rotary positions, which are for any size")
-    if new != old:
-        positions = _float32(state, POSITIONS, where)
-        positions = resize_positions(positions, new, a.class_position, a.position_rule)
-        state = {**state, POSITIONS: positions}
-        how = a.position_rule.replace("_", " and ")
-        changes.append(f"positions {old}x{old} to {new}x{new} by {how} interpolation")
-    a = dataclasses.replace(a, patch_size=patch, image_size=image)
-    proof = (a, state)
-    if requested.get("fold_layer_scale"):
-        if not a.layer_scale:
-            raise UserError(f"--fold-layer-scale: {where} has no LayerScale")
-        a, state = dataclasses.replace(a, layer_scale=False), fold_layer_scale(state)
-        changes.append("LayerScale folded")
-    return Adapted(a, state, tuple(changes), proof)
-
-
 def _size(name: str, requested: Mapping[str, Any], otherwise: int, largest: int) -> int:
     size: int = requested.get(name, otherwise)
     if name in requested and not 1 <= size <= largest:
@@ -616,10 +468,10 @@ def _float32(state: Mapping[str, Tensor], key: str, where: str) -> Tensor:
     return state[key]
 
 
-def in_timm(
+def tensors_in_timm(
     architecture: ViTArchitecture, tensors: dict[str, Tensor], names: Collection[str]
 ) -> dict[str, Tensor]:
-    """Return tensors by the names of timm's network; see `Family.in_timm`.
+    """Return tensors by the names of timm's network; see `Family.tensors_in_timm`.
 
     timm has rotary positions in its `Eva` (timm/models/eva.py), without a tensor for the periods.
     """
@@ -775,47 +627,245 @@ TASK_KEYS: Keys = {
 }
 
 
-@FAMILIES.register()
-@functools.cache
-def vit() -> Family:
-    """Return the family of plain vision transformers of any size."""
-    return Family(
-        name="vit",
-        networks="plain vision transformers",
-        architecture=ViTArchitecture,
-        schemes=SCHEMES,
-        dropped=DROPPED,
-        heads=HEADS,
-        to_detectron2=known,
-        from_detectron2=known,
-        recognize=recognize,
-        build=later("convert.modeling.vit:ViT"),
-        reference=later("convert.modeling.vit_reference:reference"),
-        owner="timm's own class",
-        keys=TASK_KEYS,
-        features={"norm": FEATURE},
-        options=OPTIONS,
-        lookalikes=LOOKALIKES,
-        obstacles=OBSTACLES,
-        check_trained=functools.partial(check_layer_norms, pattern=r"norm[12]\.weight$"),
-        image_size=lambda architecture: (architecture.image_size, architecture.image_size),
-        tokens=(CLASS_TOKEN, REGISTERS),
-        complete=complete,
-        in_timm=in_timm,
-        effect=later("convert.modeling.vit_reference:effect_of_tokens"),
-        adapt=later("convert.families.vit:adapt"),
-        required_option=f"--num-heads if the network has no name ({_USUAL_HEADS})",
-        assumes="pre-norm, additive positions of a square grid only",
-        pixels="vision transformers of timm often have 127.5 for both: if so, give --mean 127.5 "
-        "127.5 127.5 --std 127.5 127.5 127.5",
-        words=("vit", "deit"),
-        plain_names=_PLAIN_NAMES,
-        model_types=(
-            *("vit", "vit_mae", "vit_msn", "ijepa"),
-            *("dinov2", "dinov2_with_registers", "dinov3_vit"),
-            *("clip", "clip_vision_model", "altclip_vision_model", "chinese_clip_vision_model"),
-            *("siglip", "siglip_vision_model"),
-            *("siglip2", "siglip2_vision_model", "metaclip_2", "metaclip_2_vision_model"),
-        ),
-        source_features=later("convert.modeling.vit_reference:source_features"),
+@register
+class ViTFamily(Family):
+    """Plain vision transformers of any size."""
+
+    name = "vit"
+    networks = "plain vision transformers"
+    architecture = ViTArchitecture
+    schemes = SCHEMES
+    dropped = DROPPED
+    heads = HEADS
+    owner = "timm's own class"
+    features = MappingProxyType({"norm": FEATURE})
+    keys = TASK_KEYS
+    options = OPTIONS
+    lookalikes = LOOKALIKES
+    obstacles = OBSTACLES
+    tokens = (CLASS_TOKEN, REGISTERS)
+    required_option = f"--num-heads if the network has no name ({_USUAL_HEADS})"
+    assumes = "pre-norm, additive positions of a square grid only"
+    pixels = (
+        "vision transformers of timm often have 127.5 for both: if so, give --mean 127.5 127.5 "
+        "127.5 --std 127.5 127.5 127.5"
     )
+    words = ("vit", "deit")
+    plain_names = _PLAIN_NAMES
+    model_types = (
+        *("vit", "vit_mae", "vit_msn", "ijepa"),
+        *("dinov2", "dinov2_with_registers", "dinov3_vit"),
+        *("clip", "clip_vision_model", "altclip_vision_model", "chinese_clip_vision_model"),
+        *("siglip", "siglip_vision_model"),
+        *("siglip2", "siglip2_vision_model", "metaclip_2", "metaclip_2_vision_model"),
+    )
+
+    def to_detectron2(self, key: str) -> str | None:
+        """Return the name itself if a backbone has it, or None."""
+        return known(key)
+
+    def from_detectron2(self, key: str) -> str | None:
+        """Return the name itself if a backbone has it, or None."""
+        return known(key)
+
+    def recognize(self, state: Mapping[str, Tensor], hints: Hints) -> ViTArchitecture:
+        """Return the architecture of a vision transformer, see `Family.recognize`."""
+        where, kind = hints.where, "not a plain vision transformer"
+        width, channels, patch, patch_width = hints.shape(state, "patch_embed.proj.weight", 4, kind)
+        if (channels, patch) != (3, patch_width):
+            raise DataError(
+                f"{where}: {hints.name('patch_embed.proj.weight')} has shape "
+                f"{[width, channels, patch, patch_width]}, expected square patches of RGB"
+            )
+        blocks = {int(key.split(".")[1]) for key in state if key.startswith("blocks.")}
+        if blocks != set(range(len(blocks))):
+            missing = min(set(range(max(blocks))) - blocks)
+            raise DataError(f"{where}: {hints.name(f'blocks.{missing}.')} is missing")
+        metadata = hints.metadata
+        rotary = "rotary" in metadata
+        grid, class_position = (GRID, False) if rotary else _grid(state, hints)
+        hidden, mlp_dim = (
+            hints.shape(state, f"blocks.0.mlp.{name}.weight", 2, kind)[i]
+            for i, name in enumerate(("fc1", "fc2"))
+        )
+        swiglu = hidden == 2 * mlp_dim
+        pre_norm = "norm_pre.weight" in state
+        if pre_norm and (ATTENTION_POOL in hints.dropped or FINAL_NORM not in hints.dropped):
+            raise DataError(
+                f"{where}: {hints.name('norm_pre.weight')} but not the final norm alone at the "
+                "end, so it may be a Perception Encoder, whose positions are rotary as well; "
+                "CLIP's whole tower is supported"
+            )
+        if "usual_eps" in metadata and "layer_norm_eps" not in metadata:
+            hints.notes.append(
+                f"no config.json next to the file has it: assuming LayerNorm eps "
+                f"{metadata['usual_eps']:g}, the default of transformers"
+            )
+        if "pixels" in metadata and hints.assumed_pixels:
+            hints.notes.append(f"assuming {metadata['pixels']}")
+        registers = None if "reg_token" in state else hints.tokens.get("reg_token")
+        # timm's registers have slots in the positions, or the class token has none either.
+        registers_of_dinov2 = class_position and "reg_token" in {*state, *hints.tokens}
+        return ViTArchitecture(
+            embed_dim=width,
+            depth=len(blocks),
+            num_heads=_num_heads(width, hints),
+            mlp_dim=mlp_dim if swiglu else hidden,
+            patch_size=patch,
+            image_size=grid * patch,
+            qkv_bias="blocks.0.attn.qkv.bias" in state,
+            layer_scale="blocks.0.ls1.gamma" in state,
+            class_position=class_position,
+            layer_norm_eps=metadata.get(
+                "layer_norm_eps", metadata.get("usual_eps", LAYER_NORM_EPS)
+            ),
+            class_token=CLASS_TOKEN in hints.dropped,
+            registers=0 if registers is None else registers.numel() // width,
+            final_norm=FINAL_NORM in hints.dropped,
+            activation=_activation(hints, is_known=rotary or swiglu),
+            pre_norm=pre_norm,
+            patch_bias="patch_embed.proj.bias" in state,
+            swiglu=swiglu,
+            rotary=rotary,
+            tokens=sum(state[name].numel() for name in TOKENS if name in state) // width,
+            position_rule=BICUBIC if rotary else _position_rule(metadata, registers_of_dinov2),
+        )
+
+    def build(self, architecture: ViTArchitecture) -> nn.Module:
+        """Build the network that both engines train."""
+        from convert.modeling.vit import ViT
+
+        return ViT(architecture)
+
+    def reference(self, architecture: ViTArchitecture) -> nn.Module:
+        """Build timm's own class."""
+        from convert.modeling.vit_reference import reference
+
+        return reference(architecture)
+
+    def check_trained(
+        self, state: Mapping[str, Tensor], where: str, named: Callable[[str], str], *, folded: bool
+    ) -> list[str]:
+        """Check the layer norms."""
+        return check_layer_norms(state, where, r"norm[12]\.weight$")
+
+    def image_size(self, architecture: ViTArchitecture) -> tuple[int, int]:
+        """Return the size of the images that the positions are for."""
+        return architecture.image_size, architecture.image_size
+
+    def complete(self, state: dict[str, Tensor], hints: Hints) -> dict[str, Tensor]:
+        """Return the tensors of the backbone; see `Family.complete`.
+
+        A network with a class token and registers keeps both. DINOv3's biases are multiplied by
+        their masks, concatenated, and left out if all are zero, as in most of its networks. The
+        periods of rotary positions are the file's or, if it has none, those of DINOv3's code.
+
+        Raises:
+            DataError: If masks or biases do not fit, or a mask has NaN.
+        """
+        tokens = {name: hints.tokens[name] for name in TOKENS if name in hints.tokens}
+        is_rotary = "rotary" in hints.metadata
+        if len(tokens) == len(TOKENS) or is_rotary:
+            state = {**state, **tokens}
+        if not is_rotary:
+            return state
+        if TOKENS[0] not in tokens:
+            raise DataError(
+                f"{hints.where}: rotary positions without a class token; of such networks only "
+                "DINOv3's are supported"
+            )
+        _mask_biases(state, hints)
+        _join_biases(state, hints)
+        biases = [key for key in state if key.endswith("attn.qkv.bias")]
+        if biases and not any(bool(state[key].any()) for key in biases):
+            state = {key: value for key, value in state.items() if key not in biases}
+            hints.notes.append("the biases of queries, keys and values are left out: all are zero")
+        if PERIODS not in state:
+            width = hints.shape(state, PATCHES, 4, "not a vision transformer")[0]
+            state[PERIODS] = periods(width // _num_heads(width, hints))
+            hints.notes.append(
+                "the periods of rotary positions are not in the file: computed in float32 from "
+                f"base {THETA}; Meta's files have them rounded to bfloat16"
+            )
+        return state
+
+    def source_features(
+        self,
+        architecture: ViTArchitecture,
+        state: Mapping[str, Tensor],
+        tokens: Mapping[str, Tensor],
+        image: Tensor,
+    ) -> tuple[Mapping[str, str], Mapping[str, Tensor]]:
+        """Compute the tokens after the last block, see `Family.source_features`."""
+        from convert.modeling.vit_reference import token_features
+
+        return token_features(architecture, state, tokens, image)
+
+    def effect_of_tokens(
+        self,
+        architecture: ViTArchitecture,
+        state: Mapping[str, Tensor],
+        tokens: Mapping[str, Tensor],
+    ) -> str:
+        """Describe how much the last map changes without class token and registers."""
+        from convert.modeling.vit_reference import effect_of_tokens
+
+        return effect_of_tokens(architecture, state, tokens)
+
+    def tensors_in_timm(
+        self, architecture: ViTArchitecture, tensors: dict[str, Tensor], names: Collection[str]
+    ) -> dict[str, Tensor]:
+        """Return tensors by the names of timm's `VisionTransformer` or `Eva`."""
+        return tensors_in_timm(architecture, tensors, names)
+
+    def adapt(
+        self,
+        architecture: ViTArchitecture,
+        state: dict[str, Tensor],
+        requested: Mapping[str, Any],
+        where: str,
+    ) -> Adapted:
+        """Resize patches and positions, then fold LayerScale, if the options request it.
+
+        A new patch size keeps the grid, so the image size scales with the patch size unless an
+        option requests another one.
+
+        Deviation: with other sizes, a detector does not start from the pre-trained tensors
+        themselves.
+
+        Raises:
+            UserError: If sizes do not fit, or there is no LayerScale to fold.
+            DataError: If tensors are damaged.
+        """
+        a, changes = architecture, []
+        patch = _size("patch_size", requested, a.patch_size, MAX_PATCH_PX)
+        rule = requested.get("patch_rule", PATCH_RULES[0])
+        image = _size("image_size", requested, a.image_size // a.patch_size * patch, MAX_IMAGE_PX)
+        if image % patch:
+            raise UserError(f"--image-size {image}: expected a multiple of the patch size {patch}")
+        if patch != a.patch_size:
+            if rule not in RULES:
+                raise UserError(f"--patch-rule: got {rule!r}, expected one of {', '.join(RULES)}")
+            state = {**state, PATCHES: RULES[rule](_float32(state, PATCHES, where), patch)}
+            changes.append(f"patches {a.patch_size} to {patch} px by {rule}")
+        elif "patch_rule" in requested:
+            raise UserError(
+                f"--patch-rule: {where} keeps its patch size; give --patch-size as well"
+            )
+        old, new = a.image_size // a.patch_size, image // patch
+        if new != old and a.rotary:
+            raise UserError(f"--image-size: {where} has rotary positions, which are for any size")
+        if new != old:
+            positions = _float32(state, POSITIONS, where)
+            positions = resize_positions(positions, new, a.class_position, a.position_rule)
+            state = {**state, POSITIONS: positions}
+            how = a.position_rule.replace("_", " and ")
+            changes.append(f"positions {old}x{old} to {new}x{new} by {how} interpolation")
+        a = dataclasses.replace(a, patch_size=patch, image_size=image)
+        proof = (a, state)
+        if requested.get("fold_layer_scale"):
+            if not a.layer_scale:
+                raise UserError(f"--fold-layer-scale: {where} has no LayerScale")
+            a, state = dataclasses.replace(a, layer_scale=False), fold_layer_scale(state)
+            changes.append("LayerScale folded")
+        return Adapted(a, state, tuple(changes), proof)

@@ -280,11 +280,8 @@ def reference(
     return module
 
 
-def source_features(
-    architecture: SwinArchitecture,
-    state: Mapping[str, Tensor],
-    tokens: Mapping[str, Tensor],
-    image: Tensor,
+def classifier_features(
+    architecture: SwinArchitecture, state: Mapping[str, Tensor], image: Tensor
 ) -> tuple[dict[str, str], dict[str, Tensor]]:
     """Return the stages of timm's networks, and their outputs (N, h, w, C) in a classifier."""
     net = reference(architecture, (image.shape[2], image.shape[3]))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from convert.families.vit import TOKENS, ViTArchitecture, in_timm
+from convert.families.vit import TOKENS, ViTArchitecture, tensors_in_timm
 from convert.families.vit_names import PERIODS
 from moco.common.errors import DataError
 from moco.modeling import soundness
@@ -106,7 +106,7 @@ def _fill_eva(a: ViTArchitecture, module: Any, state: dict[str, Tensor], *_: Any
     for i, block in enumerate(module.blocks):
         if a.qkv_bias:
             block.attn.k_bias = state[f"blocks.{i}.attn.qkv.bias"].chunk(3)[1]
-    renamed = in_timm(a, dict(state), ())
+    renamed = tensors_in_timm(a, dict(state), ())
     state.clear()
     state.update(renamed)
 
@@ -135,7 +135,7 @@ def _with_tokens(
     return net.eval()
 
 
-def source_features(
+def token_features(
     architecture: ViTArchitecture,
     state: Mapping[str, Tensor],
     tokens: Mapping[str, Tensor],

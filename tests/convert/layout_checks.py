@@ -10,7 +10,9 @@ IMAGENET = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
 
 def assert_is(found: Recognized, network: nn.Module, tensors: int) -> None:
     """Assert that the backbone is bitwise this network's, of `tensors` tensors."""
-    state = {k: v for k, v in network.state_dict().items() if resnet.to_detectron2(k)}
+    state = {
+        k: v for k, v in network.state_dict().items() if resnet.ResNetFamily().to_detectron2(k)
+    }
     assert len(state) == tensors
     assert found.state.keys() == state.keys()
     for key, value in state.items():

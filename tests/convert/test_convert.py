@@ -245,7 +245,9 @@ def test_a_wrong_contract_is_seen_in_the_features(
 ) -> None:
     found = recognize(make_resnet(50).state_dict(), "x")
     contract, right = found.contract, found.contract.architecture
-    model = {resnet.to_detectron2(key) or "": value for key, value in found.state.items()}
+    model = {
+        resnet.ResNetFamily().to_detectron2(key) or "": value for key, value in found.state.items()
+    }
     good = verify.Converted(model, contract)
     assert verify.check_features(found.state, right, good, "x")["res5"].bitwise
     wrong = dataclasses.replace(contract, architecture=dataclasses.replace(right, **change))

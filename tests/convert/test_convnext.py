@@ -15,10 +15,10 @@ from convert.convert_to_d2 import convert_file
 from convert.families.base import FEATURES, Hints
 from convert.families.convnext import (
     OFFICIAL_NAMES,
+    TIMM,
     TORCHVISION_NAMES,
     ConvNeXtArchitecture,
-    convnext,
-    to_detectron2,
+    ConvNeXtFamily,
 )
 from convert.modeling.convnext import ConvNeXt
 from convert.recognize import recognize
@@ -103,7 +103,7 @@ def test_official_names(architecture: ConvNeXtArchitecture) -> None:
     found = recognize(officially(state), "a.file", sha256="0" * 64)
     assert found.contract.source == "facebookresearch/ConvNeXt"
     assert found.contract.architecture == architecture
-    assert found.state.keys() == {key for key in state if to_detectron2(key)}
+    assert found.state.keys() == {key for key in state if TIMM.own(key)}
     assert all(torch.equal(value, state[key]) for key, value in found.state.items())
     assert not found.warnings
 
@@ -124,14 +124,14 @@ def test_torchvisions_network(tmp_path: Path) -> None:
 
 
 def test_names_and_their_inverse() -> None:
-    for key in (k for k in make_state(V2) | make_state() if to_detectron2(k)):
+    for key in (k for k in make_state(V2) | make_state() if TIMM.own(k)):
         for names in (OFFICIAL_NAMES, TORCHVISION_NAMES):
             if other := names.external(key):
                 assert names.own(other) == key
     for key in ("stem.2.weight", "stages.0.downsample.0.weight", "norm.weight", "head.norm.weight"):
-        assert to_detectron2(key) is None
+        assert TIMM.own(key) is None
     for part in ("00.gamma", "*.gamma", "0.mlp.fc3.bias"):
-        assert to_detectron2(f"stages.0.blocks.{part}") is None
+        assert TIMM.own(f"stages.0.blocks.{part}") is None
 
 
 def test_the_proof_can_fail() -> None:
@@ -155,5 +155,5 @@ def test_its_contract() -> None:
             InputContract.from_dict({**written, "architecture": {**listed, field: value}})
     clip = dataclasses.replace(SMALL, depths=(3, 4, 30, 3))
     shapes = {k: torch.empty(v.shape) for k, v in ConvNeXt(clip).state_dict().items()}
-    found = convnext().recognize(shapes, Hints())
+    found = ConvNeXtFamily().recognize(shapes, Hints())
     assert found == dataclasses.replace(clip, layer_norm_eps=1e-5)

@@ -110,7 +110,7 @@ def test_msra_names_are_detectron2s_own(folded: bool, detectron2: Any) -> None:
             for part in ("1", "2a", "2b", "2c"):
                 names += [f"res{stage}_{block}_branch{part}_{tensor}" for tensor in tensors]
     for key, theirs in zip(names, convert_basic_c2_names(names), strict=True):
-        assert resnet.to_detectron2(ours(key) or "") == theirs
+        assert resnet.ResNetFamily().to_detectron2(ours(key) or "") == theirs
 
 
 @pytest.mark.parametrize(

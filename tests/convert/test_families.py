@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from convert.contract import InputContract, Overrides
 from convert.convert_to_d2 import build_parser
-from convert.families.base import FAMILIES, PLAIN, USUAL, Family, Option, Scheme
+from convert.families.base import FAMILIES, PLAIN, USUAL, Family, Hints, Option, Scheme, register
 from convert.recognize import recognize
 from moco.common.errors import DataError, UserError
 
@@ -31,43 +33,54 @@ class ToyArchitecture:
         return "a toy"
 
 
-def toy() -> Family:
-    names = {"patch.weight": "patch_embed.weight", "norm.weight": "norm.weight"}
-    inverse = {new: old for old, new in names.items()}
-    return Family(
-        name="toy",
-        networks="toys",
-        architecture=ToyArchitecture,
-        schemes={
+NAMES = {"patch.weight": "patch_embed.weight", "norm.weight": "norm.weight"}
+OPTION = Option("toy_color", {"red": "red"}, "the toy's color", convention=True)
+
+
+class Toy(Family):
+    """Family of one file, which registers it."""
+
+    name = "toy"
+    networks = "toys"
+    architecture = ToyArchitecture
+    schemes = MappingProxyType(
+        {
             USUAL: Scheme(
                 ("patch.weight", "norm.weight"),
-                lambda key: key if key in names else None,
+                lambda key: key if key in NAMES else None,
                 re.compile(r"patch\.|norm\."),
                 plain=PLAIN,
             )
-        },
-        dropped={"head": "fc.*"},
-        heads={"fc.weight": "linear head", "": "no fc"},
-        to_detectron2=names.get,
-        from_detectron2=inverse.get,
-        recognize=lambda state, *rest: ToyArchitecture(len(state["patch.weight"])),
-        build=lambda architecture: torch.nn.Identity(),
-        reference=lambda architecture: torch.nn.Identity(),
-        owner="nobody's",
-        features={},
-        options=(OPTION,),
-        lookalikes=(("a brick", "studs.weight", "walls.weight"),),
+        }
     )
+    dropped = MappingProxyType({"head": "fc.*"})
+    heads = MappingProxyType({"fc.weight": "linear head", "": "no fc"})
+    owner = "nobody's"
+    features = MappingProxyType({})
+    options = (OPTION,)
+    lookalikes = (("a brick", "studs.weight", "walls.weight"),)
+
+    def to_detectron2(self, key: str) -> str | None:
+        return NAMES.get(key)
+
+    def from_detectron2(self, key: str) -> str | None:
+        return {new: old for old, new in NAMES.items()}.get(key)
+
+    def recognize(self, state: Mapping[str, Tensor], hints: Hints) -> ToyArchitecture:
+        return ToyArchitecture(len(state["patch.weight"]))
+
+    def build(self, architecture: ToyArchitecture) -> nn.Module:
+        return nn.Identity()
+
+    def reference(self, architecture: ToyArchitecture) -> nn.Module:
+        return nn.Identity()
 
 
 @pytest.fixture(autouse=True)
 def toys() -> Iterator[None]:
-    FAMILIES.register(toy)
+    register(Toy)
     yield
-    FAMILIES._obj_map.pop("toy")
-
-
-OPTION = Option("toy_color", {"red": "red"}, "the toy's color", convention=True)
+    FAMILIES.pop("toy")
 
 
 def state(prefix: str) -> dict[str, torch.Tensor]:
@@ -101,8 +114,8 @@ def test_its_options_and_lookalikes() -> None:
     raw = {"weights": state("net.")}
     with pytest.raises(UserError, match=r"--stem: .*--toy-color"):
         recognize(raw, "a.file", Overrides.of(stem="cifar"))
-    assert Overrides.of(toy_color="red").missing_convention(toy())[-1] != "--toy-color"
-    assert Overrides().missing_convention(toy())[-1] == "--toy-color"
+    assert Overrides.of(toy_color="red").missing_convention(Toy())[-1] != "--toy-color"
+    assert Overrides().missing_convention(Toy())[-1] == "--toy-color"
     args = build_parser().parse_args(["a", "b", "--toy-color", "red"])
     assert args.toy_color == "red"
     brick = {f"net.{name}.weight": torch.ones(2) for name in ("studs", "walls")}

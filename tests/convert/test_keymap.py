@@ -29,19 +29,20 @@ def test_every_tensor_both_ways(depth: int) -> None:
         target = ResNet(depth, res2_out_channels=256 if is_bottleneck(depth) else 64).state_dict()
     mapped = {}
     for key, value in source.items():
-        new = resnet.to_detectron2(key)
+        new = resnet.ResNetFamily().to_detectron2(key)
         assert (new is None) == (first_rule(key, resnet.DROPPED) is not None), key
         if new is not None:
             assert new == official_names(key)
-            assert resnet.from_detectron2(new) == key
+            assert resnet.ResNetFamily().from_detectron2(new) == key
             assert target[new].shape == value.shape
             mapped[new] = key
     left = {key for key in target if first_rule(key, LEFT_AT_INIT)}
     assert mapped.keys() | left == target.keys()
     assert not mapped.keys() & left
-    assert {resnet.to_detectron2(resnet.from_detectron2(key) or "") for key in mapped} == set(
-        mapped
-    )
+    assert {
+        resnet.ResNetFamily().to_detectron2(resnet.ResNetFamily().from_detectron2(key) or "")
+        for key in mapped
+    } == set(mapped)
 
 
 @pytest.mark.parametrize(
@@ -69,14 +70,14 @@ def test_every_tensor_both_ways(depth: int) -> None:
     ids=lambda key: key[:40],
 )
 def test_unknown_names_are_not_guessed(key: str) -> None:
-    assert resnet.to_detectron2(key) is None
+    assert resnet.ResNetFamily().to_detectron2(key) is None
 
 
 @pytest.mark.parametrize(
     "key", ["conv1.weight", "res1.0.conv1.weight", "res2.0.bn1.weight", "res2.0.conv1.norm", "norm"]
 )
 def test_unknown_targets_are_not_guessed(key: str) -> None:
-    assert resnet.from_detectron2(key) is None
+    assert resnet.ResNetFamily().from_detectron2(key) is None
 
 
 @pytest.mark.parametrize(
@@ -102,7 +103,7 @@ PARTS = sorted(
 
 @given(st.one_of(st.text(), st.lists(st.sampled_from(PARTS), max_size=5).map(".".join)))
 def test_whatever_maps_maps_back(key: str) -> None:
-    new = resnet.to_detectron2(key)
-    assert new is None or resnet.from_detectron2(new) == key
-    old = resnet.from_detectron2(key)
-    assert old is None or resnet.to_detectron2(old) == key
+    new = resnet.ResNetFamily().to_detectron2(key)
+    assert new is None or resnet.ResNetFamily().from_detectron2(new) == key
+    old = resnet.ResNetFamily().from_detectron2(key)
+    assert old is None or resnet.ResNetFamily().to_detectron2(old) == key

@@ -170,7 +170,9 @@ def test_timms_saver(timm: Any, tmp_path: Path) -> None:
     for choice, network in networks.items():
         found = recognize(raw, "a.file", Overrides(encoder=choice))
         state = network.state_dict()
-        assert found.state.keys() == {key for key in state if resnet.to_detectron2(key)}
+        assert found.state.keys() == {
+            key for key in state if resnet.ResNetFamily().to_detectron2(key)
+        }
         assert all(torch.equal(value, state[key]) for key, value in found.state.items())
     of_task = raw | {"task_state": {"projection": torch.ones(1)}}  # as its distillation has
     assert recognize(of_task, "a.file").dropped["training record"] == 7

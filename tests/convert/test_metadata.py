@@ -205,7 +205,7 @@ def test_other_names_of_heads_and_counters(key: str) -> None:
 
 
 def test_a_detector_without_a_dict_around_it() -> None:
-    net = {resnet.to_detectron2(key) or key: value for key, value in state().items()}
+    net = {resnet.ResNetFamily().to_detectron2(key) or key: value for key, value in state().items()}
     raw = {f"backbone.bottom_up.{key}": value for key, value in net.items()}
     with pytest.raises(DataError, match="a detection model, not a pre-trained backbone"):
         recognize(raw, "x")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from convert.contract import InputContract, Overrides
 from convert.convert_to_d2 import convert_file
-from convert.families.vit import FEATURE, ViTArchitecture, vit
+from convert.families.vit import FEATURE, ViTArchitecture, ViTFamily
 from convert.initial_weights import read_initial_weights
 from convert.inspect_file import inspect_file
 from convert.modeling import vit as vit_network
@@ -78,7 +78,7 @@ def test_the_converted_network_is_the_source(changes: dict[str, Any], tmp_path: 
 
 def backbone(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of a converted file, which has no class token alone."""
-    return {k: v for k, v in state.items() if vit().to_detectron2(k) and k != "cls_token"}
+    return {k: v for k, v in state.items() if ViTFamily().to_detectron2(k) and k != "cls_token"}
 
 
 def test_other_heads_are_other_features() -> None:

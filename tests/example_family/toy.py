@@ -11,11 +11,11 @@ import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from convert.families.base import (
-    FAMILIES,
     PLAIN,
     USUAL,
     Architecture,
@@ -24,6 +24,7 @@ from convert.families.base import (
     Pyramid,
     Scheme,
     check_layer_norms,
+    register,
 )
 from moco.common.errors import UserError
 from moco.common.keys import Key, Keys
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 FEATURES = ("res2", "res3", "res4", "res5")
 HEADS = 2
-# The project's own names -> the family's, which are those of the network below.
+# The project's own names -> the family's, which are those of the network above.
 _NAMES = re.compile(r"level(\d)/(embed|mix|norm)/(.+)".replace("/", r"\."))
 _PARTS = {"embed": "merge", "mix": "attention", "norm": "norm"}
 # Of a detector's configuration.
@@ -79,15 +80,6 @@ def _original(name: str) -> str:
     _, stage, part, tensor = name.split(".", 3)
     theirs = next(theirs for theirs, own in _PARTS.items() if own == part)
     return f"level{int(stage) + 1}.{theirs}.{tensor}"
-
-
-def _known(name: str) -> str | None:
-    return name if name.startswith("stages.") else None
-
-
-def _recognize(state: Mapping[str, Tensor], hints: Hints) -> ToyArchitecture:
-    keys = [f"stages.{i}.merge.weight" for i in range(len(FEATURES))]
-    return ToyArchitecture(tuple(hints.shape(state, key, 4, "not a Toy")[0] for key in keys))
 
 
 def _network() -> type[nn.Module]:
@@ -136,31 +128,15 @@ def _network() -> type[nn.Module]:
     return Toy
 
 
-def _reference(architecture: ToyArchitecture) -> nn.Module:
-    """Return another's network, which attends by torch's own module."""
-    net: Any = _network()(architecture)
+@register
+class ToyFamily(Family):
+    """Toys of any widths."""
 
-    def forward(stage: Any, x: Tensor) -> Tensor:
-        x = stage.merge(x)
-        tokens = stage.norm(x.flatten(2).transpose(1, 2))
-        y = stage.attention(tokens, tokens, tokens, need_weights=False)[0]
-        return x + y.transpose(1, 2).reshape(x.shape)
-
-    for stage in net.stages:
-        stage.forward = functools.partial(forward, stage)
-    module: nn.Module = net
-    return module
-
-
-@FAMILIES.register()
-@functools.cache
-def toy() -> Family:
-    """Return the family of toys of any widths."""
-    return Family(
-        name="toy",
-        networks="toys",
-        architecture=ToyArchitecture,
-        schemes={
+    name = "toy"
+    networks = "toys"
+    architecture = ToyArchitecture
+    schemes = MappingProxyType(
+        {
             USUAL: Scheme(
                 ("level1.embed.weight", "level4.mix.in_proj_weight"),
                 _rename,
@@ -168,22 +144,50 @@ def toy() -> Family:
                 _original,
                 PLAIN,
             )
-        },
-        dropped={"head": "classify.*"},
-        heads={"classify.weight": "linear head", "": "no head"},
-        to_detectron2=_known,
-        from_detectron2=_known,
-        recognize=_recognize,
-        build=lambda architecture: _network()(architecture),
-        reference=_reference,
-        owner="torch's MultiheadAttention",
-        features={f"stages.{i}": name for i, name in enumerate(FEATURES)},
-        keys=TASK_KEYS,
-        pyramid=Pyramid(
-            _network,
-            lambda keys, backbone: {"architecture": ToyArchitecture(tuple(keys.DIMS))},
-            num_parts=lambda keys: 0,
-        ),
-        check_trained=functools.partial(check_layer_norms, pattern=r"norm\.weight$"),
-        assumes="two heads",
+        }
     )
+    dropped = MappingProxyType({"head": "classify.*"})
+    heads = MappingProxyType({"classify.weight": "linear head", "": "no head"})
+    owner = "torch's MultiheadAttention"
+    features = MappingProxyType({f"stages.{i}": name for i, name in enumerate(FEATURES)})
+    keys = TASK_KEYS
+    pyramid = Pyramid(
+        _network,
+        lambda keys, backbone: {"architecture": ToyArchitecture(tuple(keys.DIMS))},
+        num_parts=lambda keys: 0,
+    )
+    assumes = "two heads"
+
+    def to_detectron2(self, key: str) -> str | None:
+        """Return the name itself: the network above is trained as it is."""
+        return key if key.startswith("stages.") else None
+
+    def from_detectron2(self, key: str) -> str | None:
+        return self.to_detectron2(key)
+
+    def recognize(self, state: Mapping[str, Tensor], hints: Hints) -> ToyArchitecture:
+        keys = [f"stages.{i}.merge.weight" for i in range(len(FEATURES))]
+        return ToyArchitecture(tuple(hints.shape(state, key, 4, "not a Toy")[0] for key in keys))
+
+    def build(self, architecture: ToyArchitecture) -> nn.Module:
+        return _network()(architecture)
+
+    def reference(self, architecture: ToyArchitecture) -> nn.Module:
+        """Return another's network, which attends by torch's own module."""
+        net: Any = _network()(architecture)
+
+        def forward(stage: Any, x: Tensor) -> Tensor:
+            x = stage.merge(x)
+            tokens = stage.norm(x.flatten(2).transpose(1, 2))
+            y = stage.attention(tokens, tokens, tokens, need_weights=False)[0]
+            return x + y.transpose(1, 2).reshape(x.shape)
+
+        for stage in net.stages:
+            stage.forward = functools.partial(forward, stage)
+        module: nn.Module = net
+        return module
+
+    def check_trained(
+        self, state: Mapping[str, Tensor], where: str, named: Callable[[str], str], *, folded: bool
+    ) -> list[str]:
+        return check_layer_norms(state, where, r"norm\.weight$")

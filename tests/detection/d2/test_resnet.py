@@ -207,7 +207,7 @@ def test_at_full_width_both_engines_have_torchvisions_tensors(name: str) -> None
     trained = {key: value for key, value in theirs.items() if not first_rule(key, LEFT_AT_INIT)}
     assert shapes(trained) == shapes(
         {
-            resnet.to_detectron2(key): value
+            resnet.ResNetFamily().to_detectron2(key): value
             for key, value in source.items()
             if not first_rule(key, resnet.DROPPED)
         }
@@ -222,7 +222,7 @@ def test_the_wide_ones_are_those_of_our_own_pre_training(arch: str, width: float
         source = build_encoder(EncoderSpec(arch, width=width)).state_dict()
     theirs = target_tensors(contract_of(ARCHS[f"{arch} w{width:g}x"]))
     for key, value in source.items():
-        if name := resnet.to_detectron2(key):
+        if name := resnet.ResNetFamily().to_detectron2(key):
             assert value.shape == theirs[name].shape, key
 
 

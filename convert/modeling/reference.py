@@ -1,0 +1,48 @@
+"""Features of a family's reference implementation, and the networks that give them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from convert.families.base import LEFT_AT_INIT, Family, first_rule
+
+
+def filled(build: Callable[[], nn.Module], state: Mapping[str, Tensor]) -> nn.Module:
+    """Build a network with the tensors of `state`, in eval mode."""
+    with torch.device("meta"):
+        net = build()
+    targets = net.state_dict()
+    if any(name not in targets for name, _ in net.named_buffers()):
+        net = build()  # no state has these buffers, e.g. the filters of timm's BlurPool2d
+    left = [key for key in targets if first_rule(key, LEFT_AT_INIT)]
+    counters = {key: torch.zeros((), dtype=torch.int64) for key in left}
+    net.load_state_dict({**state, **counters}, strict=True, assign=True)
+    return net.eval()
+
+
+def reference_features(
+    family: Family, architecture: Any, state: Mapping[str, Tensor], image: Tensor
+) -> dict[str, Tensor]:
+    """Compute features with the reference implementation, by Detectron2's names."""
+    # The import computes tensors, which fails on the meta device.
+    import torchvision.models  # noqa: F401
+
+    net = filled(lambda: family.reference(architecture), state)
+    return module_outputs(net, family.features, image)
+
+
+def module_outputs(net: nn.Module, modules: Mapping[str, str], image: Tensor) -> dict[str, Tensor]:
+    """Run a network and return the outputs of modules by the names of their features."""
+    outputs: dict[str, Tensor] = {}
+
+    def keep(feature: str) -> Callable[..., None]:
+        return lambda module, inputs, output: outputs.update({feature: output})
+
+    for module, feature in modules.items():
+        net.get_submodule(module).register_forward_hook(keep(feature))
+    net(image)
+    return outputs
