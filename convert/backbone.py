@@ -23,6 +23,7 @@ from convert.convert_to_d2 import convert_in_memory
 from convert.families.base import LEFT_AT_INIT, TIMM, Option, families, first_rule
 from convert.find import UnknownLayoutError
 from convert.metadata import CONFIGURATION, is_known
+from convert.modeling.timm_network import module_configuration
 from convert.read import find_file
 from convert.verify import Converted, filled_backbone
 from moco.common.errors import UserError, shown
@@ -215,23 +216,9 @@ def _plain(value: Any, key: str, name: str) -> Tensor:
 
 def _configuration(module: Any) -> str:
     """Return what timm or transformers would save next to the weights of their module, or ""."""
-    timm = getattr(module, "pretrained_cfg", None)
-    if isinstance(timm, Mapping):
-        pixels = {name: timm.get(name) for name in ("mean", "std")}
-        # Arguments that are classes are left out: the module itself is run.
-        arguments = getattr(module, "_model_args", {})
-        plain = {name: value for name, value in arguments.items() if _is_json(value)}
-        own = {"architecture": timm.get("architecture"), "model_args": plain}
-        return json.dumps({**own, "pretrained_cfg": pixels})
+    if timms := module_configuration(module):
+        return json.dumps(timms)
     config: Any = getattr(module, "config", None)
     # Of a kind that is not known here the module itself says what it is.
     has_one = hasattr(config, "model_type") and is_known(config.to_dict())
     return config.to_json_string(use_diff=False) if has_one else ""
-
-
-def _is_json(value: Any) -> bool:
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError):
-        return False
-    return True

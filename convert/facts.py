@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from convert.families.resnet import NUM_BLOCKS, is_bottleneck
 from convert.families.swin import LAYER_NORM_EPS, PATCH_PX
-from convert.families.timm_arguments import WITHOUT_EFFECT
+from convert.families.timm import WITHOUT_EFFECT
 from convert.families.vit import ACTIVATIONS, THETA
 from moco.common.errors import DataError, shown
 
@@ -272,7 +272,7 @@ def _deep(its: Any) -> bool:
 COMPARED: dict[str, dict[str, dict[str, Fact]]] = {
     TRANSFORMERS: {
         "": {"pruned_heads": EMPTY},
-        # Its name is compared with timm's network, see `convert.verify.check_names`.
+        # Its name is compared with timm's network, see `convert.families.timm.check_names`.
         "timm_backbone": {
             **dict.fromkeys(("backbone", "features_only", "use_pretrained_backbone"), NONE),
             **dict.fromkeys(("freeze_batch_norm_2d", "use_timm_backbone"), NONE),

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from convert.facts import MM, TRANSFORMERS, check_facts
 from convert.facts import OPEN_CLIP as OPEN_CLIP_RECORD
-from convert.families.base import Family, families
-from convert.families.timm_arguments import network_arguments
+from convert.families.base import Family, families, to_255
+from convert.families.timm import network_arguments
 from convert.read import at, is_array, to_tensor
 from moco.common.errors import DataError, shown
 from moco.common.files import read_bytes
@@ -573,9 +573,3 @@ def recorded_names(raw: Any, sidecar: str | None, *, tags: bool = False) -> dict
                 found[".".join((*holder, key))] = name
     names = {where: name.strip().lower().rpartition("/")[2] for where, name in found.items()}
     return names if tags else {where: name.partition(".")[0] for where, name in names.items()}
-
-
-def to_255(values: Any) -> Triple:
-    """Scale three numbers for pixels 0..1 to pixels 0..255."""
-    red, green, blue = (round(float(value) * 255, 6) for value in values)
-    return (red, green, blue)

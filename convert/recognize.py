@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from convert import verify
 from convert.contract import FOLDED, InputContract, Overrides, Pixels, numbers
 from convert.extract import extract_backbone, fill_statistics, join, to_float32
 from convert.facts import TRANSFORMERS
@@ -19,7 +18,7 @@ from convert.families.base import (
     Scheme,
     first_rule,
 )
-from convert.families.timm_index import Shapes, index, listed
+from convert.families.timm import check_names, named_pixels, other_networks
 from convert.find import Choice, choose_network
 from convert.metadata import (
     CheckpointMetadata,
@@ -29,6 +28,7 @@ from convert.metadata import (
     recorded_arguments,
     recorded_names,
 )
+from convert.modeling.timm_network import named_facts
 from convert.projects import Project
 from convert.read import at, flatten, is_array, to_tensor
 from moco.common.errors import DataError, UserError
@@ -135,13 +135,13 @@ def recognize(
     warnings: list[str] = []
     missing = overrides.missing_convention(network.family)
     recorded, names, arguments = _recorded(project, raw, missing, where, read_config)
-    unclear = verify.check_names(names, arguments, network.family, overrides.options, where)
+    unclear = check_names(names, arguments, network.family, overrides.options, where)
     arch = recorded.arch or at(raw, ("arch",))
     mean, std = _named_pixels(network.scheme, (where, str(arch)), notes)
     is_open = project.is_unknown or project.any_network
     has_no_role = project.is_unknown and bool(choice.found.roles)
     if is_open and not has_no_role and not (recorded.mean or mean):
-        mean, std = verify.pixels_in_timm(recorded_names(raw, recorded.arch, tags=True), notes)
+        mean, std = named_pixels(recorded_names(raw, recorded.arch, tags=True), notes)
     _check_convention(choice, overrides, where, warnings, bool(recorded.mean or mean))
     extracted = extract_backbone(choice, entries, where, overrides.encoder is not None)
     notes += extracted.notes
@@ -162,7 +162,7 @@ def recognize(
         if 0 not in e.value.shape  # registers of a network that has none
     }
     tag = recorded.metadata.get("tag", "")
-    facts = verify.facts_in_timm(names, arguments, tag) if network.family.tokens else {}
+    facts = named_facts(names, arguments, tag) if network.family.tokens else {}
     metadata = {**network.scheme.metadata, **facts, "reshaped": reshaped}
     hints = Hints(
         where=where,
@@ -196,7 +196,7 @@ def recognize(
         if entry.name.startswith(network.start) and is_array(entry.value)
     }
     mapped = {name: tuple(value.shape) for name, value in backbone.items()}
-    twins = _twins(network.family, overrides.options, inside, mapped)
+    twins = other_networks(network.family, overrides.options, inside, mapped)
     unknown_pixels = ""
     if not (recorded.mean or overrides.mean or mean) and (
         project.is_unknown or project.any_network
@@ -385,28 +385,6 @@ def _reference(family: Family, *, is_owners: bool) -> str:
     """Describe the network that the features are compared with, and how it was filled."""
     names = "their own names" if is_owners else "this project's map of names"
     return f"{family.owner}, filled by {names}"
-
-
-def _twins(family: Family, requested: Mapping[str, Any], *every: Shapes) -> str:
-    """Describe timm's networks of other features that a file may have as well, or return "".
-
-    Args:
-        family: Family of the recognized network.
-        requested: Values of its options.
-        every: Shapes of the network's tensors by the names in the file, and by the family's.
-    """
-    its = index()
-    if family.named_by in requested:
-        name = str(requested[family.named_by]).partition(".")[0]
-        twins = its.twins(name)
-        others = f", which could also be {listed(twins)}, whose features differ" if twins else ""
-        return f"that it is timm's {name}{others}"
-    named = {name for shapes in every for name in its.named(exact=its.exact(shapes))}
-    twins = sorted(name for name in named if not verify.is_plain(name, family))
-    if len(named) < 2 or any(o.in_timm for o in family.options if o.name in requested):
-        return ""
-    which = "may be any of" if len(twins) == len(named) else "could also be"
-    return f"{which} {listed(twins)}, whose features differ"
 
 
 def _assumed(

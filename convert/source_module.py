@@ -24,9 +24,10 @@ from torch import Tensor, nn
 
 from convert.contract import InputContract, Overrides, Pixels
 from convert.facts import NONE, TRANSFORMERS, facts_of
+from convert.modeling.reference import TOLERANCE
+from convert.modeling.timm_network import module_size
 from convert.read import flatten, is_array, to_tensor
 from convert.recognize import Recognized
-from convert.verify import TOLERANCE
 from moco.common.errors import DataError, UserError, shown
 from moco.modeling.soundness import fixed_image
 
@@ -161,9 +162,8 @@ def _sizes(family: Any, architecture: Any, module: Any) -> list[tuple[int, int]]
         getattr(getattr(module, "patch_embed", None), "img_size", None),
         getattr(getattr(module, "config", None), "image_size", None),
         getattr(module, "image_size", None),
+        module_size(module),
     ]
-    if isinstance(timm := getattr(module, "pretrained_cfg", None), Mapping):
-        declared.append((timm.get("input_size") or [None])[1:])
     sizes = [_usual_size(family, architecture)]
     for value in declared:
         pair = [value, value] if isinstance(value, int) else value

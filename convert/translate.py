@@ -14,14 +14,17 @@ from torch import Tensor, nn
 
 from convert import verify
 from convert.contract import Overrides, Pixels
-from convert.families.base import TIMM, OtherNetworkError, families
+from convert.families.base import TIMM, OtherNetworkError, families, to_255
 from convert.families.timm import (
     ARGUMENTS,
     OPTION,
     architecture_of,
+    as_text,
+    from_text,
+    in_timm,
+    is_plain,
     note_of_pixels,
 )
-from convert.families.timm_arguments import as_text, from_text
 from convert.families.timm_index import (
     EFFICIENTNET_PYTORCH,
     index,
@@ -30,8 +33,8 @@ from convert.families.timm_index import (
     without_counters,
 )
 from convert.find import UnknownLayoutError
-from convert.metadata import NEXT_TO_IT, read_sidecar, recorded_arguments, recorded_names, to_255
-from convert.modeling.timm_network import renamed_by_timm, usual_names
+from convert.metadata import NEXT_TO_IT, read_sidecar, recorded_arguments, recorded_names
+from convert.modeling.timm_network import compare_named_networks, renamed_by_timm, usual_names
 from convert.read import (
     Entry,
     about_objects,
@@ -113,7 +116,7 @@ def _as_timm(
     where, options = str(src), dict(overrides.options)
     sidecar = read_sidecar(src)
     names = recorded_names(raw, sidecar.arch if sidecar else None, tags=True)
-    recorded = {place: name for place, name in names.items() if verify.in_timm(name)}
+    recorded = {place: name for place, name in names.items() if in_timm(name)}
     if OPTION.name not in options:
         if not recorded:
             raise UserError(
@@ -127,7 +130,7 @@ def _as_timm(
     arguments = recorded_arguments(raw, sidecar)
     for place, name in recorded.items():
         if name.partition(".")[0] != given:
-            continue  # `verify.check_names` refuses it
+            continue  # `check_names` refuses it
         own = as_text(arguments.get(place, {}))
         if options.setdefault(ARGUMENTS.name, own) != own:
             raise UserError(
@@ -167,7 +170,7 @@ def _as_timm(
 def _path_of(name: str) -> str:
     """Describe that timm's own network is the backbone, and what differs from another family's."""
     note = "the backbone is timm's own network, every block as timm computes it"
-    plain = [f.name for f in families() if f.name != TIMM and verify.is_plain(name, f)]
+    plain = [f.name for f in families() if f.name != TIMM and is_plain(name, f)]
     windows = "without ViTDet's windows, " if plain == ["vit"] else ""
     return note + (f", {windows}instead of the family {plain[0]}'s" if plain else "")
 
@@ -186,8 +189,8 @@ def _through_timm(
         raise DataError(f"{where}: {text}") from error
     sidecar = read_sidecar(src)
     names = recorded_names(raw, sidecar.arch if sidecar else None, tags=True)
-    in_timm = [(place, name) for place, name in names.items() if verify.in_timm(name)]
-    if not in_timm:
+    known = [(place, name) for place, name in names.items() if in_timm(name)]
+    if not known:
         if not isinstance(error, OtherNetworkError):
             raise error
         entries = flatten(raw, where)
@@ -204,7 +207,7 @@ def _through_timm(
         if fitting and isinstance(error, UnknownLayoutError):
             raise OtherNetworkError(f"{error.what}{fitting}") from error
         raise type(error)(f"{error}{fitting}") from error
-    place, name = in_timm[0]
+    place, name = known[0]
     options = {**overrides.options, OPTION.name: name}
     try:
         found, converted = _as_timm(
@@ -213,7 +216,7 @@ def _through_timm(
     except UserError as reason:
         what = error.what if isinstance(error, UnknownLayoutError) else str(error)
         text = f"{what}; {place} names {name}"
-        if not any(verify.is_plain(name.partition(".")[0], family) for family in families()):
+        if not any(is_plain(name.partition(".")[0], family) for family in families()):
             text += f", but {str(reason).removeprefix(f'{where}: ')}"
         elif not isinstance(error, OtherNetworkError):
             text = str(error)  # the file of a network that its family has is damaged
@@ -307,7 +310,7 @@ def _translate(
     )
     source = found.original or found.source_network()
     found.notes.extend(
-        verify.compare_with_timm(
+        compare_named_networks(
             found.unclear_names,
             found.arguments,
             family,

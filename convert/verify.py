@@ -8,10 +8,7 @@ used by detection to open converted weights.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,29 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from convert.contract import InputContract
-from convert.families.base import LEFT_AT_INIT, Architecture, Family, first_rule
-from convert.metadata import to_255
-from convert.modeling.reference import filled, module_outputs, reference_features
-from convert.modeling.timm_network import NOT_BUILT
+from convert.families.base import LEFT_AT_INIT, Architecture, first_rule
+from convert.modeling.reference import TOLERANCE, filled, reference_features
 from convert.read import describe, is_converted, names, read_file, to_tensor
 from moco.common.command import converter
-from moco.common.errors import DataError, UserError, plural, shown
+from moco.common.errors import DataError, plural
 from moco.common.files import PathLike
 from moco.modeling import soundness
 from moco.modeling.soundness import fixed_image
-
-_WORDS = re.compile(r"[a-z]+")
-# Attributes of timm's transformers, and the classes of their activations.
-_FACTS = {
-    "timm": "blocks.0.attn.num_heads",
-    "activation": "blocks.0.mlp.act",
-    "layer_norm_eps": "blocks.0.norm1.eps",
-    "dynamic_img_size": "dynamic_img_size",
-}
-_ACTIVATIONS = {"GELU": "gelu", "GELUTanh": "gelu_tanh", "QuickGELU": "quick_gelu"}
-# Relative to the largest feature. Both networks do the same operations in the same order, so their
-# features are expected to be bitwise equal, but a nondeterministic backend may round differently.
-TOLERANCE = 1e-5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,220 +228,3 @@ def _is_bitwise_equal(a: Tensor, b: Tensor) -> bool:
         return False
     # Compare as integers, because 0.0 == -0.0 and NaN != NaN as floats.
     return torch.equal(a.contiguous().view(torch.int32), b.contiguous().view(torch.int32))
-
-
-def check_names(
-    names: Mapping[str, str],
-    arguments: Mapping[str, Mapping[str, Any]],
-    family: Family,
-    requested: Mapping[str, Any],
-    where: str,
-) -> dict[str, str]:
-    """Return the names that have to be compared with timm's network, by where they are recorded.
-
-    Args:
-        names: CheckpointMetadata names of the network by place.
-        arguments: CheckpointMetadata arguments of timm's network by place.
-        family: Its family.
-        requested: Values of the family's options, of which one may name the network.
-        where: Name of the file, for messages.
-
-    Raises:
-        DataError: If an unknown name belongs to this family, or was built with arguments.
-        UserError: If the option names another network than the file.
-    """
-    unclear = {}
-    given = str(requested.get(family.named_by, "")).partition(".")[0]
-    for place, name in names.items():
-        own = arguments.get(place, {})
-        if own and not in_timm(name):
-            raise DataError(
-                f"{where}: {place} names {shown(name)}, built with {shown(min(own))}, and the "
-                "installed timm has no such network; give its state dict alone if that changes "
-                "no feature"
-            )
-        if name == given or (is_plain(name, family) and not own):
-            continue
-        if given and in_timm(name):
-            raise UserError(
-                f"--{family.named_by.replace('_', '-')} {given}: {where} is of another network, "
-                f"{place} names {name}; give its state dict alone if that is wrong"
-            )
-        if in_timm(name):
-            unclear[place] = name
-        elif any(word in name for word in family.words):
-            raise DataError(
-                f"{where}: {place} names {shown(name)}, which is not known to be a plain "
-                f"{family.name}; give its state dict alone if it computes the same features"
-            )
-    return unclear
-
-
-def is_plain(name: str, family: Family) -> bool:
-    """Return whether a recorded name is that of a plain network of a family."""
-    return set(_WORDS.findall(name)) <= family.plain_names
-
-
-def facts_in_timm(
-    names: Mapping[str, str], arguments: Mapping[str, Mapping[str, Any]], tag: str = ""
-) -> dict[str, Any]:
-    """Return what no tensor holds of the first of these transformers in timm, or nothing.
-
-    `arguments` are those with which they were built, by the places of `names`.
-
-    It is the number of heads, as "timm", the activation, and the epsilon of the norms. The weights
-    of some tags were trained with another activation; timm has a second network of theirs.
-    """
-    import timm
-
-    for place, name in names.items():
-        if not in_timm(name):
-            continue
-        try:
-            with torch.device("meta"):
-                net = _create(name, **arguments.get(place, {}))
-        except NOT_BUILT:  # `compare_with_timm` names what it is built with
-            return {}
-        found = {}
-        for fact, place in _FACTS.items():
-            with suppress(AttributeError):
-                found[fact] = attrgetter(place)(net)
-        if "activation" in found:
-            found["activation"] = _ACTIVATIONS.get(type(found["activation"]).__name__)
-        second = name.replace("_clip_", "_clip_quickgelu_")
-        if tag and second != name and timm.is_model_pretrained(f"{second}.{tag}"):
-            found["trained_with"] = "quick_gelu"
-        return {fact: value for fact, value in found.items() if value}
-    return {}
-
-
-def pixels_in_timm(
-    names: Mapping[str, str], notes: list[str]
-) -> tuple[soundness.Triple | None, soundness.Triple | None]:
-    """Return mean and std, 0..255, of the first of these networks in timm, with a note.
-
-    timm's train.py records None for both if they are the network's own. Both are None without such
-    a network.
-
-    Args:
-        names: CheckpointMetadata names by place, with the tags of their weights.
-        notes: Notes of the conversion, to which one is appended.
-    """
-    for place, name in names.items():
-        if not in_timm(name):
-            continue
-        from timm.models import get_pretrained_cfg  # takes longer than a conversion without names
-
-        try:
-            own: Any = get_pretrained_cfg(name)
-        except RuntimeError:  # an unknown tag
-            own = get_pretrained_cfg(name.partition(".")[0])
-        if own is not None:
-            notes.append(f"mean and std are those of timm's {name}, which {place} names")
-            return to_255(own.mean), to_255(own.std)
-    return None, None
-
-
-def compare_with_timm(
-    names: Mapping[str, str],
-    arguments: Mapping[str, Mapping[str, Any]],
-    family: Family,
-    source: tuple[Mapping[str, Tensor], Any],
-    tokens: Mapping[str, Tensor],
-    requested: Mapping[str, Any],
-    where: str,
-) -> list[str]:
-    """Compare features with timm's own network of each of these names.
-
-    Args:
-        names: Result of `check_names`.
-        arguments: Arguments with which timm built them, by the places of `names`.
-        family: Family of the recognized network.
-        source: Its tensors and architecture.
-        tokens: Its class token and registers.
-        requested: Values of the family's options, which take precedence over the name's.
-        where: Name of the file, for messages.
-
-    Returns:
-        A note for each name.
-
-    Raises:
-        DataError: If timm's network computes other features from these tensors.
-    """
-    options = {o.in_timm: requested[o.name] for o in family.options if o.name in requested}
-    options.pop("", None)
-    notes = []
-    for place, name in names.items():
-        own = arguments.get(place, {})
-        built = f" with {', '.join(sorted(own))}" if own else ""
-        if difference := _difference(name, {**own, **options}, family, *source, tokens):
-            raise DataError(
-                f"{where}: {place} names {shown(name)}{built}, which is not a plain {source[1]}: "
-                f"{difference}"
-            )
-        notes.append(f"{place} names {name}{built}: timm's own network of that name agrees")
-    return notes
-
-
-def _difference(
-    name: str,
-    changed: Mapping[str, Any],
-    family: Family,
-    state: Mapping[str, Tensor],
-    architecture: Any,
-    tokens: Mapping[str, Tensor],
-) -> str:
-    """Return how timm's network of a name differs from the recognized one, or ""."""
-    size = family.image_size(architecture)
-    options = {"num_classes": 0, **({"img_size": size[0]} if family.tokens else {}), **changed}
-    if family.is_windowed:
-        options["img_size"] = size  # windows are for any size, but timm's network takes one
-    rules = {**family.dropped, **LEFT_AT_INIT}
-    try:
-        with torch.device("meta"):  # the name may be that of a network of gigabytes
-            whole = _create(name, **options).state_dict()
-    except NOT_BUILT as error:
-        return f"timm does not build it ({' '.join(str(error).split())[:100]})"
-    try:
-        tensors = family.tensors_in_timm(architecture, {**state, **tokens}, whole.keys())
-        needed = {key for key in whole if not first_rule(key, rules)}
-        if others := sorted((needed - tensors.keys()) | (tensors.keys() - whole.keys())):
-            return f"timm's has other tensors ({others[0]})"
-        # timm's small ConvNeXts compute linear layers as convolutions.
-        tensors = {key: value.reshape(whole[key].shape) for key, value in tensors.items()}
-        net = _create(name, **options)
-        net.load_state_dict(tensors, strict=False)
-    except (RuntimeError, TypeError, AssertionError, ValueError):
-        return "timm's has tensors of other shapes"
-    image = fixed_image(size)
-    with torch.no_grad():
-        modules, expected = family.source_features(architecture, state, tokens, image)
-        try:
-            actual = module_outputs(net.eval(), modules, image)
-        except AttributeError:
-            return "timm's has other modules"
-        except NOT_BUILT as error:
-            return f"timm's does not take its image ({' '.join(str(error).split())[:100]})"
-    largest = 0.0
-    for feature, value in expected.items():
-        other = actual[feature]
-        if other.shape != value.shape:
-            return f"timm's has maps of other sizes at {feature}"
-        scale = max(1.0, float(value.abs().max()))
-        largest = max(largest, float((other - value).abs().max()) / scale)
-    # Operations that timm fuses round differently; GELU by tanh differs by 5e-4 and more.
-    return f"its features differ from timm's by up to {largest:.2g}" if largest > TOLERANCE else ""
-
-
-def in_timm(name: str) -> bool:
-    """Return whether the installed timm has a network of this name, with or without a tag."""
-    import timm
-
-    return bool(timm.is_model(name))
-
-
-def _create(name: str, **options: Any) -> Any:
-    """Create timm's network with random weights, without a download."""
-    import timm
-
-    return timm.create_model(name, pretrained=False, **options)

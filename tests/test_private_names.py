@@ -46,7 +46,7 @@ PRIVATE = (
     # the buffers that a module has itself, to give back what running it changes in them
     ("torch.nn.Module", "_buffers", "convert/source_module.py"),
     # the arguments that timm built a module with, which it keeps nowhere else
-    ("timm.models._factory", "_model_args", "convert/backbone.py"),
+    ("timm.models._factory", "_model_args", "convert/modeling/timm_network.py"),
     # a stage of another width than torchvision's constructors build
     ("torchvision.models.ResNet", "_make_layer", "convert/modeling/resnet.py"),
 )

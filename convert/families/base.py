@@ -682,3 +682,9 @@ def network_arguments(
         }
 
     return arguments
+
+
+def to_255(values: Any) -> Triple:
+    """Scale three numbers for pixels 0..1 to pixels 0..255."""
+    red, green, blue = (round(float(value) * 255, 6) for value in values)
+    return (red, green, blue)

@@ -7,6 +7,8 @@ family's own names of tensors are timm's, prefixed with `net.`.
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -24,14 +26,98 @@ from convert.families.base import (
     Scheme,
     check_layer_norms,
     register,
+    to_255,
 )
-from convert.families.timm_arguments import as_text, from_text
+from convert.families.timm_index import Shapes, index, listed
 from convert.families.vit import FEATURE
-from moco.common.errors import UserError, plural, shown
+from moco.common.errors import DataError, UserError, plural, shown
 from moco.common.keys import Key, Keys, below
+from moco.modeling import soundness
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+# Arguments of timm's `create_model` that name files or other code, or ask for another kind of
+# module. A record that sets one is no description of a network.
+NOT_OF_A_NETWORK = (
+    *("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir"),
+    *("features_only", "out_indices", "feature_cls", "scriptable", "exportable", "no_jit"),
+    *("device", "dtype", "pretrained_strict", "pretrained_filter_fn"),
+)
+# Arguments that change no feature; all others are given to timm, whose signatures decide.
+WITHOUT_EFFECT = frozenset(
+    (
+        *("num_classes", "drop_rate", "drop_path_rate", "attn_drop_rate", "proj_drop_rate"),
+        *("pos_drop_rate", "patch_drop_rate", "weight_init", "head_init_scale"),
+        *("strict_img_size",),
+    )
+)
+_MAX_NUMBER, _MAX_DEPTH = 2**16, 256  # a network of more blocks takes long to describe
+
+
+def network_arguments(recorded: Any, where: str) -> dict[str, Any]:
+    """Return the recorded arguments of `timm.create_model` that may change features.
+
+    They are given to timm, whose signatures decide which ones there are, so they may hold numbers,
+    truth values, texts and lists of them alone.
+
+    Args:
+        recorded: Value in the record; None if there is none.
+        where: Name of the record, for messages.
+
+    Raises:
+        DataError: If it is no mapping, or an argument is not one of a network.
+    """
+    if recorded is None:
+        return {}
+    if not isinstance(recorded, Mapping):
+        raise DataError(f"{where}: got {shown(recorded)}, expected arguments by name")
+    found = {}
+    for name, value in recorded.items():
+        if (name in NOT_OF_A_NETWORK and not value) or name in WITHOUT_EFFECT:
+            continue
+        limit = _MAX_DEPTH if "depth" in str(name) or "layers" in str(name) else _MAX_NUMBER
+        is_text = isinstance(name, str) and name not in NOT_OF_A_NETWORK
+        if not (is_text and _is_plain_value(value, limit)):
+            raise DataError(f"{where} has {shown(name)}, which is not supported as it is set there")
+        found[name] = value
+    return found
+
+
+def _is_plain_value(value: Any, limit: int) -> bool:
+    if isinstance(value, list | tuple):
+        return len(value) <= 64 and all(_is_plain_value(item, limit) for item in value)
+    if isinstance(value, int | float):
+        return math.isfinite(value) and abs(value) <= limit
+    return value is None or (isinstance(value, str) and len(value) <= 100)
+
+
+def as_text(arguments: Mapping[str, Any]) -> str:
+    """Return arguments as text in one form, e.g. `act_layer="relu" depth=2`, "" for none.
+
+    A text of JSON would be read as a dict on a command line.
+    """
+    values = {name: json.dumps(value, separators=(",", ":")) for name, value in arguments.items()}
+    return " ".join(f"{name}={values[name]}".replace(" ", r"\u0020") for name in sorted(values))
+
+
+def from_text(text: str, where: str = "arguments") -> dict[str, Any]:
+    """Return arguments from their text; a value that is no JSON is a text itself.
+
+    Raises:
+        UserError: If they are no arguments of a network.
+    """
+    found: dict[str, Any] = {}
+    for word in text.split():
+        name, mark, value = word.partition("=")
+        if not (mark and name.isidentifier()):
+            raise UserError(f"{where}: got {shown(text)}, expected e.g. img_size=384 depth=2")
+        try:
+            found[name] = json.loads(value)
+        except (ValueError, RecursionError):
+            found[name] = value
+    return network_arguments(found, where)
+
 
 OPTION = Option(
     "timm_model",
@@ -47,6 +133,7 @@ ARGUMENTS = Option(
     "'img_size=384 act_layer=relu' (default: the file's)",
     is_text=True,
 )
+_WORDS = re.compile(r"[a-z]+")
 _NAME = re.compile(r"[a-z0-9_]{1,100}", re.ASCII)
 EXAMPLE_PX = 400  # of the images of the example task, at most
 PATCH_PX = 16  # to which patches are resampled whose side is no power of two
@@ -118,6 +205,129 @@ def architecture_of(requested: Mapping[str, Any]) -> TimmArchitecture:
     """Return the architecture that the options name."""
     name = str(requested[OPTION.name]).partition(".")[0]
     return TimmArchitecture(name, requested.get(ARGUMENTS.name, ""))
+
+
+def published_config(model: str) -> Any:
+    """Return timm's configuration of published weights, or None if a network has none.
+
+    Args:
+        model: Name of the network, with or without the tag of its weights.
+
+    Raises:
+        UserError: If timm has no such tag.
+    """
+    from timm.models import get_pretrained_cfg  # takes longer than a conversion without names
+
+    name, _, tag = model.partition(".")
+    try:
+        return get_pretrained_cfg(model) or get_pretrained_cfg(name)
+    except RuntimeError as error:
+        raise UserError(f"timm {name}: the installed timm has no tag {shown(tag)} of it") from error
+
+
+def named_pixels(
+    names: Mapping[str, str], notes: list[str]
+) -> tuple[soundness.Triple | None, soundness.Triple | None]:
+    """Return mean and std, 0..255, of the first of these networks that timm has, or None.
+
+    timm's train.py records neither if they are the network's own.
+
+    Args:
+        names: Recorded names by place, with the tags of their weights.
+        notes: Notes of the conversion, to which one is appended.
+    """
+    for place, name in names.items():
+        if not in_timm(name):
+            continue
+        try:
+            own = published_config(name)
+        except UserError:  # an unknown tag
+            own = published_config(name.partition(".")[0])
+        if own is not None:
+            notes.append(f"mean and std are those of timm's {name}, which {place} names")
+            return to_255(own.mean), to_255(own.std)
+    return None, None
+
+
+def in_timm(name: str) -> bool:
+    """Return whether the installed timm has a network of this name, with or without a tag."""
+    import timm
+
+    return bool(timm.is_model(name))
+
+
+def check_names(
+    names: Mapping[str, str],
+    arguments: Mapping[str, Mapping[str, Any]],
+    family: Family,
+    requested: Mapping[str, Any],
+    where: str,
+) -> dict[str, str]:
+    """Return the names that have to be compared with timm's network, by where they are recorded.
+
+    Args:
+        names: CheckpointMetadata names of the network by place.
+        arguments: CheckpointMetadata arguments of timm's network by place.
+        family: Its family.
+        requested: Values of the family's options, of which one may name the network.
+        where: Name of the file, for messages.
+
+    Raises:
+        DataError: If an unknown name belongs to this family, or was built with arguments.
+        UserError: If the option names another network than the file.
+    """
+    unclear = {}
+    given = str(requested.get(family.named_by, "")).partition(".")[0]
+    for place, name in names.items():
+        own = arguments.get(place, {})
+        if own and not in_timm(name):
+            raise DataError(
+                f"{where}: {place} names {shown(name)}, built with {shown(min(own))}, and the "
+                "installed timm has no such network; give its state dict alone if that changes "
+                "no feature"
+            )
+        if name == given or (is_plain(name, family) and not own):
+            continue
+        if given and in_timm(name):
+            raise UserError(
+                f"--{family.named_by.replace('_', '-')} {given}: {where} is of another network, "
+                f"{place} names {name}; give its state dict alone if that is wrong"
+            )
+        if in_timm(name):
+            unclear[place] = name
+        elif any(word in name for word in family.words):
+            raise DataError(
+                f"{where}: {place} names {shown(name)}, which is not known to be a plain "
+                f"{family.name}; give its state dict alone if it computes the same features"
+            )
+    return unclear
+
+
+def is_plain(name: str, family: Family) -> bool:
+    """Return whether a recorded name is that of a plain network of a family."""
+    return set(_WORDS.findall(name)) <= family.plain_names
+
+
+def other_networks(family: Family, requested: Mapping[str, Any], *every: Shapes) -> str:
+    """Describe timm's networks of other features that have the same tensors, or return "".
+
+    Args:
+        family: Family of the recognized network.
+        requested: Values of the family's options.
+        every: Shapes of the network's tensors by the names in the file, and by the family's.
+    """
+    its = index()
+    if family.named_by in requested:
+        name = str(requested[family.named_by]).partition(".")[0]
+        twins = its.twins(name)
+        others = f", which could also be {listed(twins)}, whose features differ" if twins else ""
+        return f"that it is timm's {name}{others}"
+    named = {name for shapes in every for name in its.named(exact=its.exact(shapes))}
+    twins = sorted(name for name in named if not is_plain(name, family))
+    if len(named) < 2 or any(o.in_timm for o in family.options if o.name in requested):
+        return ""
+    which = "may be any of" if len(twins) == len(named) else "could also be"
+    return f"{which} {listed(twins)}, whose features differ"
 
 
 def note_of_pixels(model: str) -> str:
@@ -243,8 +453,6 @@ def scheme_of(requested: Mapping[str, Any]) -> Scheme:
     Raises:
         UserError: If timm has no such network, or it has no maps for a pyramid.
     """
-    from timm.models import get_pretrained_cfg
-
     from convert.modeling.timm_network import own_names, usual_names
 
     model, architecture = str(requested[OPTION.name]), architecture_of(requested)
@@ -253,15 +461,10 @@ def scheme_of(requested: Mapping[str, Any]) -> Scheme:
     original = {new: key for key, new in own.items()}
     weights = [key for key in own if key.endswith(".weight")]
     heads = {*(usual.keys() - own.keys())}
-    try:
-        its: Any = get_pretrained_cfg(model) or get_pretrained_cfg(name)
-    except RuntimeError as error:
-        tag = model.partition(".")[2]
-        raise UserError(f"timm {name}: the installed timm has no tag {shown(tag)} of it") from error
+    its = published_config(model)
     # timm's defaults of some networks have no head, but fine-tuned ones do.
     names = (its.classifier,) if isinstance(its.classifier, str) else its.classifier or ()
     heads |= {f"{name}.*" for name in names}
-    (mean, std) = (tuple(round(255 * x, 6) for x in values) for values in (its.mean, its.std))
     return Scheme(
         (weights[0], weights[-1]),
         own.get,
@@ -271,8 +474,8 @@ def scheme_of(requested: Mapping[str, Any]) -> Scheme:
         is_owners=True,
         dropped={**({"timm's head": " ".join(heads)} if heads else {}), **LEFT_AT_INIT},
         metadata={"pixels of": f"{name}.{its.tag}" if its.tag else name},
-        mean=mean,
-        std=std,
+        mean=to_255(its.mean),
+        std=to_255(its.std),
     )
 
 

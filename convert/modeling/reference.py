@@ -10,6 +10,10 @@ from torch import Tensor, nn
 
 from convert.families.base import LEFT_AT_INIT, Family, first_rule
 
+# Relative to the largest feature. Both networks do the same operations in the same order, so their
+# features are expected to be bitwise equal, but a nondeterministic backend may round differently.
+TOLERANCE = 1e-5
+
 
 def filled(build: Callable[[], nn.Module], state: Mapping[str, Tensor]) -> nn.Module:
     """Build a network with the tensors of `state`, in eval mode."""

@@ -11,21 +11,25 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import json
 import logging
 import math
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from convert.families.base import LEFT_AT_INIT, STRIDES, first_rule
-from convert.families.timm_arguments import from_text
+from convert.families.base import LEFT_AT_INIT, STRIDES, Family, first_rule
+from convert.families.timm import as_text, from_text, in_timm
 from convert.families.vit import FEATURE
-from moco.common.errors import UserError, first_few, shown
+from convert.modeling.reference import TOLERANCE, module_outputs
+from moco.common.errors import DataError, UserError, first_few, shown
 from moco.modeling import soundness
 
 # How a network takes images of other sizes than its own.
@@ -38,6 +42,14 @@ _INDEXED = ("MultiScaleVit",)
 _FETCHES = re.compile(r"_resnet(26|50)d_")
 _PROBE_CELLS = (9, 11)  # of the coarsest map; odd, so that no window divides them
 _PROOF_CELLS = 16  # of a network with one map for images of any size
+# Attributes of timm's transformers, and the classes of their activations.
+_FACTS = {
+    "timm": "blocks.0.attn.num_heads",
+    "activation": "blocks.0.mlp.act",
+    "layer_norm_eps": "blocks.0.norm1.eps",
+    "dynamic_img_size": "dynamic_img_size",
+}
+_ACTIVATIONS = {"GELU": "gelu", "GELUTanh": "gelu_tanh", "QuickGELU": "quick_gelu"}
 # What timm's constructors and networks raise for what they do not support.
 NOT_BUILT = (
     *(AssertionError, AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError),
@@ -507,3 +519,159 @@ def _refusal(name: str, arguments: str, reason: str) -> UserError:
 def _first(error: BaseException) -> str:
     """Return the first line of an error, shortened."""
     return shown((str(error).splitlines() or [type(error).__name__])[0], 160)
+
+
+def named_facts(
+    names: Mapping[str, str], arguments: Mapping[str, Mapping[str, Any]], tag: str = ""
+) -> dict[str, Any]:
+    """Return facts that no tensor holds, of the first of these transformers that timm has.
+
+    They are the number of heads (as "timm"), the activation, and the epsilon of the norms. Weights
+    of some tags were trained with another activation, for which timm has a second network.
+
+    Args:
+        names: Recorded names of the network by place.
+        arguments: Recorded arguments of `timm.create_model` by place.
+        tag: Tag of the weights, or "".
+    """
+    import timm
+
+    place = next((place for place, name in names.items() if in_timm(name)), "")
+    if not place:
+        return {}
+    name = names[place]
+    try:
+        net = whole_network(name, as_text(arguments.get(place, {})))
+    except UserError:  # `compare_named_networks` reports the arguments
+        return {}
+    found = {}
+    for fact, path in _FACTS.items():
+        with suppress(AttributeError):
+            found[fact] = attrgetter(path)(net)
+    if "activation" in found:
+        found["activation"] = _ACTIVATIONS.get(type(found["activation"]).__name__)
+    second = name.replace("_clip_", "_clip_quickgelu_")
+    if tag and second != name and timm.is_model_pretrained(f"{second}.{tag}"):
+        found["trained_with"] = "quick_gelu"
+    return {fact: value for fact, value in found.items() if value}
+
+
+def compare_named_networks(
+    names: Mapping[str, str],
+    arguments: Mapping[str, Mapping[str, Any]],
+    family: Family,
+    source: tuple[Mapping[str, Tensor], Any],
+    tokens: Mapping[str, Tensor],
+    requested: Mapping[str, Any],
+    where: str,
+) -> list[str]:
+    """Compare features with those of timm's network of each recorded name.
+
+    Args:
+        names: Result of `convert.families.timm.check_names`.
+        arguments: Recorded arguments of `timm.create_model`, by the places of `names`.
+        family: Family of the recognized network.
+        source: Tensors and architecture of the recognized network.
+        tokens: Class token and registers of the recognized network.
+        requested: Values of the family's options, which take precedence over the name's.
+        where: Name of the file, for messages.
+
+    Returns:
+        A note for each name.
+
+    Raises:
+        DataError: If timm's network computes other features from these tensors.
+    """
+    options = {o.in_timm: requested[o.name] for o in family.options if o.name in requested}
+    options.pop("", None)
+    notes = []
+    for place, name in names.items():
+        own = arguments.get(place, {})
+        built = f" with {', '.join(sorted(own))}" if own else ""
+        if difference := _difference_from(name, {**own, **options}, family, *source, tokens):
+            raise DataError(
+                f"{where}: {place} names {shown(name)}{built}, which is not a plain {source[1]}: "
+                f"{difference}"
+            )
+        notes.append(f"{place} names {name}{built}: timm's own network of that name agrees")
+    return notes
+
+
+def _difference_from(
+    name: str,
+    changed: Mapping[str, Any],
+    family: Family,
+    state: Mapping[str, Tensor],
+    architecture: Any,
+    tokens: Mapping[str, Tensor],
+) -> str:
+    """Return how timm's network of a name differs from the recognized one, or ""."""
+    import timm
+
+    size = family.image_size(architecture)
+    options = {"num_classes": 0, **({"img_size": size[0]} if family.tokens else {}), **changed}
+    if family.is_windowed:
+        options["img_size"] = size  # windows are for any size, but timm's network takes one
+    rules = {**family.dropped, **LEFT_AT_INIT}
+    try:
+        with torch.device("meta"):  # the name may be that of a network of gigabytes
+            whole = timm.create_model(name, **options).state_dict()
+    except NOT_BUILT as error:
+        return f"timm does not build it ({' '.join(str(error).split())[:100]})"
+    try:
+        tensors = family.tensors_in_timm(architecture, {**state, **tokens}, whole.keys())
+        needed = {key for key in whole if not first_rule(key, rules)}
+        if others := sorted((needed - tensors.keys()) | (tensors.keys() - whole.keys())):
+            return f"timm's has other tensors ({others[0]})"
+        # timm's small ConvNeXts compute linear layers as convolutions.
+        tensors = {key: value.reshape(whole[key].shape) for key, value in tensors.items()}
+        net = timm.create_model(name, **options)
+        net.load_state_dict(tensors, strict=False)
+    except NOT_BUILT:
+        return "timm's has tensors of other shapes"
+    image = soundness.fixed_image(size)
+    with torch.no_grad():
+        modules, expected = family.source_features(architecture, state, tokens, image)
+        try:
+            actual = module_outputs(net.eval(), modules, image)
+        except AttributeError:
+            return "timm's has other modules"
+        except NOT_BUILT as error:
+            return f"timm's does not take its image ({' '.join(str(error).split())[:100]})"
+    largest = 0.0
+    for feature, value in expected.items():
+        other = actual[feature]
+        if other.shape != value.shape:
+            return f"timm's has maps of other sizes at {feature}"
+        scale = max(1.0, float(value.abs().max()))
+        largest = max(largest, float((other - value).abs().max()) / scale)
+    # Operations that timm fuses round differently; GELU by tanh differs by 5e-4 and more.
+    return f"its features differ from timm's by up to {largest:.2g}" if largest > TOLERANCE else ""
+
+
+def module_size(module: Any) -> Any:
+    """Return the height and width in the configuration of timm's module, or None."""
+    config = getattr(module, "pretrained_cfg", None)
+    return (config.get("input_size") or [None])[1:] if isinstance(config, Mapping) else None
+
+
+def module_configuration(module: Any) -> dict[str, Any]:
+    """Return what timm would save next to the weights of its module, or {} for other modules."""
+    config = getattr(module, "pretrained_cfg", None)
+    if not isinstance(config, Mapping):
+        return {}
+    # Arguments that are classes are left out: the module itself is run.
+    arguments = getattr(module, "_model_args", {})
+    return {
+        "architecture": config.get("architecture"),
+        "model_args": {name: value for name, value in arguments.items() if _is_json(value)},
+        "pretrained_cfg": {name: config.get(name) for name in ("mean", "std")},
+    }
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True

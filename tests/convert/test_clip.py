@@ -16,9 +16,10 @@ from convert.contract import InputContract, Overrides
 from convert.convert_to_d2 import convert_file
 from convert.families.vit_names import CLIP_MEAN, CLIP_STD, HALF
 from convert.initial_weights import encoder_spec
+from convert.modeling.timm_network import named_facts
 from convert.read import read_file
 from convert.recognize import Recognized, recognize
-from convert.verify import facts_in_timm, read_converted
+from convert.verify import read_converted
 from moco.common.errors import DataError, UserError
 from moco.modeling.soundness import fixed_image
 from tests.convert.test_vit_names import SIZES, last_map
@@ -209,12 +210,12 @@ def test_timms_names_say_the_activation(tmp_path: Path) -> None:
 
 def test_timms_activations_of_names_and_tags() -> None:
     for size in ("16", "32"):
-        facts = facts_in_timm({"": f"vit_base_patch{size}_siglip_256"}, {}, "v2_webli")
+        facts = named_facts({"": f"vit_base_patch{size}_siglip_256"}, {}, "v2_webli")
         activation = "gelu_tanh" if size == "32" else "gelu"
         assert facts == {"timm": 12, "activation": activation, "layer_norm_eps": 1e-6}
     # timm has a second network for those whose training had QuickGELU.
     for tag in ("openai", "laion2b"):
-        facts = facts_in_timm({"": "vit_base_patch16_clip_224"}, {}, tag)
+        facts = named_facts({"": "vit_base_patch16_clip_224"}, {}, tag)
         assert facts["activation"] == "gelu"
         assert ("trained_with" in facts) == (tag == "openai")
 

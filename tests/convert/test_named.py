@@ -187,10 +187,10 @@ def test_a_recorded_name_of_timm_gives_its_pixels(name: str, pixels: str) -> Non
     """Timm's train.py records None for the network's own mean and std."""
     from timm.models import get_pretrained_cfg
 
-    from convert.verify import pixels_in_timm
+    from convert.families.timm import named_pixels
 
     notes: list[str] = []
-    found = pixels_in_timm({"args.model": name}, notes)
+    found = named_pixels({"args.model": name}, notes)
     own = get_pretrained_cfg(pixels)
     assert own is not None
     for values, expected in zip(found, (own.mean, own.std), strict=True):

@@ -14,7 +14,7 @@ from timm.optim import param_groups_layer_decay
 from torch import Tensor, nn
 
 from convert.convert_to_d2 import convert_file, main
-from convert.families.timm_arguments import as_text, from_text
+from convert.families.timm import as_text, from_text
 from convert.modeling.timm_network import TimmNetwork, layers, maps_of, parts, resampled
 from convert.translate import TYPES_IN_TIMM
 from convert.verify import build_backbone, read_converted

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from convert.facts import COMPARED, MM, NO_EFFECT, NONE, OPEN_CLIP, TIMM, TRANSFORMERS
-from convert.families.timm_arguments import NOT_OF_A_NETWORK
+from convert.families.timm import NOT_OF_A_NETWORK
 from convert.metadata import USED
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "recorded-facts.md"

@@ -29,8 +29,7 @@ from torch import Tensor, nn
 
 from convert.backbone import load_backbone
 from convert.convert_to_d2 import convert_file
-from convert.families.timm import EXAMPLE_PX
-from convert.families.timm_arguments import as_text
+from convert.families.timm import EXAMPLE_PX, as_text
 from convert.modeling.timm_network import (
     FIXED,
     TimmNetwork,

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from convert import verify
 from convert.contract import Overrides
 from convert.convert_to_d2 import convert_file
+from convert.modeling.reference import TOLERANCE, reference_features
 from convert.read import read_file
 from convert.translate import translate
 from detection.config.engines import find_engine
@@ -118,11 +119,11 @@ def test_a_built_detector_gives_the_features_of_the_source(file, engine, tmp_pat
     ].source_network()
     with torch.no_grad():
         features = features_of(model, image)
-        expected = verify.reference_features(contract.family, architecture, state, image)
+        expected = reference_features(contract.family, architecture, state, image)
 
     wanted = {of_c4: {"res4", "res5"}, last_map: {"last_feat"}}.get(features_of, STAGES)
     assert set(features) == wanted
     exact = contract.family.name == "resnet"
     for name, value in features.items():
-        limit = 0.0 if exact else verify.TOLERANCE * float(expected[name].abs().max())
+        limit = 0.0 if exact else TOLERANCE * float(expected[name].abs().max())
         torch.testing.assert_close(value, expected[name], rtol=0, atol=limit)

@@ -13,7 +13,7 @@ import timm
 import torch
 
 from convert.convert_to_d2 import convert_file
-from convert.families.timm_arguments import as_text
+from convert.families.timm import as_text
 from convert.verify import read_converted
 from detection.config.task import load_task
 from detection.engine import launch
