@@ -75,8 +75,8 @@ def convert_file(
     )
     from convert.source_module import check_source
 
-    found, model = translate.translate(src, raw, Overrides.of(**overrides), objects)
-    contract, notes = model.contract, [*located.notes, *found.notes]
+    found = translate.translate(src, raw, Overrides.of(**overrides), objects)
+    contract, notes = found.contract, [*located.notes, *found.notes]
     if to == "torchvision" and (options := write.lost_options(contract)):
         notes.append(
             "a plain state dict does not hold the input contract; to convert this one to "
@@ -84,7 +84,7 @@ def convert_file(
         )
     with _scratch_folder(dst) as folder:
         scratch = Path(folder) / dst.name
-        write.write(scratch, model, to)
+        write.write(scratch, found.converted, to)
         converted = write.read_back(scratch, contract, to)
         verify.check_round_trip(found.state, converted, str(src))
         if converted.contract != contract:
@@ -106,7 +106,7 @@ def convert_file(
         epoch=found.epoch,
         head=found.head,
         contract=contract,
-        mapped=len(model.model) - found.filled,
+        mapped=len(found.state) - found.filled,
         dropped=found.dropped,
         left=dict(left),
         features=features,
@@ -151,7 +151,8 @@ def convert_in_memory(
     src = source_file(Path(src))
     objects = set() if objects is None else objects
     raw = read_file(src, objects) if raw is None else raw
-    found, converted = translate.translate(src, raw, Overrides.of(**overrides), objects)
+    found = translate.translate(src, raw, Overrides.of(**overrides), objects)
+    converted = found.converted
     verify.check_round_trip(found.state, converted, str(src))
     features = verify.check_features(*found.source_network(), converted, str(src))
     found, check = check_source(module, raw, found, Overrides.of(**overrides), str(src))

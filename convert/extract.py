@@ -69,7 +69,7 @@ def extract_backbone(
             continue
         key, short = entry.keys[-1], unwrapped(entry.keys[-1])
         owner = _owner(choice, entry.name)
-        name = short.removeprefix(network.prefix) if owner == choice.name else ""
+        name = short.removeprefix(network.inner_prefix) if owner == choice.name else ""
         new = network.scheme.rename(name)
         rule = first_rule(new or name, inside)
         if rule and new:
@@ -93,17 +93,17 @@ def extract_backbone(
             parts.dropped[rule] += 1
             if rule in family.tokens:
                 parts.tokens[name] = entry
-        elif network.scheme.own.match(name) or (owner == choice.name and network.prefix):
+        elif network.scheme.own.match(name) or (owner == choice.name and network.inner_prefix):
             unknown.append(key)
         else:
             (second if _is_large_convolution(entry) else ignored).append(key)
             parts.dropped[IGNORED] += 1
     if unknown:
-        foreign = (unwrapped(key).removeprefix(network.prefix) for key in unknown)
+        foreign = (unwrapped(key).removeprefix(network.inner_prefix) for key in unknown)
         reasons = dict.fromkeys(first_rule(name, family.obstacles) for name in foreign)
         first = next((reason for reason in family.obstacles if reason in reasons), "")
         why = f"; {first} is not supported" if first else ""
-        start = network.prefix.rstrip(".")
+        start = network.inner_prefix.rstrip(".")
         if start and unknown == heads:
             why += (
                 "; they are the head of a network whose backbone may be dilated; if it is not, "
@@ -164,17 +164,17 @@ def _owner(choice: Choice, name: str) -> str | None:
     network is the chosen one.
     """
     networks, second_names = choice.found.networks, choice.found.second_names
-    starts = {network.start: role for role, network in networks.items()}
+    starts = {network.prefix: role for role, network in networks.items()}
     here = [
         start
         for start in (*starts, *second_names)
-        if name.startswith(start) and start.count("/") == choice.network.start.count("/")
+        if name.startswith(start) and start.count("/") == choice.network.prefix.count("/")
     ]
     start = max(here, key=len, default="")
     if start in second_names:
         return f"second name of the {second_names[start]}"
     role = starts.get(start) if here else None
-    if role is None or role == choice.name or networks[role].prefix:
+    if role is None or role == choice.name or networks[role].inner_prefix:
         return role
     return role if networks[role].scheme.rename(name.removeprefix(start)) else None
 

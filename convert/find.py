@@ -55,26 +55,26 @@ class Network:
     """Network in a file.
 
     Attributes:
-        start: Prefix of its tensors in the flattened file, e.g. "state_dict/encoder_q.".
+        prefix: Prefix of the tensors in the flattened file, e.g. "state_dict/encoder_q.".
         keys: Keys of the dicts that contain it, outermost first, as they are in the file.
         family: Family of its tensors.
         scheme: Their naming scheme.
     """
 
-    start: str
+    prefix: str
     keys: tuple[Any, ...]
     family: Family
     scheme: Scheme
 
     @property
-    def prefix(self) -> str:
-        """Prefix of its names in the innermost dict."""
-        return self.start.rpartition("/")[2]
+    def inner_prefix(self) -> str:
+        """Prefix of the tensors in the innermost dict."""
+        return self.prefix.rpartition("/")[2]
 
     @property
     def directory(self) -> str:
         """Prefix of all names in the innermost dict."""
-        return self.start[: len(self.start) - len(self.prefix)]
+        return self.prefix[: len(self.prefix) - len(self.inner_prefix)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +178,7 @@ def choose_network(
 
 def _name(network: Network) -> str:
     """Return the name of a network without a role, as it is printed and `--encoder` takes it."""
-    return shown(network.start.strip("./").replace("/", "."), _MAX_NAME)[1:-1]
+    return shown(network.prefix.strip("./").replace("/", "."), _MAX_NAME)[1:-1]
 
 
 def _name_of(encoder: str | None, networks: Mapping[str, Network]) -> str | None:
@@ -230,7 +230,7 @@ def all_networks(
         project, roles = _unknown_project(found, every, raw, where, requested or {}), {}
     networks = {role: found[start] for role, start in roles.items() if start in found}
     values = {entry.name: entry.value for entry in entries}
-    starts = {network.start for network in networks.values()}
+    starts = {network.prefix for network in networks.values()}
     others = [] if project.is_ours else [n for start, n in found.items() if start not in starts]
     if project.is_unknown:
         others = [network for network in others if _is_plain(network)]
@@ -238,7 +238,7 @@ def all_networks(
     # Networks under a dropped key are parts of others, unless the file has no other network.
     kept = [network for network in others if not _is_dropped(network, project)]
     for network in kept or ([] if networks else others[:1]):
-        start = network.start
+        start = network.prefix
         same = (name for name, n in networks.items() if _is_same(network, n, values))
         if first := next(same, None):
             second_names[start] = first
@@ -308,7 +308,7 @@ def _roles(
         starts = tuple(network.directory + word for word in words.split())
         if not any(name.startswith(starts) for name in known):
             return None
-    wanted = [network.start + key for key in project.order]
+    wanted = [network.prefix + key for key in project.order]
     return roles if [name for name in known if name in wanted] == wanted else None
 
 
@@ -364,11 +364,11 @@ def _unknown_project(
 
 
 def _is_plain(network: Network) -> bool:
-    return bool(network.scheme.plain) and network.start.count("/") <= MAX_DEPTH
+    return bool(network.scheme.plain) and network.prefix.count("/") <= MAX_DEPTH
 
 
 def _is_dropped(network: Network, project: Project) -> bool:
-    keys = (*network.keys, network.prefix + network.scheme.first[1])
+    keys = (*network.keys, network.inner_prefix + network.scheme.first[1])
     if project.is_unknown and any(map(is_average, network.keys)):
         return False  # e.g. in the state of a callback
     return any(rule_of(key, project) is not None for key in keys)
@@ -382,15 +382,15 @@ def is_average(key: Any) -> bool:
 def _is_same(network: Network, other: Network, values: Mapping[str, Any]) -> bool:
     """Return whether two prefixes have equal tensors, e.g. if a module has two names."""
     first = network.scheme.first[0]
-    starts = (network.start + first, other.start + first)
+    starts = (network.prefix + first, other.prefix + first)
     if network.scheme is not other.scheme or not _is_equal(*map(values.get, starts)):
         return False
     own = {
-        name.removeprefix(network.start): value
+        name.removeprefix(network.prefix): value
         for name, value in values.items()
-        if name.startswith(network.start) and network.scheme.rename(name[len(network.start) :])
+        if name.startswith(network.prefix) and network.scheme.rename(name[len(network.prefix) :])
     }
-    return all(_is_equal(value, values.get(other.start + name)) for name, value in own.items())
+    return all(_is_equal(value, values.get(other.prefix + name)) for name, value in own.items())
 
 
 def _is_equal(value: Any, other: Any) -> bool:

@@ -10,6 +10,7 @@ from convert.families.resnet import ResNetArchitecture
 from convert.families.vit import GELU, ViTArchitecture
 from moco.common.command import RANDOM
 from moco.common.errors import DataError, UserError
+from moco.common.pretrained import init_name
 from moco.modeling.archs import VITS, EncoderSpec, Spec, ViTSpec
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def read_initial_weights(
         arch: Required architecture, or `""` for the file's.
         stem: Required stem, or `""` for the file's.
         width: Required width, or 0 for the file's.
-        init: Name in result tables; `""` uses `moco.engine.weights.init_name`.
+        init: Name in result tables; `""` derives it from the file.
         image_size: Side of the images that a random ViT has positions for, in px.
         mean: Mean of RGB pixels 0..255, or None for that of the file or its project.
         std: Standard deviation of RGB pixels 0..255, or None for that of the file or its project.
@@ -54,7 +55,7 @@ def read_initial_weights(
     from convert.contract import Overrides
     from convert.read import digests, find_file, read_file
     from convert.translate import translate
-    from moco.engine.weights import InitialWeights, init_name, random_weights
+    from moco.engine.weights import InitialWeights, random_weights
     from moco.modeling.encoder import load_backbone
     from moco.modeling.soundness import check_network
 
@@ -68,10 +69,10 @@ def read_initial_weights(
     raw = read_file(path, objects)
     try:
         pixels = {"mean": mean and tuple(mean), "std": std and tuple(std)}
-        found, converted = translate(path, raw, Overrides.of(stem=stem or None, **pixels), objects)
+        found = translate(path, raw, Overrides.of(stem=stem or None, **pixels), objects)
     except UserError as error:
         raise type(error)(str(error).replace("--stem", "MODEL.STEM")) from error
-    contract = converted.contract
+    contract = found.contract
     try:
         spec = encoder_spec(contract.architecture)
     except UserError as error:
@@ -104,7 +105,7 @@ def read_initial_weights(
         for values in (contract.pixels.mean, contract.pixels.std)
     )
     pixel_notes = [f"pixels: mean {mean}, std {std}, as requested"] if any(pixels.values()) else []
-    name = init or located.init or init_name(path)
+    name = init or located.init or _name_in_tables(path)
     if name == RANDOM:
         raise UserError(
             f"{path}: would be called {RANDOM!r} in a table; set another name with --init"
@@ -119,10 +120,16 @@ def read_initial_weights(
         std=std,
         sha256=digests(path)[0],
         source=contract.source,
-        notes=(*located.notes, *converted.notes, *pixel_notes),
+        notes=(*located.notes, *found.converted.notes, *pixel_notes),
         config=raw["config"] if own else {},
         seed=raw["seed"] if own and type(raw.get("seed")) is int else 0,
     )
+
+
+def _name_in_tables(path: Path) -> str:
+    """Return the name of a file's weights in tables, with the folder of a numbered checkpoint."""
+    name, folder = init_name(str(path)), path.resolve().parent.name
+    return f"{folder}_{name}" if name.startswith("checkpoint_") and folder else name
 
 
 def encoder_spec(architecture: Any) -> Spec:

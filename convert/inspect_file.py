@@ -21,9 +21,15 @@ from convert.read import (
     read_file,
 )
 from convert.recognize import Recognized
-from convert.report import command, fine_tune_command, lines
+from convert.report import (
+    assumed_rows,
+    command,
+    contract_rows,
+    fine_tune_command,
+    lines,
+    source_row,
+)
 from convert.translate import translate
-from convert.verify import Converted
 from moco.common.command import quoted
 from moco.common.errors import DataError, UserError, shown
 from moco.common.files import PathLike, named_objects
@@ -75,13 +81,13 @@ def inspected(
     if found:
         rows += _describe(found, converted, problem is not None)
     if found and find_tasks is not None:
-        rows += _by_folder(find_tasks(found[0][1].contract))
+        rows += _by_folder(find_tasks(found[0].contract))
     if problem is not None:
-        rows.append(("problem" if found else "no use", str(problem).removeprefix(f"{path}: ")))
+        rows.append(("problem" if found else "not usable", str(problem).removeprefix(f"{path}: ")))
     if found and converted:
-        rows.append(("next", fine_tune_command(found[0][1].contract, path)))
+        rows.append(("next", fine_tune_command(found[0].contract, path)))
     elif found:
-        encoder = f" --encoder {found[0][0].contract.encoder}" if problem is not None else ""
+        encoder = f" --encoder {found[0].contract.encoder}" if problem is not None else ""
         source = quoted(weights)
         rows.append(("next", f"{command()} {source} weights.pth{encoder}"))
     if found or problem is None or problem.option:
@@ -91,13 +97,13 @@ def inspected(
 
 def _networks(
     path: Path, raw: Any, hashes: tuple[str, dict[str, str]]
-) -> tuple[list[tuple[Recognized, Converted]], UserError | None]:
+) -> tuple[list[Recognized], UserError | None]:
     """Return every convertible network, the default first, and the first error."""
     problem = None
     try:
         default = translate(path, raw, Overrides(), hashes=hashes)
-        taken = default[0].contract.encoder
-        found, choices = [default], [name for name in default[0].encoders if name != taken]
+        taken = default.contract.encoder
+        found, choices = [default], [name for name in default.encoders if name != taken]
     except UserError as error:
         problem, found = error, []
         try:
@@ -113,32 +119,27 @@ def _networks(
     return found, problem
 
 
-def _describe(
-    found: list[tuple[Recognized, Converted]], converted: bool, problem: bool
-) -> list[tuple[str, str]]:
-    recognized, contract = found[0][0], found[0][1].contract
-    epoch = "" if recognized.epoch is None else f", epoch {recognized.epoch}"
-    rows = [("source", f"{contract.source}{epoch}, {recognized.head}")]
-    for number, (_, its) in enumerate(found):
+def _describe(found: list[Recognized], converted: bool, problem: bool) -> list[tuple[str, str]]:
+    recognized, contract = found[0], found[0].contract
+    rows = [source_row(contract.source, recognized.epoch, recognized.head)]
+    for number, each in enumerate(found):
+        its = each.contract
         statistics = ("running_mean", "running_var")
-        parameters = sum(v.numel() for k, v in its.model.items() if not k.endswith(statistics))
+        parameters = sum(v.numel() for k, v in each.model.items() if not k.endswith(statistics))
         which = ""
         if found[1:] or problem:
-            which = f"; --encoder {its.contract.encoder}" if number or problem else "; default"
+            which = f"; --encoder {its.encoder}" if number or problem else "; default"
         rows.append(
             (
                 "network",
-                f"{its.contract.encoder}: {its.contract.architecture}, {len(its.model)} tensors, "
-                f"{parameters:,} parameters, family {its.contract.family.name}{which}",
+                f"{its.encoder}: {its.architecture}, {len(each.state)} tensors, "
+                f"{parameters:,} parameters, family {its.family.name}{which}",
             )
         )
-    rows.append(("contract", contract.convention()))
-    if recognized.assumed:
-        rows.append(("assumed", recognized.assumed))
     if converted:
         rows.append(("from", f"a file with sha256 {contract.source_sha256}"))
-    rows += [("note", note) for note in recognized.notes]
-    return rows + [("warning", warning) for warning in recognized.warnings]
+    rows += contract_rows(contract, recognized.notes, recognized.warnings)
+    return rows + assumed_rows(recognized.assumed)
 
 
 def _by_folder(tasks: Sequence[str]) -> list[tuple[str, str]]:

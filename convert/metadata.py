@@ -26,7 +26,7 @@ from moco.modeling.archs import VITS, ViTSpec
 from moco.modeling.soundness import Triple, read_input, read_spec
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 
 import ast
@@ -414,29 +414,6 @@ def check_kind(recorded: CheckpointMetadata, family: Family, where: str) -> None
     if not any(kind in each.model_types for each in families()):
         text = f"a kind that is not known here; {its}: remove that file if it is a plain one"
     raise DataError(f"{where}: {recorded.file} is of a {shown(kind)}, {text}")
-
-
-def check_recorded(
-    recorded: CheckpointMetadata,
-    family: Family,
-    network: tuple[Any, Mapping[str, Tensor]],
-    where: str,
-) -> None:
-    """Account for every fact of a record, see `convert.facts`.
-
-    Args:
-        recorded: The record.
-        family: Family of the recognized network.
-        network: Its architecture, and its tensors by the family's names.
-        where: Name of the file, for messages.
-
-    Raises:
-        DataError: If both contradict each other, or nothing is known of a fact.
-    """
-    if not recorded.kind:
-        return
-    start = f"{where}: {recorded.file}"
-    check_facts(recorded.kind, recorded.facts, (family.name, *network), start)
 
 
 def _has_type(value: Any, kind: Any) -> bool:

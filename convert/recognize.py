@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from convert.contract import FOLDED, InputContract, Overrides, Pixels, numbers
 from convert.extract import extract_backbone, fill_statistics, join, to_float32
-from convert.facts import TRANSFORMERS
+from convert.facts import TRANSFORMERS, check_facts
 from convert.families.base import (
     PLAIN_DETECTRON2,
     Adapted,
@@ -23,7 +23,6 @@ from convert.find import Choice, choose_network
 from convert.metadata import (
     CheckpointMetadata,
     check_kind,
-    check_recorded,
     generic_record,
     recorded_arguments,
     recorded_names,
@@ -31,6 +30,7 @@ from convert.metadata import (
 from convert.modeling.timm_network import named_facts
 from convert.projects import Project
 from convert.read import at, flatten, is_array, to_tensor
+from convert.verify import Converted
 from moco.common.errors import DataError, UserError
 from moco.modeling.soundness import Triple
 
@@ -85,6 +85,17 @@ class Recognized:
     head: str = "already converted"
     notes: list[str] = dataclasses.field(default_factory=list)
     warnings: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def model(self) -> dict[str, Tensor]:
+        """Tensors of the backbone, by Detectron2's names."""
+        to_detectron2 = self.contract.family.to_detectron2
+        return {to_detectron2(key) or key: value for key, value in self.state.items()}
+
+    @property
+    def converted(self) -> Converted:
+        """Converted weights, with the notes and warnings for results."""
+        return Converted(self.model, self.contract, (*self.notes, *self.warnings))
 
     def source_network(self) -> tuple[Mapping[str, Tensor], Any]:
         """Return tensors and architecture of the network that the features are compared with."""
@@ -182,7 +193,9 @@ def recognize(
     for name in tokens.keys() & backbone.keys():
         del extracted.dropped[first_rule(name, network.family.dropped)]
     architecture = network.family.recognize(backbone, hints)
-    check_recorded(recorded, network.family, (architecture, backbone), where)
+    if recorded.kind:
+        of_network = network.family.name, architecture, backbone
+        check_facts(recorded.kind, recorded.facts, of_network, f"{where}: {recorded.file}")
     adapted = network.family.adapt(architecture, backbone, overrides.options, where)
     notes += [f"changed as requested: {change}" for change in adapted.changes]
     pixels = Pixels(
@@ -191,9 +204,9 @@ def recognize(
         recorded.channel_order or project.channel_order,
     )
     inside = {
-        entry.name.removeprefix(network.start): tuple(entry.value.shape)
+        entry.name.removeprefix(network.prefix): tuple(entry.value.shape)
         for entry in entries
-        if entry.name.startswith(network.start) and is_array(entry.value)
+        if entry.name.startswith(network.prefix) and is_array(entry.value)
     }
     mapped = {name: tuple(value.shape) for name, value in backbone.items()}
     twins = other_networks(network.family, overrides.options, inside, mapped)
@@ -204,7 +217,7 @@ def recognize(
         unknown_pixels = f"mean {numbers(pixels.mean)}, std {numbers(pixels.std)}"
     source = _changed(project.name.replace("MSRA", recorded.owner or "MSRA"), adapted)
     every = {entry.name for entry in entries}
-    heads = (text for key, text in network.family.heads.items() if network.start + key in every)
+    heads = (text for key, text in network.family.heads.items() if network.prefix + key in every)
     epoch = at(raw, project.epoch.split("/"))
     return Recognized(
         contract=InputContract(
@@ -297,7 +310,7 @@ def _names_in_file(choice: Choice, keys: Mapping[str, str]) -> Callable[[str], s
     """Return the map from the family's names to those in the file, also for missing tensors."""
     network, scheme = choice.network, choice.network.scheme
     first = keys.get(scheme.rename(scheme.first[0]) or "", "")
-    start = first.removesuffix(scheme.first[0]) if first else network.prefix
+    start = first.removesuffix(scheme.first[0]) if first else network.inner_prefix
     shortcut = any(".shortcut." in key for key in keys.values())
 
     def named(name: str) -> str:

@@ -44,13 +44,12 @@ class ConversionReport:
     def text(self) -> str:
         """Format the report, ending with the next command to run."""
         c = self.contract
-        epoch = "" if self.epoch is None else f", epoch {self.epoch}"
         difference = max(check.max_abs_diff for check in self.features.values())
         strides = ", ".join(f"{name} /{check.stride}" for name, check in self.features.items())
         others = " or ".join(choice for choice in self.encoders if choice != c.encoder)
         compared = "verified" if self.is_verified else "equal"
         rows = [
-            ("source", f"{self.source_path}: {c.source} checkpoint{epoch}, {self.head}"),
+            source_row(f"{self.source_path}: {c.source} checkpoint", self.epoch, self.head),
             ("sha256", c.source_sha256),
             ("encoder", c.encoder + (f" (--encoder selects {others})" if others else "")),
             ("architecture", str(c.architecture)),
@@ -59,16 +58,14 @@ class ConversionReport:
                 f"{self.mapped} mapped; dropped: {_counts(self.dropped)}; "
                 f"left at init: {_counts(self.left)}",
             ),
-            ("contract", c.convention()),
-            *(("note", note) for note in self.notes),
-            *(("warning", warning) for warning in self.warnings),
+            *contract_rows(c, self.notes, self.warnings),
             (compared, "read back and inverted: bitwise equal"),
             (
                 compared,
                 f"features of one image at {strides}: {agreement(self.features)} to those of "
                 f"{self.reference} (max abs difference {difference:g})",
             ),
-            *([("assumed", self.assumed)] if self.assumed else []),
+            *assumed_rows(self.assumed),
             ("output", f"{self.output_path} sha256 {self.output_sha256}"),
             ("next", self.next_command()),
         ]
@@ -78,6 +75,27 @@ class ConversionReport:
         """Return the command that fine-tunes a detector, or classifies, with these weights."""
         make = classify_command if self.to == "torchvision" else fine_tune_command
         return make(self.contract, self.output_path)
+
+
+def source_row(source: str, epoch: int | None, head: str) -> tuple[str, str]:
+    """Return the row about the source of a network."""
+    return "source", f"{source}{'' if epoch is None else f', epoch {epoch}'}, {head}"
+
+
+def contract_rows(
+    contract: InputContract, notes: Iterable[str], warnings: Iterable[str]
+) -> list[tuple[str, str]]:
+    """Return the rows about the input contract, with the notes and warnings of a conversion."""
+    return [
+        ("contract", contract.convention()),
+        *(("note", note) for note in notes),
+        *(("warning", warning) for warning in warnings),
+    ]
+
+
+def assumed_rows(assumed: str) -> list[tuple[str, str]]:
+    """Return the row about what neither file nor features determine, if there is any."""
+    return [("assumed", assumed)] if assumed else []
 
 
 def lines(rows: Iterable[tuple[str, str]]) -> str:

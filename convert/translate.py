@@ -47,7 +47,6 @@ from convert.read import (
 )
 from convert.recognize import Recognized, from_contract, recognize
 from convert.source_module import check_module
-from convert.verify import Converted
 from moco.common.errors import DataError, UserError, shown
 from moco.common.files import named_objects
 from moco.common.unpickler import Inert
@@ -74,7 +73,7 @@ def translate(
     overrides: Overrides,
     objects: Collection[str] = (),
     hashes: tuple[str, dict[str, str]] | None = None,
-) -> tuple[Recognized, Converted]:
+) -> Recognized:
     """Recognize a checkpoint, map it to Detectron2's names with a contract, and check every tensor.
 
     Args:
@@ -102,9 +101,7 @@ def translate(
         return _through_timm(error, src, raw, overrides, objects, hashes)
 
 
-def _as_timm(
-    src: Path, raw: Any, overrides: Overrides, *details: Any
-) -> tuple[Recognized, Converted]:
+def _as_timm(src: Path, raw: Any, overrides: Overrides, *details: Any) -> Recognized:
     """Convert a file as the network of timm that an option or its record names.
 
     Arguments with which that was built are the file's, unless they are given.
@@ -149,22 +146,21 @@ def _as_timm(
         return _in_order(alike, entries, src, raw, overrides, *details)
     notes, assumed = [_path_of(given)], []
     try:
-        found, converted = _translate(src, raw, overrides, *details)
+        found = _translate(src, raw, overrides, *details)
     except OtherNetworkError:
         its = architecture_of(options)
         renamed = under_other_names(entries, raw, its.name, its.arguments, where)
         if renamed is None:
             raise
-        found, converted = _translate(src, renamed.raw, overrides, *details)
+        found = _translate(src, renamed.raw, overrides, *details)
         notes.append(renamed.note)
         if renamed.is_assumed:
             assumed.append(f"that these are its tensors: {renamed.note}")
-    found = dataclasses.replace(
+    return dataclasses.replace(
         found,
         assumed=", ".join([*assumed, *filter(None, [found.assumed])]),
         notes=[*notes, *found.notes],
     )
-    return found, Converted(converted.model, converted.contract, (*found.notes, *found.warnings))
 
 
 def _path_of(name: str) -> str:
@@ -177,7 +173,7 @@ def _path_of(name: str) -> str:
 
 def _through_timm(
     error: DataError, src: Path, raw: Any, overrides: Overrides, *details: Any
-) -> tuple[Recognized, Converted]:
+) -> Recognized:
     """Convert a network that no other family has, because of `error`, as timm's of its name.
 
     Raises:
@@ -210,9 +206,7 @@ def _through_timm(
     place, name = known[0]
     options = {**overrides.options, OPTION.name: name}
     try:
-        found, converted = _as_timm(
-            src, raw, dataclasses.replace(overrides, options=options), *details
-        )
+        found = _as_timm(src, raw, dataclasses.replace(overrides, options=options), *details)
     except UserError as reason:
         what = error.what if isinstance(error, UnknownLayoutError) else str(error)
         text = f"{what}; {place} names {name}"
@@ -223,12 +217,12 @@ def _through_timm(
         raise DataError(text) from error
     note = f"{place} names {name}, which no family but timm has: as with {OPTION.flag} {name}"
     found.notes.insert(0, note)
-    return found, dataclasses.replace(converted, notes=(note, *converted.notes))
+    return found
 
 
 def _in_order(
     alike: InOrder, entries: Sequence[Entry], src: Path, raw: Any, overrides: Overrides, *rest: Any
-) -> tuple[Recognized, Converted]:
+) -> Recognized:
     """Convert a network of torchvision as the one of timm that has its maps.
 
     Raises:
@@ -238,7 +232,7 @@ def _in_order(
         names = alike.names(candidate)
         name, _, arguments = candidate.partition(":")
         options = {**overrides.options, OPTION.name: name, ARGUMENTS.name: arguments}
-        found, converted = _translate(
+        found = _translate(
             src,
             alike.renamed(raw, entries, names, str(src)),
             dataclasses.replace(overrides, options=options),
@@ -259,13 +253,12 @@ def _in_order(
             source="torchvision",
             pixels=overrides.pixels(alike.pixels(), str(src)),
         )
-        found = dataclasses.replace(
+        return dataclasses.replace(
             alike.named(found, names),
             contract=contract,
             assumed=f"torchvision's {alike.name}, with the pixels of its published weights",
             notes=[note, *(other for other in found.notes if other != of_timm)],
         )
-        return found, Converted(converted.model, contract, (*found.notes, *found.warnings))
     raise DataError(
         f"{src}: torchvision's {alike.name} by the names and shapes of its tensors, which is not "
         "supported: no family here has its maps, and no network of timm by their order"
@@ -278,7 +271,7 @@ def _translate(
     overrides: Overrides,
     objects: Collection[str],
     hashes: tuple[str, dict[str, str]],
-) -> tuple[Recognized, Converted]:
+) -> Recognized:
     where = str(src)
     sha256, parts = hashes
     if is_converted(raw):
@@ -301,12 +294,14 @@ def _translate(
     overridden += [o.name for o in family.options if o.convention and o.name in overrides.options]
     for name in overridden:
         found.notes.append(f"{name.replace('_', ' ')} was set by an option, not by the source")
-    model = {family.to_detectron2(key) or key: value for key, value in found.state.items()}
     # Before `check_model`, which would report the zero scales of an untrained network as unsound.
     folded = found.contract.bn_folded
     found.warnings.extend(family.check_trained(found.state, where, found.named, folded=folded))
     verify.check_model(
-        model, found.contract, where, lambda key: found.named(family.from_detectron2(key) or key)
+        found.model,
+        found.contract,
+        where,
+        lambda key: found.named(family.from_detectron2(key) or key),
     )
     source = found.original or found.source_network()
     found.notes.extend(
@@ -320,7 +315,7 @@ def _translate(
             where,
         )
     )
-    return found, Converted(model, found.contract, (*found.notes, *found.warnings))
+    return found
 
 
 _MAX_NETWORKS = 8  # prefixes that are tried
@@ -332,13 +327,13 @@ class InOrder:
 
     Attributes:
         name: Name of torchvision's network.
-        start: Prefix of its tensors in the flattened file.
+        prefix: Prefix of the tensors in the flattened file.
         candidates: Networks of timm that may have its maps, see `Index.torchvision`, possibly with
             an argument, e.g. "efficientnet_b5:bn_eps=0.001".
     """
 
     name: str
-    start: str
+    prefix: str
     candidates: tuple[str, ...]
 
     def build(self) -> nn.Module:
@@ -423,10 +418,10 @@ class InOrder:
 
     def named(self, found: Recognized, names: Mapping[str, str]) -> Recognized:
         """Return the network with the names of its tensors in the file, for messages."""
-        return _named(found, names, self.start.rpartition("/")[2])
+        return _named(found, names, self.prefix.rpartition("/")[2])
 
     def _short(self, entry: Entry) -> str:
-        return entry.name.removeprefix(self.start) if entry.name.startswith(self.start) else ""
+        return entry.name.removeprefix(self.prefix) if entry.name.startswith(self.prefix) else ""
 
 
 def _named(found: Recognized, names: Mapping[str, str], prefix: str) -> Recognized:
@@ -533,7 +528,7 @@ def of_torchvision(entries: Sequence[Entry], where: str) -> InOrder | None:
             name, candidates = row
             found.append(InOrder(name, start, candidates))
     if len(found) > 1:
-        names = ", ".join(shown(network.start.rstrip("./")) for network in found[:3])
+        names = ", ".join(shown(network.prefix.rstrip("./")) for network in found[:3])
         raise DataError(
             f"{where}: {len(found)} networks of torchvision ({found[0].name}), e.g. in {names}; "
             "give a file with one of them"

@@ -131,6 +131,11 @@ class Names:
             self._own[external] = own
             self._external.setdefault(own, []).append(external)
 
+    @property
+    def own_names(self) -> Collection[str]:
+        """The family's names, with "*" for numbers."""
+        return self._external.keys()
+
     def own(self, name: str) -> str | None:
         """Return the family's name of a tensor, or None if it is not in the table."""
         return _look_up(name, self._own.get)
@@ -355,6 +360,9 @@ class Family(abc.ABC):
         owner: Project of the reference implementation, for messages.
         features: Modules of `reference`, and of timm's networks, whose outputs are the features ->
             Detectron2's names.
+        detectron2: Table of Detectron2's names of tensors.
+        norms: Regular expression of the names of the layer norms' scales, or "" for networks with
+            batch norm.
         keys: Keys of a detector's configuration; all start with MODEL. and the family's name.
         pyramid: Network under an FPN, or None if the engines have detectors of their own for it.
         named_by: Option that names a network of this family if the tensors do not identify it.
@@ -382,6 +390,8 @@ class Family(abc.ABC):
     heads: Mapping[str, str]
     owner: str
     features: Mapping[str, str]
+    detectron2: Names
+    norms: str = ""
     keys: Keys = MappingProxyType({})
     pyramid: Pyramid | None = None
     named_by: str = ""
@@ -396,14 +406,6 @@ class Family(abc.ABC):
     words: tuple[str, ...] = ()
     plain_names: frozenset[str] = frozenset()
     model_types: tuple[str, ...] = ()
-
-    @abc.abstractmethod
-    def to_detectron2(self, key: str) -> str | None:
-        """Return Detectron2's name of one of the family's tensors, or None if it is unknown."""
-
-    @abc.abstractmethod
-    def from_detectron2(self, key: str) -> str | None:
-        """Return the family's name of one of Detectron2's tensors, or None if it is unknown."""
 
     @abc.abstractmethod
     def recognize(self, state: Mapping[str, Tensor], hints: Hints) -> Any:
@@ -432,6 +434,20 @@ class Family(abc.ABC):
         The module has the family's names and shares no code with the one of `build`.
         """
 
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other)  # another process unpickles an object of its own
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+    def to_detectron2(self, key: str) -> str | None:
+        """Return Detectron2's name of one of the family's tensors, or None if it is unknown."""
+        return self.detectron2.external(key)
+
+    def from_detectron2(self, key: str) -> str | None:
+        """Return the family's name of one of Detectron2's tensors, or None if it is unknown."""
+        return self.detectron2.own(key)
+
     def schemes_of(self, requested: Mapping[str, Any]) -> Mapping[str, Scheme]:
         """Return the naming schemes under values of the options."""
         return self.schemes
@@ -439,7 +455,13 @@ class Family(abc.ABC):
     def check_trained(
         self, state: Mapping[str, Tensor], where: str, named: Callable[[str], str], *, folded: bool
     ) -> list[str]:
-        """Check that a network was trained, see `moco.modeling.soundness.check_trained`."""
+        """Check that a network was trained, and return warnings.
+
+        Raises:
+            DataError: If all norms have their initial values.
+        """
+        if self.norms:
+            return check_layer_norms(state, where, self.norms)
         return soundness.check_trained(state, where, named, folded=folded)
 
     def complete(self, state: dict[str, Tensor], hints: Hints) -> dict[str, Tensor]:
@@ -594,6 +616,28 @@ def check_layer_norms(
             "this network was never trained"
         )
     return []
+
+
+def count_blocks(
+    state: Mapping[str, Tensor], hints: Hints, start: str, tensor: str, otherwise: str
+) -> int:
+    """Return the number of blocks of a stage.
+
+    Args:
+        state: Tensors by the family's names.
+        hints: Further information about the network.
+        start: Prefix of the blocks, before their number.
+        tensor: Tensor that every block has.
+        otherwise: What a file without one of the blocks is, for the message.
+
+    Raises:
+        DataError: If a block is missing between others.
+    """
+    blocks = {int(key.removeprefix(start).split(".")[0]) for key in state if start in key}
+    if missing := sorted(set(range(max(blocks, default=0) + 1)) - blocks):
+        name = hints.name(f"{start}{missing[0]}.{tensor}")
+        raise DataError(f"{hints.where}: {name} is missing; {otherwise}")
+    return len(blocks)
 
 
 def stochastic_depth(p: float) -> nn.Module:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -29,11 +29,10 @@ from convert.families.base import (
     Pyramid,
     Scheme,
     StagedArchitecture,
-    check_layer_norms,
+    count_blocks,
     network_arguments,
     register,
 )
-from moco.common.errors import DataError
 from moco.common.keys import Key, Keys, Role
 
 if TYPE_CHECKING:
@@ -258,6 +257,8 @@ class ConvNeXtFamily(Family):
     heads = HEADS
     owner = "timm's ConvNeXt"
     features = MappingProxyType({f"stages.{i}": feature for i, feature in enumerate(FEATURES)})
+    detectron2 = TIMM
+    norms = r"(norm|stem\.1)\.weight$"
     keys = TASK_KEYS
     pyramid = Pyramid(
         _network,
@@ -270,25 +271,12 @@ class ConvNeXtFamily(Family):
     plain_names = frozenset(("convnext", "convnextv", *_SIZES))
     model_types = ("convnext", "convnextv2", "dinov3_convnext")
 
-    def to_detectron2(self, key: str) -> str | None:
-        """Return the name itself if it is in the table, or None."""
-        return TIMM.own(key)
-
-    def from_detectron2(self, key: str) -> str | None:
-        """Return the name itself if it is in the table, or None."""
-        return TIMM.own(key)
-
     def recognize(self, state: Mapping[str, Tensor], hints: Hints) -> ConvNeXtArchitecture:
         """Return the architecture of a ConvNeXt, see `Family.recognize`."""
-        depths, dims = [], []
+        depths, dims, kind = [], [], "not the whole of a ConvNeXt"
         for start in (f"stages.{i}.blocks." for i in range(4)):
-            blocks = {int(key.removeprefix(start).split(".")[0]) for key in state if start in key}
-            if missing := sorted(set(range(max(blocks, default=0) + 1)) - blocks):
-                key = hints.name(f"{start}{missing[0]}.conv_dw.weight")
-                raise DataError(f"{hints.where}: {key} is missing; not the whole of a ConvNeXt")
-            key = f"{start}0.conv_dw.weight"
-            depths.append(len(blocks))
-            dims.append(hints.shape(state, key, 4, "not the whole of a ConvNeXt")[0])
+            depths.append(count_blocks(state, hints, start, "conv_dw.weight", kind))
+            dims.append(hints.shape(state, f"{start}0.conv_dw.weight", 4, kind)[0])
         # Only timm's convnext_xxlarge, which is CLIP's, has another value than 1e-6. The eps in
         # transformers' configurations is that of the final norm, except in DINOv3's, where it is
         # that of all norms.
@@ -308,9 +296,3 @@ class ConvNeXtFamily(Family):
         from convert.modeling.convnext import reference
 
         return reference(architecture)
-
-    def check_trained(
-        self, state: Mapping[str, Tensor], where: str, named: Callable[[str], str], *, folded: bool
-    ) -> list[str]:
-        """Check the layer norms."""
-        return check_layer_norms(state, where, r"(norm|stem\.1)\.weight$")

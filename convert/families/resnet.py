@@ -431,20 +431,13 @@ class ResNetFamily(Family):
     heads = HEADS
     owner = "torchvision's ResNet"
     features = MappingProxyType({"maxpool": "stem", **STAGES})
+    detectron2 = DETECTRON2
     options = OPTIONS
     lookalikes = LOOKALIKES
     assumes = "ReLU, max-pooling and strides as torchvision has them"
     words = ("resn", "resnext")
     plain_names = frozenset(("resnet", "resnext", "wide", "res", "rn", "r", "w", "x", "d"))
     model_types = ("resnet",)
-
-    def to_detectron2(self, key: str) -> str | None:
-        """Return Detectron2's name of a torchvision tensor, or None if it is not in the table."""
-        return DETECTRON2.external(key)
-
-    def from_detectron2(self, key: str) -> str | None:
-        """Return torchvision's name of a Detectron2 tensor, or None; inverse of `to_detectron2`."""
-        return DETECTRON2.own(key)
 
     def recognize(self, state: Mapping[str, Tensor], hints: Hints) -> ResNetArchitecture:
         """Return the architecture of a ResNet, see `Family.recognize`."""

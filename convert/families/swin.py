@@ -29,7 +29,7 @@ from convert.families.base import (
     Pyramid,
     Scheme,
     StagedArchitecture,
-    check_layer_norms,
+    count_blocks,
     network_arguments,
     register,
     with_bias,
@@ -287,6 +287,8 @@ class SwinFamily(Family):
     heads = HEADS
     owner = "timm's Swin"
     features = MappingProxyType({name: name for name in FEATURES})
+    detectron2 = OFFICIAL
+    norms = r"norm\d?\.weight$"
     keys = TASK_KEYS
     pyramid = Pyramid(
         _network,
@@ -303,24 +305,13 @@ class SwinFamily(Family):
     )
     model_types = ("swin",)
 
-    def to_detectron2(self, key: str) -> str | None:
-        """Return the official name of a tensor, which Detectron2 has as well."""
-        return OFFICIAL.external(key)
-
-    def from_detectron2(self, key: str) -> str | None:
-        """Return timm's name of a tensor in the official names."""
-        return OFFICIAL.own(key)
-
     def recognize(self, state: Mapping[str, Tensor], hints: Hints) -> SwinArchitecture:
         """Return the architecture of a Swin, see `Family.recognize`."""
         where, kind = hints.where, "not the whole of a Swin"
         width = hints.shape(state, _FIRST[0], 4, kind)[0]
         depths, heads, windows = [], [], []
         for i, start in enumerate(f"layers.{i}.blocks." for i in range(len(FEATURES))):
-            blocks = {int(key.removeprefix(start).split(".")[0]) for key in state if start in key}
-            if missing := sorted(set(range(max(blocks, default=0) + 1)) - blocks):
-                key = hints.name(f"{start}{missing[0]}.{_TABLE}")
-                raise DataError(f"{where}: {key} is missing; {kind}")
+            depths.append(count_blocks(state, hints, start, _TABLE, kind))
             key = f"{start}0.{_TABLE}"
             rows, number = hints.shape(state, key, 2, kind)
             window = (math.isqrt(rows) + 1) // 2
@@ -330,7 +321,6 @@ class SwinFamily(Family):
                     "positions of a window of w cells, and heads that divide "
                     f"{width * 2**i} channels"
                 )
-            depths.append(len(blocks))
             heads.append(number)
             windows.append(window)
         if len(set(windows)) > 1:
@@ -355,12 +345,6 @@ class SwinFamily(Family):
         from convert.modeling.swin import reference
 
         return reference(architecture)
-
-    def check_trained(
-        self, state: Mapping[str, Tensor], where: str, named: Callable[[str], str], *, folded: bool
-    ) -> list[str]:
-        """Check the layer norms."""
-        return check_layer_norms(state, where, r"norm\d?\.weight$")
 
     def image_size(self, architecture: SwinArchitecture) -> tuple[int, int]:
         """Return the size of an image whose last map is two windows."""

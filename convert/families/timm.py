@@ -504,12 +504,10 @@ class TimmFamily(Family):
     options = (OPTION, ARGUMENTS)
 
     def to_detectron2(self, key: str) -> str:
-        """Return the name itself."""
+        """Return the name itself, as this project's networks have timm's names."""
         return key
 
-    def from_detectron2(self, key: str) -> str:
-        """Return the name itself."""
-        return key
+    from_detectron2 = to_detectron2
 
     def schemes_of(self, requested: Mapping[str, Any]) -> Mapping[str, Scheme]:
         """Return the naming scheme of the network that the options name, or nothing."""

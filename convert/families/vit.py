@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +21,9 @@ from convert.families.base import (
     Hints,
     Option,
     OtherNetworkError,
-    check_layer_norms,
     register,
 )
-from convert.families.vit_names import PERIODS, SCHEMES, known
+from convert.families.vit_names import DETECTRON2, PERIODS, SCHEMES
 from convert.families.vit_resize import (
     ANTIALIASED,
     BICUBIC,
@@ -639,6 +638,8 @@ class ViTFamily(Family):
     heads = HEADS
     owner = "timm's own class"
     features = MappingProxyType({"norm": FEATURE})
+    detectron2 = DETECTRON2
+    norms = r"norm[12]\.weight$"
     keys = TASK_KEYS
     options = OPTIONS
     lookalikes = LOOKALIKES
@@ -659,14 +660,6 @@ class ViTFamily(Family):
         *("siglip", "siglip_vision_model"),
         *("siglip2", "siglip2_vision_model", "metaclip_2", "metaclip_2_vision_model"),
     )
-
-    def to_detectron2(self, key: str) -> str | None:
-        """Return the name itself if a backbone has it, or None."""
-        return known(key)
-
-    def from_detectron2(self, key: str) -> str | None:
-        """Return the name itself if a backbone has it, or None."""
-        return known(key)
 
     def recognize(self, state: Mapping[str, Tensor], hints: Hints) -> ViTArchitecture:
         """Return the architecture of a vision transformer, see `Family.recognize`."""
@@ -742,12 +735,6 @@ class ViTFamily(Family):
         from convert.modeling.vit_reference import reference
 
         return reference(architecture)
-
-    def check_trained(
-        self, state: Mapping[str, Tensor], where: str, named: Callable[[str], str], *, folded: bool
-    ) -> list[str]:
-        """Check the layer norms."""
-        return check_layer_norms(state, where, r"norm[12]\.weight$")
 
     def image_size(self, architecture: ViTArchitecture) -> tuple[int, int]:
         """Return the size of the images that the positions are for."""

@@ -54,9 +54,8 @@ TIMM = _timms("blocks.*.", "norm_pre")
 CHUNKED = _timms("blocks.?.*.")
 
 
-def known(name: str) -> str | None:
-    """Return the name itself if a backbone has it, or None."""
-    return name if name == PERIODS or TIMM.own(name) == name else None
+# Detectron2's class has timm's names, and ours the periods as well.
+DETECTRON2 = Names([(name, name) for name in (PERIODS, *TIMM.own_names)])
 
 
 def _table(

@@ -536,8 +536,8 @@ def named_facts(
     """
     import timm
 
-    place = next((place for place, name in names.items() if in_timm(name)), "")
-    if not place:
+    place = next((place for place, name in names.items() if in_timm(name)), None)
+    if place is None:
         return {}
     name = names[place]
     try:

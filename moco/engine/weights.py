@@ -2,14 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from moco.common.command import RANDOM
 from moco.common.errors import UserError
-from moco.common.pretrained import without_ending
 from moco.engine.keys import IMAGENET_MEAN, IMAGENET_STD
 from moco.modeling.archs import ARCHS, VITS, Spec, spec_of
 
@@ -54,9 +52,3 @@ def random_weights(
     if init not in ("", RANDOM):
         raise UserError(f"--init {init}: random weights are called {RANDOM!r} in a table; omit it")
     return InitialWeights(RANDOM, spec)
-
-
-def init_name(path: Path) -> str:
-    """Return the name in a table: the file's stem, prefixed by the folder for checkpoints."""
-    name, folder = without_ending(path.name), path.resolve().parent.name
-    return f"{folder}_{name}" if name.startswith("checkpoint_") and folder else name

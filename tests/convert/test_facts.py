@@ -93,7 +93,7 @@ def randomize(net: nn.Module) -> nn.Module:
 def ours(file: Path) -> Recognized | str:
     """Return the network as it is converted, or why it is refused."""
     try:
-        found, _ = translate(file, read_file(file), Overrides())
+        found = translate(file, read_file(file), Overrides())
     except (DataError, UserError) as error:
         return str(error)
     return found

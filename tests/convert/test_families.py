@@ -14,7 +14,17 @@ from torch import Tensor, nn
 
 from convert.contract import InputContract, Overrides
 from convert.convert_to_d2 import build_parser
-from convert.families.base import FAMILIES, PLAIN, USUAL, Family, Hints, Option, Scheme, register
+from convert.families.base import (
+    FAMILIES,
+    PLAIN,
+    USUAL,
+    Family,
+    Hints,
+    Names,
+    Option,
+    Scheme,
+    register,
+)
 from convert.recognize import recognize
 from moco.common.errors import DataError, UserError
 
@@ -57,14 +67,9 @@ class Toy(Family):
     heads = MappingProxyType({"fc.weight": "linear head", "": "no fc"})
     owner = "nobody's"
     features = MappingProxyType({})
+    detectron2 = Names([(new, old) for old, new in NAMES.items()])
     options = (OPTION,)
     lookalikes = (("a brick", "studs.weight", "walls.weight"),)
-
-    def to_detectron2(self, key: str) -> str | None:
-        return NAMES.get(key)
-
-    def from_detectron2(self, key: str) -> str | None:
-        return {new: old for old, new in NAMES.items()}.get(key)
 
     def recognize(self, state: Mapping[str, Tensor], hints: Hints) -> ToyArchitecture:
         return ToyArchitecture(len(state["patch.weight"]))

@@ -88,6 +88,6 @@ def test_a_file_that_cannot_be_converted_is_described_with_the_reason(save: Save
     assert out.splitlines()[-1].endswith("--encoder key")
     strange = inspect_file(save({"weights": {"a\x1b[31m": torch.ones(2, 3)}, 7: [1]}))
     assert r"'weights': 1 tensors (1 float32)" in strange
-    assert "no use        unknown layout" in strange.splitlines()[-1]
+    assert "not usable    unknown layout" in strange.splitlines()[-1]
     assert "\x1b" not in strange
     assert "a list, not a dict" in inspect_file(save([1, 2]))

@@ -233,7 +233,7 @@ def test_a_forged_contract(
     content["contract"].update(change)
     content["model"] = {key: value.numpy() for key, value in content["model"].items()}
     out = inspect_file(save_pickle(content))
-    assert "no use " in out
+    assert "not usable " in out
     assert re.search(reason, out.splitlines()[-1])
     assert "\x1b" not in out
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from convert.backbone import load_backbone
 from convert.contract import Overrides
 from convert.convert_to_d2 import convert_file
-from convert.families.vit import FEATURE, SCHEMES, ViTArchitecture, known
+from convert.families.vit import DETECTRON2, FEATURE, SCHEMES, ViTArchitecture
 from convert.read import read_file
 from convert.recognize import Recognized, recognize
 from convert.verify import build_backbone, read_converted
@@ -107,7 +107,7 @@ def transformers_state() -> dict[str, Tensor]:
             for part, word in zip(value.chunk(3), ("query", "key", "value"), strict=True):
                 its = key.replace("blocks.", "encoder.layer.")
                 state[its.replace("attn.qkv", f"attention.attention.{word}")] = part
-        elif known(key):
+        elif DETECTRON2.own(key):
             state[scheme.original(key)] = value
     return state
 

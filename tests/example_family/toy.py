@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +21,9 @@ from convert.families.base import (
     Architecture,
     Family,
     Hints,
+    Names,
     Pyramid,
     Scheme,
-    check_layer_norms,
     register,
 )
 from moco.common.errors import UserError
@@ -37,6 +37,11 @@ HEADS = 2
 # The project's own names -> the family's, which are those of the network above.
 _NAMES = re.compile(r"level(\d)/(embed|mix|norm)/(.+)".replace("/", r"\."))
 _PARTS = {"embed": "merge", "mix": "attention", "norm": "norm"}
+TENSORS = (
+    *(f"{part}.{tensor}" for part in ("merge", "norm") for tensor in ("weight", "bias")),
+    *(f"attention.{name}" for name in ("in_proj_weight", "in_proj_bias")),
+    *(f"attention.out_proj.{tensor}" for tensor in ("weight", "bias")),
+)
 # Of a detector's configuration.
 TASK_KEYS: Keys = {
     "MODEL.TOY.DIMS": Key([8, 16, 16, 32], "Channels of the four stages, as the weights have them.")
@@ -150,6 +155,8 @@ class ToyFamily(Family):
     heads = MappingProxyType({"classify.weight": "linear head", "": "no head"})
     owner = "torch's MultiheadAttention"
     features = MappingProxyType({f"stages.{i}": name for i, name in enumerate(FEATURES)})
+    detectron2 = Names([(name, name) for name in (f"stages.*.{tensor}" for tensor in TENSORS)])
+    norms = r"norm\.weight$"
     keys = TASK_KEYS
     pyramid = Pyramid(
         _network,
@@ -157,13 +164,6 @@ class ToyFamily(Family):
         num_parts=lambda keys: 0,
     )
     assumes = "two heads"
-
-    def to_detectron2(self, key: str) -> str | None:
-        """Return the name itself: the network above is trained as it is."""
-        return key if key.startswith("stages.") else None
-
-    def from_detectron2(self, key: str) -> str | None:
-        return self.to_detectron2(key)
 
     def recognize(self, state: Mapping[str, Tensor], hints: Hints) -> ToyArchitecture:
         keys = [f"stages.{i}.merge.weight" for i in range(len(FEATURES))]
@@ -186,8 +186,3 @@ class ToyFamily(Family):
             stage.forward = functools.partial(forward, stage)
         module: nn.Module = net
         return module
-
-    def check_trained(
-        self, state: Mapping[str, Tensor], where: str, named: Callable[[str], str], *, folded: bool
-    ) -> list[str]:
-        return check_layer_norms(state, where, r"norm\.weight$")

@@ -114,9 +114,8 @@ def test_a_built_detector_gives_the_features_of_the_source(file, engine, tmp_pat
     model = room.build_model(cfg).eval()
     load_converted(model, converted.model, backbone_type(cfg.MODEL.BACKBONE.NAME))
     raw = read_file(tmp_path / "a.file")
-    state, architecture = translate(tmp_path / "a.file", raw, Overrides.of(**known))[
-        0
-    ].source_network()
+    found = translate(tmp_path / "a.file", raw, Overrides.of(**known))
+    state, architecture = found.source_network()
     with torch.no_grad():
         features = features_of(model, image)
         expected = reference_features(contract.family, architecture, state, image)
