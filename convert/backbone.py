@@ -75,7 +75,7 @@ class Backbone(nn.Module):
         self.channels: dict[str, int] = dict(net.stage_channels)
         largest = max(self.strides.values())
         self.size_divisibility: int = getattr(net, "size_divisibility", largest)
-        pixels = self.contract.pixels.in_order("RGB")
+        pixels = self.contract.pixels.with_channel_order("RGB")
         for name, values in (("mean", pixels.mean), ("std", pixels.std)):
             self.register_buffer(name, torch.tensor(values).view(3, 1, 1), persistent=False)
         self.eval()

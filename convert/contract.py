@@ -62,7 +62,7 @@ class Pixels:
                 f"{list(CHANNEL_ORDERS)}"
             )
 
-    def in_order(self, channel_order: str) -> Pixels:
+    def with_channel_order(self, channel_order: str) -> Pixels:
         """Return this normalization for another channel order; a mean stays with its color."""
         if channel_order == self.channel_order:
             return self
@@ -70,7 +70,7 @@ class Pixels:
         return Pixels((c, b, a), (f, e, d), channel_order)
 
     def __str__(self) -> str:
-        mean, std = numbers(self.mean), numbers(self.std)
+        mean, std = format_numbers(self.mean), format_numbers(self.std)
         return f"{self.channel_order}, scale 0..255, mean {mean}, std {std}"
 
 
@@ -97,7 +97,7 @@ class Overrides:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def of(cls, **values: Any) -> Overrides:
+    def from_options(cls, **values: Any) -> Overrides:
         """Build overrides from fields and options of any family; None leaves one unset."""
         fields = {field.name for field in dataclasses.fields(cls)} - {"options"}
         own = {name: values.pop(name) for name in fields & values.keys()}
@@ -125,7 +125,7 @@ class Overrides:
             UserError: If a value is out of its range.
         """
         try:
-            source = source.in_order(self.channel_order or source.channel_order)
+            source = source.with_channel_order(self.channel_order or source.channel_order)
             return Pixels(self.mean or source.mean, self.std or source.std, source.channel_order)
         except UserError as error:
             raise UserError(f"{where}: {error}") from error
@@ -164,7 +164,7 @@ class InputContract:
                 raise UserError(f"{name}: got {shown(value)}, expected one line of text")
 
     @classmethod
-    def of(cls, **values: Any) -> InputContract:
+    def from_fields(cls, **values: Any) -> InputContract:
         """Build a contract from the fields that are saved in files.
 
         Raises:
@@ -228,7 +228,7 @@ class InputContract:
             )
         try:
             fields = {str(name): value for name, value in values.items() if name != "version"}
-            contract = cls.of(**fields)
+            contract = cls.from_fields(**fields)
         except UserError as error:
             raise DataError(f"contract: {error}") from error
         parts = contract.source_parts
@@ -260,7 +260,7 @@ class InputContract:
         return f"{self.pixels}, {self.architecture.details()}"
 
 
-def numbers(values: Sequence[float]) -> str:
+def format_numbers(values: Sequence[float]) -> str:
     """Format numbers as text, e.g. "[123.675, 116.28, 103.53]"."""
     return "[" + ", ".join(f"{value:g}" for value in values) + "]"
 

@@ -75,7 +75,7 @@ def convert_file(
     )
     from convert.source_module import check_source
 
-    found = translate.translate(src, raw, Overrides.of(**overrides), objects)
+    found = translate.translate(src, raw, Overrides.from_options(**overrides), objects)
     contract, notes = found.contract, [*located.notes, *found.notes]
     if to == "torchvision" and (options := write.lost_options(contract)):
         notes.append(
@@ -90,7 +90,7 @@ def convert_file(
         if converted.contract != contract:
             raise DataError(f"{src}: verification failed: read back, the contract is another one")
         features = verify.check_features(*found.source_network(), converted, str(src))
-        found, check = check_source(None, raw, found, Overrides.of(**overrides), str(src))
+        found, check = check_source(None, raw, found, Overrides.from_options(**overrides), str(src))
         notes += [*([check.text] if check else []), *found.effect_of_tokens()]
         sha256 = sha256_file(scratch)
         if dst.exists():
@@ -151,11 +151,11 @@ def convert_in_memory(
     src = source_file(Path(src))
     objects = set() if objects is None else objects
     raw = read_file(src, objects) if raw is None else raw
-    found = translate.translate(src, raw, Overrides.of(**overrides), objects)
+    found = translate.translate(src, raw, Overrides.from_options(**overrides), objects)
     converted = found.converted
     verify.check_round_trip(found.state, converted, str(src))
     features = verify.check_features(*found.source_network(), converted, str(src))
-    found, check = check_source(module, raw, found, Overrides.of(**overrides), str(src))
+    found, check = check_source(module, raw, found, Overrides.from_options(**overrides), str(src))
     contract = with_pixels(found.contract, check.pixels if check else None)
     converted = dataclasses.replace(converted, contract=contract)
     encoder = "" if contract.encoder == "single" else f", {contract.encoder} encoder"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from convert.families.base import OtherNetworkError, first_rule
 from convert.find import Choice, is_average, rule_of
 from convert.projects import DROPPED
-from convert.read import Entry, is_array, names, to_tensor, unwrapped
+from convert.read import Entry, format_keys, is_array, strip_wrappers, to_tensor
 from moco.common.errors import DataError, shown
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def extract_backbone(
         if not is_inside or (not depth and not is_array(entry.value)):
             outside.setdefault(entry.keys[: depth + 1], []).append(entry)
             continue
-        key, short = entry.keys[-1], unwrapped(entry.keys[-1])
+        key, short = entry.keys[-1], strip_wrappers(entry.keys[-1])
         owner = _owner(choice, entry.name)
         name = short.removeprefix(network.inner_prefix) if owner == choice.name else ""
         new = network.scheme.rename(name)
@@ -76,7 +76,7 @@ def extract_backbone(
             name, new = new, None
         rule = rule or rule_of(short, project) or first_rule(short, network.scheme.beside)
         if new in parts.backbone:
-            raise DataError(f"{where}: two tensors for {new}; the second is {names([key])}")
+            raise DataError(f"{where}: two tensors for {new}; the second is {format_keys([key])}")
         if new:
             parts.backbone[new] = entry
         elif owner not in (None, choice.name):
@@ -99,25 +99,27 @@ def extract_backbone(
             (second if _is_large_convolution(entry) else ignored).append(key)
             parts.dropped[IGNORED] += 1
     if unknown:
-        foreign = (unwrapped(key).removeprefix(network.inner_prefix) for key in unknown)
+        foreign = (strip_wrappers(key).removeprefix(network.inner_prefix) for key in unknown)
         reasons = dict.fromkeys(first_rule(name, family.obstacles) for name in foreign)
         first = next((reason for reason in family.obstacles if reason in reasons), "")
-        why = f"; {first} is not supported" if first else ""
+        why = f"; not the network of a {project.name} checkpoint"
+        if first:
+            why = f"; {first} is not supported"
         start = network.inner_prefix.rstrip(".")
         if start and unknown == heads:
-            why += (
+            why = (f"; {first} is not supported" if first else "") + (
                 "; they are the head of a network whose backbone may be dilated; if it is not, "
                 f"give --encoder {shown(start)[1:-1]}"
             )
         raise OtherNetworkError(
             f"{where}: {len(unknown)} keys that are neither mapped nor dropped by a rule: "
-            f"{names(unknown, limit=2)}{why or f'; not the network of a {project.name} checkpoint'}"
+            f"{format_keys(unknown, limit=2)}{why}"
         )
     for path, group in outside.items():
         if _is_average_without_names(group):
             parts.warnings.append(
-                f"{names([path[-1]])} looks like a moving average of the network, without names, "
-                "and is not used; to convert it, copy it into the model and save that"
+                f"{format_keys([path[-1]])} looks like a moving average of the network, without "
+                "names, and is not used; to convert it, copy it into the model and save that"
             )
             parts.dropped["average without names"] += len(group)
             continue
@@ -128,19 +130,19 @@ def extract_backbone(
     check_shared([entry.value for entry in parts.backbone.values()], where)
     if second and not explicit:
         raise DataError(
-            f"{where}: {names(second)}: convolutions outside the backbone of this {project.name} "
-            "checkpoint, of another network, or of a segmentation or detection network, whose "
-            "backbone may be dilated; it is ambiguous which to convert; give --encoder with one of "
-            f"{', '.join(choice.found.networks)}",
+            f"{where}: {format_keys(second)}: convolutions outside the backbone of this "
+            f"{project.name} checkpoint, of another network, or of a segmentation or detection "
+            "network, whose backbone may be dilated; it is ambiguous which to convert; give "
+            f"--encoder with one of {', '.join(choice.found.networks)}",
             option="encoder",
         )
     if ignored + second:
-        text = names([*ignored, *second], limit=_MAX_IGNORED)
+        text = format_keys([*ignored, *second], limit=_MAX_IGNORED)
         parts.notes.append(f"{IGNORED}, because the backbone does not use it: {text}")
     if second:
         parts.warnings.append(
-            f"{names(second)} are convolutions: if they belong to a segmentation or detection "
-            "network, its backbone may be dilated, but this one is not"
+            f"{format_keys(second)} are convolutions: if they belong to a segmentation or "
+            "detection network, its backbone may be dilated, but this one is not"
         )
     return parts
 
@@ -163,16 +165,16 @@ def _owner(choice: Choice, name: str) -> str | None:
     An empty prefix matches every key, so there the naming scheme has to know the key, unless the
     network is the chosen one.
     """
-    networks, second_names = choice.found.networks, choice.found.second_names
+    networks, aliases = choice.found.networks, choice.found.aliases
     starts = {network.prefix: role for role, network in networks.items()}
     here = [
         start
-        for start in (*starts, *second_names)
+        for start in (*starts, *aliases)
         if name.startswith(start) and start.count("/") == choice.network.prefix.count("/")
     ]
     start = max(here, key=len, default="")
-    if start in second_names:
-        return f"second name of the {second_names[start]}"
+    if start in aliases:
+        return f"second name of the {aliases[start]}"
     role = starts.get(start) if here else None
     if role is None or role == choice.name or networks[role].inner_prefix:
         return role
@@ -184,7 +186,7 @@ def _rule_of_group(choice: Choice, path: tuple[Any, ...], group: Sequence[Entry]
     for name, network in choice.found.networks.items():
         if network.keys[: len(path)] == path and name != choice.name:
             return f"{name} encoder"
-    for start, name in choice.found.second_names.items():
+    for start, name in choice.found.aliases.items():
         rename = choice.found.networks[name].scheme.rename
         is_at_root = not start and all(rename(entry.name) for entry in group)
         if is_at_root or tuple(start.split("/")[:-1])[: len(path)] == path:
@@ -210,7 +212,7 @@ def _is_large_convolution(entry: Entry) -> bool:
     )
 
 
-def join(
+def join_parts(
     entries: dict[str, Entry], where: str, notes: list[str]
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensors of a backbone and their keys in the file, by the family's names.
@@ -305,5 +307,5 @@ def to_float32(
         if keys:
             warnings.append(
                 f"{len(keys)} of {len(backbone)} tensors are {dtype} in the file, {how}: "
-                f"{names(map(named, keys))}"
+                f"{format_keys(map(named, keys))}"
             )

@@ -42,18 +42,18 @@ class Fits:
 Fact = Callable[[Any, "Mapping[str, Tensor]"], Any]
 
 
-def _of(name: str) -> Fact:
+def _field(name: str) -> Fact:
     """Return the fact that a field of the architecture has."""
     return lambda its, state: getattr(its, name)
 
 
-def _always(value: Any) -> Fact:
+def _constant(value: Any) -> Fact:
     return lambda its, state: value
 
 
 # A fact that changes no feature of this kind of network, and one that does unless it is empty.
-NONE = _always(Fits("any", lambda value: True))
-EMPTY = _always(Fits("none", lambda value: not value))
+ANY = _constant(Fits("any", lambda value: True))
+EMPTY = _constant(Fits("none", lambda value: not value))
 
 
 def _is_number(value: Any) -> bool:
@@ -132,83 +132,83 @@ def _scale(its: Any, state: Mapping[str, Tensor]) -> Fits:
 
 
 _VIT: dict[str, Fact] = {
-    "hidden_size": _of("embed_dim"),
-    "num_hidden_layers": _of("depth"),
-    "num_attention_heads": _of("num_heads"),
-    "intermediate_size": _of("mlp_dim"),
+    "hidden_size": _field("embed_dim"),
+    "num_hidden_layers": _field("depth"),
+    "num_attention_heads": _field("num_heads"),
+    "intermediate_size": _field("mlp_dim"),
     "mlp_ratio": _ratio(lambda its: its.embed_dim, lambda its, state: its.mlp_dim),
     "hidden_act": _activation,
-    "layer_norm_eps": _of("layer_norm_eps"),
-    "patch_size": _square(_of("patch_size")),
+    "layer_norm_eps": _field("layer_norm_eps"),
+    "patch_size": _square(_field("patch_size")),
     "image_size": _image_size,
     "num_patches": lambda its, state: (its.image_size // its.patch_size) ** 2,
-    "num_channels": _always(3),
+    "num_channels": _constant(3),
     "num_register_tokens": lambda its, state: its.registers or max(its.tokens - 1, 0),
-    "qkv_bias": _of("qkv_bias"),
+    "qkv_bias": _field("qkv_bias"),
     "query_bias": _bias(0),
     "key_bias": _bias(1),
     "value_bias": _bias(2),
-    "proj_bias": _always(True),
-    "mlp_bias": _always(True),
-    "use_swiglu_ffn": _of("swiglu"),
-    "use_gated_mlp": _of("swiglu"),
-    "rope_theta": _always(THETA),
+    "proj_bias": _constant(True),
+    "mlp_bias": _constant(True),
+    "use_swiglu_ffn": _field("swiglu"),
+    "use_gated_mlp": _field("swiglu"),
+    "rope_theta": _constant(THETA),
     # Values before and during training.
-    **dict.fromkeys(("layerscale_value", "pos_embed_jitter", "pos_embed_rescale"), NONE),
-    **dict.fromkeys(("pos_embed_shift", "use_mask_token", "mask_ratio"), NONE),
+    **dict.fromkeys(("layerscale_value", "pos_embed_jitter", "pos_embed_rescale"), ANY),
+    **dict.fromkeys(("pos_embed_shift", "use_mask_token", "mask_ratio"), ANY),
     # Parts after the blocks, or beside them.
-    **dict.fromkeys(("encoder_stride", "pooler_act", "pooler_output_size"), NONE),
-    **dict.fromkeys(("projection_dim", "vision_use_head", "norm_pix_loss"), NONE),
-    **dict.fromkeys(("decoder_hidden_size", "decoder_intermediate_size"), NONE),
-    **dict.fromkeys(("decoder_num_attention_heads", "decoder_num_hidden_layers"), NONE),
+    **dict.fromkeys(("encoder_stride", "pooler_act", "pooler_output_size"), ANY),
+    **dict.fromkeys(("projection_dim", "vision_use_head", "norm_pix_loss"), ANY),
+    **dict.fromkeys(("decoder_hidden_size", "decoder_intermediate_size"), ANY),
+    **dict.fromkeys(("decoder_num_attention_heads", "decoder_num_hidden_layers"), ANY),
 }
 _RESNET: dict[str, Fact] = {
     "depths": lambda its, state: list(NUM_BLOCKS[its.depth]),
-    "embedding_size": _of("stem_out_channels"),
+    "embedding_size": _field("stem_out_channels"),
     "hidden_sizes": lambda its, state: [its.res2_out_channels * 2**i for i in range(4)],
     "layer_type": lambda its, state: "bottleneck" if is_bottleneck(its.depth) else "basic",
-    "hidden_act": _always("relu"),
-    "downsample_in_first_stage": _always(False),
-    "downsample_in_bottleneck": _of("stride_in_1x1"),
-    "num_channels": _always(3),
+    "hidden_act": _constant("relu"),
+    "downsample_in_first_stage": _constant(False),
+    "downsample_in_bottleneck": _field("stride_in_1x1"),
+    "num_channels": _constant(3),
 }
 _SWIN: dict[str, Fact] = {
-    "embed_dim": _of("embed_dim"),
+    "embed_dim": _field("embed_dim"),
     "hidden_size": lambda its, state: its.dims[-1],
     "depths": lambda its, state: list(its.depths),
     "num_heads": lambda its, state: list(its.num_heads),
-    "num_layers": _always(4),
-    "window_size": _of("window_size"),
-    "patch_size": _always(PATCH_PX),
-    "num_channels": _always(3),
+    "num_layers": _constant(4),
+    "window_size": _field("window_size"),
+    "patch_size": _constant(PATCH_PX),
+    "num_channels": _constant(3),
     "mlp_ratio": _ratio(
         lambda its: its.embed_dim,
         lambda its, state: state["layers.0.blocks.0.mlp.fc1.weight"].shape[0],
     ),
-    "qkv_bias": _of("qkv_bias"),
-    "hidden_act": _always("gelu"),
-    "layer_norm_eps": _always(LAYER_NORM_EPS),
-    "use_absolute_embeddings": _always(False),
+    "qkv_bias": _field("qkv_bias"),
+    "hidden_act": _constant("gelu"),
+    "layer_norm_eps": _constant(LAYER_NORM_EPS),
+    "use_absolute_embeddings": _constant(False),
     # Its maps have any size; `path_norm` is in Microsoft's files, and no code reads it.
-    **dict.fromkeys(("image_size", "encoder_stride", "path_norm"), NONE),
+    **dict.fromkeys(("image_size", "encoder_stride", "path_norm"), ANY),
 }
 _CONVNEXT: dict[str, Fact] = {
     "depths": lambda its, state: list(its.depths),
     "hidden_sizes": lambda its, state: list(its.dims),
-    "num_stages": _always(4),
-    "patch_size": _always(4),
-    "num_channels": _always(3),
-    "hidden_act": _always("gelu"),
+    "num_stages": _constant(4),
+    "patch_size": _constant(4),
+    "num_channels": _constant(3),
+    "hidden_act": _constant("gelu"),
     "layer_scale_init_value": _scale,
-    "image_size": NONE,
-    "layer_norm_eps": NONE,  # of the final norm, which no detector has
+    "image_size": ANY,
+    "layer_norm_eps": ANY,  # of the final norm, which no detector has
 }
 _OPEN_CLIP: dict[str, Fact] = {
-    "width": _of("embed_dim"),
-    "layers": _of("depth"),
+    "width": _field("embed_dim"),
+    "layers": _field("depth"),
     "head_width": lambda its, state: its.embed_dim // its.num_heads,
     "mlp_ratio": _ratio(lambda its: its.embed_dim, lambda its, state: its.mlp_dim),
-    "patch_size": _square(_of("patch_size")),
+    "patch_size": _square(_field("patch_size")),
     "image_size": _image_size,
     "ls_init_value": lambda its, state: Fits(
         "a number" if its.layer_scale else "null", lambda value: its.layer_scale
@@ -217,33 +217,33 @@ _OPEN_CLIP: dict[str, Fact] = {
     "quick_gelu": lambda its, state: its.activation == "quick_gelu",
     **dict.fromkeys(("act_kwargs", "norm_kwargs"), EMPTY),
     # Attention of other kinds, which has tensors of its own or none.
-    **dict.fromkeys(("qk_norm", "scaled_cosine_attn", "scale_heads"), _always(False)),
-    **dict.fromkeys(("scale_attn_inner", "scale_attn", "scale_fc"), _always(False)),
-    "block_type": _always(Fits("default", lambda value: value in (None, "default", "custom"))),
+    **dict.fromkeys(("qk_norm", "scaled_cosine_attn", "scale_heads"), _constant(False)),
+    **dict.fromkeys(("scale_attn_inner", "scale_attn", "scale_fc"), _constant(False)),
+    "block_type": _constant(Fits("default", lambda value: value in (None, "default", "custom"))),
     # Positions are in the file, whatever they were computed from.
-    **dict.fromkeys(("pos_embed_type", "patch_dropout"), NONE),
+    **dict.fromkeys(("pos_embed_type", "patch_dropout"), ANY),
     # Parts after the blocks.
-    **dict.fromkeys(("attentional_pool", "attn_pooler_queries", "attn_pooler_heads"), NONE),
-    **dict.fromkeys(("final_ln_after_pool", "pool_type", "output_tokens"), NONE),
+    **dict.fromkeys(("attentional_pool", "attn_pooler_queries", "attn_pooler_heads"), ANY),
+    **dict.fromkeys(("final_ln_after_pool", "pool_type", "output_tokens"), ANY),
 }
 # Of OpenMMLab's ResNet (mmdetection mmdet/models/backbones/resnet.py, mmpretrain mmpretrain/models/
 # backbones/resnet.py).
 _MM_RESNET: dict[str, Fact] = {
     "type": lambda its, state: "ResNet" if its.num_groups == 1 else "ResNeXt",
-    "depth": _of("depth"),
-    "groups": _of("num_groups"),
+    "depth": _field("depth"),
+    "groups": _field("num_groups"),
     "base_channels": lambda its, state: its.res2_out_channels // (4 if _deep(its) else 1),
-    "stem_channels": _of("stem_out_channels"),
-    "in_channels": _always(3),
-    "num_stages": _always(4),
-    "strides": _always(Fits([1, 2, 2, 2], lambda value: list(value) == [1, 2, 2, 2])),
-    "dilations": _always(Fits([1, 1, 1, 1], lambda value: list(value) == [1] * 4)),
+    "stem_channels": _field("stem_out_channels"),
+    "in_channels": _constant(3),
+    "num_stages": _constant(4),
+    "strides": _constant(Fits([1, 2, 2, 2], lambda value: list(value) == [1, 2, 2, 2])),
+    "dilations": _constant(Fits([1, 1, 1, 1], lambda value: list(value) == [1] * 4)),
     "style": lambda its, state: Fits(
         "caffe" if its.stride_in_1x1 else "pytorch",
         lambda value: value == ("caffe" if its.stride_in_1x1 else "pytorch") or not _deep(its),
     ),
-    **dict.fromkeys(("deep_stem", "avg_down"), _always(False)),
-    "norm_cfg": _always(
+    **dict.fromkeys(("deep_stem", "avg_down"), _constant(False)),
+    "norm_cfg": _constant(
         Fits(
             "BN of eps 1e-5",
             lambda value: (
@@ -253,13 +253,13 @@ _MM_RESNET: dict[str, Fact] = {
         )
     ),
     **dict.fromkeys(("conv_cfg", "dcn", "plugins"), EMPTY),
-    "act_cfg": _always(Fits("ReLU", lambda value: value.get("type") == "ReLU")),
-    "stage_with_dcn": _always(Fits("none", lambda value: not any(value))),
-    **dict.fromkeys(("base_width", "width_per_group"), _of("width_per_group")),
+    "act_cfg": _constant(Fits("ReLU", lambda value: value.get("type") == "ReLU")),
+    "stage_with_dcn": _constant(Fits("none", lambda value: not any(value))),
+    **dict.fromkeys(("base_width", "width_per_group"), _field("width_per_group")),
     "expansion": lambda its, state: 4 if _deep(its) else 1,
-    **dict.fromkeys(("out_indices", "frozen_stages", "norm_eval", "with_cp"), NONE),
-    **dict.fromkeys(("zero_init_residual", "pretrained", "init_cfg", "drop_path_rate"), NONE),
-    "contract_dilation": NONE,  # of stages with a dilation
+    **dict.fromkeys(("out_indices", "frozen_stages", "norm_eval", "with_cp"), ANY),
+    **dict.fromkeys(("zero_init_residual", "pretrained", "init_cfg", "drop_path_rate"), ANY),
+    "contract_dilation": ANY,  # of stages with a dilation
 }
 
 
@@ -274,17 +274,17 @@ COMPARED: dict[str, dict[str, dict[str, Fact]]] = {
         "": {"pruned_heads": EMPTY},
         # Its name is compared with timm's network, see `convert.families.timm.check_names`.
         "timm_backbone": {
-            **dict.fromkeys(("backbone", "features_only", "use_pretrained_backbone"), NONE),
-            **dict.fromkeys(("freeze_batch_norm_2d", "use_timm_backbone"), NONE),
-            "num_channels": _always(3),
-            "in_chans": _always(3),
-            "output_stride": _always(32),
+            **dict.fromkeys(("backbone", "features_only", "use_pretrained_backbone"), ANY),
+            **dict.fromkeys(("freeze_batch_norm_2d", "use_timm_backbone"), ANY),
+            "num_channels": _constant(3),
+            "in_chans": _constant(3),
+            "output_stride": _constant(32),
         },
         "vit": _VIT,
         "resnet": _RESNET,
         "swin": _SWIN,
         "convnext": _CONVNEXT,
-        "dinov3_convnext": {**_CONVNEXT, "layer_norm_eps": _of("layer_norm_eps")},
+        "dinov3_convnext": {**_CONVNEXT, "layer_norm_eps": _field("layer_norm_eps")},
     },
     OPEN_CLIP: {
         "vit": _OPEN_CLIP,
@@ -295,7 +295,7 @@ COMPARED: dict[str, dict[str, dict[str, Fact]]] = {
                 *("timm_proj_bias", "timm_drop", "timm_drop_path", "patch_dropout"),
                 *("image_size", "patch_size", "width", "layers", "head_width", "mlp_ratio"),
             ),
-            NONE,
+            ANY,
         ),
     },
     MM: {"resnet": _MM_RESNET},
@@ -339,7 +339,7 @@ NO_EFFECT: dict[str, frozenset[str]] = {
 }
 
 
-def facts_of(kind: str, family: str, model_type: str = "") -> dict[str, Fact]:
+def known_facts(kind: str, family: str, model_type: str = "") -> dict[str, Fact]:
     """Return the facts that a kind of record states about a network of a family."""
     tables = COMPARED[kind]
     return {**tables.get("", {}), **tables.get(model_type or family, tables.get(family, {}))}
@@ -366,7 +366,7 @@ def check_facts(
         DataError: If a fact contradicts the network, or nothing is known of it.
     """
     family, architecture, state = network
-    known = facts_of(kind, family, facts.get("model_type", ""))
+    known = known_facts(kind, family, facts.get("model_type", ""))
     for name, value in facts.items():
         if value is None or name in NO_EFFECT[kind] or str(name).startswith("_"):
             continue

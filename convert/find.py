@@ -14,7 +14,15 @@ from typing import Any
 
 from convert.families.base import Family, OtherNetworkError, Scheme, families, first_rule
 from convert.projects import AVERAGES, DROPPED, PROJECTS, Project
-from convert.read import Entry, at, describe, is_array, is_converted, names, unwrapped
+from convert.read import (
+    Entry,
+    describe,
+    format_keys,
+    get_nested,
+    is_array,
+    is_converted,
+    strip_wrappers,
+)
 from moco.common.command import program
 from moco.common.errors import DataError, UserError, shown
 
@@ -43,9 +51,9 @@ class UnknownLayoutError(OtherNetworkError):
     what = ""
 
 
-def unknown_layout(what: str) -> UnknownLayoutError:
+def unknown_layout_error(what: str) -> UnknownLayoutError:
     """Return the error about a file, described by `what`."""
-    error = UnknownLayoutError(f"{what}; {supported()}")
+    error = UnknownLayoutError(f"{what}; {supported_networks()}")
     error.what = what
     return error
 
@@ -78,7 +86,7 @@ class Network:
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class FoundNetworks:
     """All networks of a file.
 
     Attributes:
@@ -86,13 +94,13 @@ class Found:
             naming scheme of the first network.
         roles: Roles of the project -> prefixes of their networks; a file may lack some.
         networks: Networks by name, those with roles first.
-        second_names: Prefixes that repeat the tensors of a network -> its name.
+        aliases: Prefixes that repeat the tensors of a network -> its name.
     """
 
     project: Project
     roles: Mapping[str, str]
     networks: Mapping[str, Network]
-    second_names: Mapping[str, str]
+    aliases: Mapping[str, str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,12 +110,12 @@ class Choice:
     Attributes:
         name: Its name, as `--encoder` takes it.
         found: All networks of the file.
-        project: Project of this network; `Found.project` unless it has no role there.
+        project: Project of this network; `FoundNetworks.project` unless it has no role there.
         note: Reason for the choice if it is not the project's usual network.
     """
 
     name: str
-    found: Found
+    found: FoundNetworks
     project: Project
     note: str = ""
 
@@ -206,7 +214,7 @@ def _refuse_detector(
 
 def all_networks(
     raw: Any, entries: Sequence[Entry], where: str, requested: Mapping[str, Any] | None = None
-) -> Found:
+) -> FoundNetworks:
     """Return the project of a file and every network in it.
 
     Args:
@@ -234,14 +242,14 @@ def all_networks(
     others = [] if project.is_ours else [n for start, n in found.items() if start not in starts]
     if project.is_unknown:
         others = [network for network in others if _is_plain(network)]
-    second_names: dict[str, str] = {}
+    aliases: dict[str, str] = {}
     # Networks under a dropped key are parts of others, unless the file has no other network.
     kept = [network for network in others if not _is_dropped(network, project)]
     for network in kept or ([] if networks else others[:1]):
         start = network.prefix
         same = (name for name, n in networks.items() if _is_same(network, n, values))
         if first := next(same, None):
-            second_names[start] = first
+            aliases[start] = first
             continue
         name = _name(network) or SINGLE
         while name in networks:
@@ -249,8 +257,8 @@ def all_networks(
         networks[name] = network
     if project.is_unknown and len(networks) == 1:
         networks = {SINGLE: next(iter(networks.values()))}
-        second_names = dict.fromkeys(second_names, SINGLE)
-    return Found(project, roles, networks, second_names)
+        aliases = dict.fromkeys(aliases, SINGLE)
+    return FoundNetworks(project, roles, networks, aliases)
 
 
 def find_networks(
@@ -288,7 +296,7 @@ def _roles(
 ) -> Mapping[str, str] | None:
     """Return a project's roles and the prefixes of their networks, or None if it does not fit."""
     for path, value in project.marks.items():
-        got = at(raw, path.split("/"))
+        got = get_nested(raw, path.split("/"))
         if (got is None) if value is ... else (type(got) is not type(value) or got != value):
             return None
     fitting = {
@@ -353,14 +361,14 @@ def _unknown_project(
         )
     if any(key.startswith("res2_0_branch") for key in known):
         raise DataError(
-            f"{where}: Caffe2 weights, but not of MSRA's networks ({names(raw)}), so their pixel "
-            "normalization is unknown"
+            f"{where}: Caffe2 weights, but not of MSRA's networks ({format_keys(raw)}), so their "
+            "pixel normalization is unknown"
         )
     what = _other_network(known)
     seen = f": it looks like {what}" if what else f" ({describe(raw)})"
     if what or not isinstance(raw, Mapping):
         raise OtherNetworkError(f"{where}: unknown layout{seen}")
-    raise unknown_layout(f"{where}: unknown layout{seen}")
+    raise unknown_layout_error(f"{where}: unknown layout{seen}")
 
 
 def _is_plain(network: Network) -> bool:
@@ -405,7 +413,9 @@ def _averages(found: Mapping[str, Network], raw: Any) -> list[str]:
     networks have.
     """
     for mark, trained in AVERAGES.items():
-        if at(raw, [mark]) is not None and any(n.keys[:1] == (trained,) for n in found.values()):
+        if get_nested(raw, [mark]) is not None and any(
+            n.keys[:1] == (trained,) for n in found.values()
+        ):
             return [name for name, n in found.items() if n.keys[:1] == ("state_dict",)]
     parts = {name: set(name.lower().split(".")) for name in found}
     common = set.intersection(*parts.values())
@@ -422,7 +432,7 @@ def _other_network(keys: Iterable[str]) -> str | None:
     return None
 
 
-def supported() -> str:
+def supported_networks() -> str:
     """Return the supported networks, for messages."""
     kinds = [family.networks.partition(" (")[0] for family in families()]
     return f"supported are {', '.join(kinds)}; see docs/guides/converting.md"
@@ -435,7 +445,7 @@ def _refuse_known(raw: Any, where: str) -> None:
     if not is_converted(raw):
         inside = raw.get("model")
         top = [*raw, *(inside if isinstance(inside, Mapping) else ())]
-        if any(_DETECTRON2.match(unwrapped(key)) for key in top):
+        if any(_DETECTRON2.match(strip_wrappers(key)) for key in top):
             raise DataError(
                 f"{where}: a detection model, not a pre-trained backbone; "
                 f"give it to {program('train', 'detection/train_net.py')} as MODEL.WEIGHTS with "

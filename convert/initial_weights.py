@@ -16,7 +16,7 @@ from moco.modeling.archs import VITS, EncoderSpec, Spec, ViTSpec
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from convert.recognize import Recognized
+    from convert.recognize import Recognition
     from moco.engine.weights import InitialWeights
 
 # Prefixes of the tensors that facebookresearch/moco and this project save next to the query
@@ -69,7 +69,7 @@ def read_initial_weights(
     raw = read_file(path, objects)
     try:
         pixels = {"mean": mean and tuple(mean), "std": std and tuple(std)}
-        found = translate(path, raw, Overrides.of(stem=stem or None, **pixels), objects)
+        found = translate(path, raw, Overrides.from_options(stem=stem or None, **pixels), objects)
     except UserError as error:
         raise type(error)(str(error).replace("--stem", "MODEL.STEM")) from error
     contract = found.contract
@@ -156,7 +156,7 @@ def encoder_spec(architecture: Any) -> Spec:
     )
 
 
-def _class_token(raw: Any, found: Recognized, path: Path) -> dict[str, Tensor]:
+def _class_token(raw: Any, found: Recognition, path: Path) -> dict[str, Tensor]:
     """Return the class token and final norm of the chosen network, which detectors drop.
 
     Several networks of a file may have these names, so they are read only from the dict that
@@ -165,9 +165,9 @@ def _class_token(raw: Any, found: Recognized, path: Path) -> dict[str, Tensor]:
     Raises:
         UserError: If the file does not have them.
     """
-    from convert.read import at, to_tensor
+    from convert.read import get_nested, to_tensor
 
-    holder = at(raw, found.keys) or {}
+    holder = get_nested(raw, found.keys) or {}
     names = {name: found.named(name) for name in ("cls_token", "norm.weight", "norm.bias")}
     if missing := [name for name in names.values() if name not in holder]:
         raise UserError(
@@ -182,7 +182,7 @@ def _can_be_stride2(path: Path, raw: Any) -> bool:
     from convert.translate import translate
 
     try:
-        translate(path, raw, Overrides.of(stem="stride2"))
+        translate(path, raw, Overrides.from_options(stem="stride2"))
     except UserError:  # the file records the stride
         return False
     return True
@@ -196,7 +196,7 @@ def _mechanism_tensors(raw: Any, path: Path) -> dict[str, Tensor]:
     """
     import torch
 
-    from convert.read import is_array, to_tensor, unwrapped
+    from convert.read import is_array, strip_wrappers, to_tensor
 
     state = raw.get("state_dict") if isinstance(raw, Mapping) else None
     if not isinstance(state, Mapping):
@@ -204,7 +204,7 @@ def _mechanism_tensors(raw: Any, path: Path) -> dict[str, Tensor]:
     tensors = {
         name: to_tensor(key, value, str(path))
         for key, value in state.items()
-        if (name := unwrapped(key)).startswith(_MECHANISM_PREFIXES) and is_array(value)
+        if (name := strip_wrappers(key)).startswith(_MECHANISM_PREFIXES) and is_array(value)
     }
     for name, x in tensors.items():
         if x.is_floating_point() and not bool(x.isfinite().all()):

@@ -11,16 +11,16 @@ from typing import Any
 from convert.contract import InputContract, Overrides
 from convert.find import all_networks
 from convert.read import (
-    about_objects,
     digests,
     find_file,
     flatten,
+    format_keys,
     is_array,
     is_converted,
-    names,
+    object_messages,
     read_file,
 )
-from convert.recognize import Recognized
+from convert.recognize import Recognition
 from convert.report import (
     assumed_rows,
     command,
@@ -65,7 +65,7 @@ def inspected(
     located = find_file(weights)
     path, objects = located.path, set[str]()
     raw = read_file(path, objects)
-    notes, warnings = about_objects(objects)
+    notes, warnings = object_messages(objects)
     sha256, parts = digests(path)
     size = sum(path.with_name(name).stat().st_size for name in parts or [path.name])
     rows = [
@@ -97,7 +97,7 @@ def inspected(
 
 def _networks(
     path: Path, raw: Any, hashes: tuple[str, dict[str, str]]
-) -> tuple[list[Recognized], UserError | None]:
+) -> tuple[list[Recognition], UserError | None]:
     """Return every convertible network, the default first, and the first error."""
     problem = None
     try:
@@ -119,7 +119,7 @@ def _networks(
     return found, problem
 
 
-def _describe(found: list[Recognized], converted: bool, problem: bool) -> list[tuple[str, str]]:
+def _describe(found: list[Recognition], converted: bool, problem: bool) -> list[tuple[str, str]]:
     recognized, contract = found[0], found[0].contract
     rows = [source_row(contract.source, recognized.epoch, recognized.head)]
     for number, each in enumerate(found):
@@ -158,7 +158,7 @@ def _entries(raw: Any) -> list[str]:
         return [f"a {type(raw).__name__}, not a dict"]
     if not any(isinstance(value, Mapping) for value in raw.values()):
         return [_summary(raw)]
-    entries = [f"{names([key])}: {_summary(value)}" for key, value in raw.items()]
+    entries = [f"{format_keys([key])}: {_summary(value)}" for key, value in raw.items()]
     if len(entries) > MAX_ENTRIES:
         entries[MAX_ENTRIES:] = [f"{len(entries) - MAX_ENTRIES} more"]
     return entries

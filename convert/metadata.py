@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from convert.facts import MM, TRANSFORMERS, check_facts
 from convert.facts import OPEN_CLIP as OPEN_CLIP_RECORD
-from convert.families.base import Family, families, to_255
+from convert.families.base import Family, families, scale_to_255
 from convert.families.timm import network_arguments
-from convert.read import at, is_array, to_tensor
+from convert.read import get_nested, is_array, to_tensor
 from moco.common.errors import DataError, shown
 from moco.common.files import read_bytes
 from moco.common.pretrained import SIDECARS, sidecar
@@ -170,8 +170,8 @@ def own_record(raw: Mapping[Any, Any]) -> CheckpointMetadata:
         arch=spec.arch,
         metadata=metadata,
         channel_order=order,
-        mean=to_255(mean),
-        std=to_255(std),
+        mean=scale_to_255(mean),
+        std=scale_to_255(std),
     )
 
 
@@ -183,7 +183,7 @@ def timm_arguments(raw: Mapping[Any, Any]) -> CheckpointMetadata:
         values = args.get(name) if isinstance(args, Mapping) else None
         if isinstance(values, list | tuple) and len(values) == 3:
             try:
-                found[name] = to_255(values)
+                found[name] = scale_to_255(values)
             except (TypeError, ValueError, OverflowError) as error:
                 raise DataError(f"args.{name} is not three numbers") from error
     return CheckpointMetadata(mean=found.get("mean"), std=found.get("std"))
@@ -195,7 +195,7 @@ def generic_record(raw: Mapping[Any, Any]) -> CheckpointMetadata:
     These are mmcv's `meta.config`, and `args` with a mean and a standard deviation as in timm, for
     pixels 0..1 or 0..255.
     """
-    if any(isinstance(at(raw, ("meta", name)), str) for name in ("config", "cfg")):
+    if any(isinstance(get_nested(raw, ("meta", name)), str) for name in ("config", "cfg")):
         return mm_configuration(raw)
     recorded = timm_arguments(raw)
     if not (recorded.mean and recorded.std):
@@ -526,9 +526,9 @@ def recorded_arguments(raw: Any, sidecar: CheckpointMetadata | None) -> dict[str
     found = {} if sidecar is None else {NEXT_TO_IT: dict(sidecar.arguments)}
     for holder in _HOLDERS[1:]:
         where = ".".join((*holder, _ARGUMENTS))
-        arguments = network_arguments(at(raw, (*holder, _ARGUMENTS)), where)
-        if holder == ("args",) and at(raw, ("args", "bn_eps")) is not None:  # --bn-eps
-            arguments |= network_arguments({"bn_eps": at(raw, ("args", "bn_eps"))}, "args")
+        arguments = network_arguments(get_nested(raw, (*holder, _ARGUMENTS)), where)
+        if holder == ("args",) and get_nested(raw, ("args", "bn_eps")) is not None:  # --bn-eps
+            arguments |= network_arguments({"bn_eps": get_nested(raw, ("args", "bn_eps"))}, "args")
         found |= {".".join((*holder, key)): arguments for key in _KEYS}
         if holder == ("args",):  # timm's train.py repeats the name beside them
             found |= dict.fromkeys(_KEYS[:2], arguments)
@@ -546,7 +546,7 @@ def recorded_names(raw: Any, sidecar: str | None, *, tags: bool = False) -> dict
     found = {} if sidecar is None else {NEXT_TO_IT: sidecar}
     for holder in _HOLDERS:
         for key in _KEYS if holder else _KEYS[:2]:
-            if isinstance(name := at(raw, (*holder, key)), str):
+            if isinstance(name := get_nested(raw, (*holder, key)), str):
                 found[".".join((*holder, key))] = name
     names = {where: name.strip().lower().rpartition("/")[2] for where, name in found.items()}
     return names if tags else {where: name.partition(".")[0] for where, name in names.items()}

@@ -122,12 +122,12 @@ class Project:
         return not self.roles
 
 
-def _in(holder: str, **roles: str) -> dict[str, str]:
+def _prefixed_roles(holder: str, **roles: str) -> dict[str, str]:
     """Return roles whose networks are all in one dict."""
     return {role: holder + start for role, start in roles.items()}
 
 
-_MOCO = _in("state_dict/", query="encoder_q.", key="encoder_k.")
+_MOCO = _prefixed_roles("state_dict/", query="encoder_q.", key="encoder_k.")
 _EMA_FIRST = ({"ema": "model_ema/", "model": "model/"}, {"single": "model/"})
 # The CIFAR notebook's pixels (0..255, RGB), as configs/pretrain/cifar10_r18_200ep.yaml has them.
 CIFAR_MEAN, CIFAR_STD = (125.307, 122.961, 113.8575), (51.5865, 50.847, 51.255)
@@ -159,7 +159,7 @@ _RESNETS = (
     # last cell (the dict, model_last.pth). SplitBatchNorm has BatchNorm2d's tensors.
     Project(
         "facebookresearch/moco (CIFAR notebook)",
-        (_in("state_dict/", query="encoder_q.net.", key="encoder_k.net."),),
+        (_prefixed_roles("state_dict/", query="encoder_q.net.", key="encoder_k.net."),),
         schemes=("unpooled",),
         metadata={"stem": "cifar"},
         recorded=lambda raw: CheckpointMetadata(mean=CIFAR_MEAN, std=CIFAR_STD),
@@ -168,7 +168,7 @@ _RESNETS = (
     # moco/builder.py:27 (the names); main_lincls.py:181 takes base_encoder; vits.py (the heads).
     Project(
         "facebookresearch/moco-v3",
-        (_in("state_dict/", query="base_encoder.", key="momentum_encoder."),),
+        (_prefixed_roles("state_dict/", query="base_encoder.", key="momentum_encoder."),),
         {"pytorch-lightning_version": None},
         metadata={"num_heads": {384: 12, 768: 12, 1024: 16, 1280: 16}},
     ),
@@ -290,7 +290,7 @@ _TRANSFORMERS = (
     # names), data/build.py:126 (the pixels); utils.py:24, load_pretrained, takes the encoder.
     Project(
         "SwinTransformer/Transformer-SSL",
-        (_in("model/", query="encoder.", key="encoder_k."),),
+        (_prefixed_roles("model/", query="encoder.", key="encoder_k."),),
         has=("projector_k.", "predictor."),
         families=("swin",),
         own={"projection head": "projector_k.*"},
@@ -379,9 +379,9 @@ def _mm(name: str, *roles: Mapping[str, str], **known: Any) -> Project:
 
 
 _MM_LISTS = (
-    _in("state_dict/", query="encoder_q.0.", key="encoder_k.0."),
-    _in("state_dict/", online="online_net.0.", target="target_net.0."),
-    _in("state_dict/", base="base_encoder.0.", momentum="momentum_encoder.0."),
+    _prefixed_roles("state_dict/", query="encoder_q.0.", key="encoder_k.0."),
+    _prefixed_roles("state_dict/", online="online_net.0.", target="target_net.0."),
+    _prefixed_roles("state_dict/", base="base_encoder.0.", momentum="momentum_encoder.0."),
 )
 _OPENMMLAB = (
     # WXinlong/DenseCL@b64bbb6 openselfsup/models/densecl.py:28; pixels: configs/selfsup/densecl/
@@ -397,9 +397,9 @@ _OPENMMLAB = (
     # configs/_base_/datasets/imagenet_bs32_mocov2.py:6.
     _mm(
         "MMSelfSup 1.x / mmpretrain",
-        _in("state_dict/", query="backbone.", key="encoder_k.module.0."),
-        _in("state_dict/", online="backbone.", target="target_net.module.0."),
-        _in("state_dict/", base="backbone.", momentum="momentum_encoder.module.0."),
+        _prefixed_roles("state_dict/", query="backbone.", key="encoder_k.module.0."),
+        _prefixed_roles("state_dict/", online="backbone.", target="target_net.module.0."),
+        _prefixed_roles("state_dict/", base="backbone.", momentum="momentum_encoder.module.0."),
         has=("encoder_k. target_net. momentum_encoder.",),
     ),
     # See `AVERAGES`.
@@ -408,7 +408,7 @@ _OPENMMLAB = (
         {"ema": "state_dict/backbone.", "model": "ema_state_dict/backbone."},
         marks={"meta": ..., "ema_state_dict": ...},
     ),
-    _mm("OpenSelfSup / MMSelfSup / mmpretrain", _in("state_dict/", single="backbone.")),
+    _mm("OpenSelfSup / MMSelfSup / mmpretrain", _prefixed_roles("state_dict/", single="backbone.")),
     # What their tools/extract_backbone_weights.py write, of OpenSelfSup@1db69ec:19,
     # WXinlong/DenseCL@b64bbb6 and mmselfsup@6faad81 tools/model_converters/.
     *(
@@ -435,7 +435,7 @@ _MODULES = (
     Project(
         "vturrisi/solo-learn",
         tuple(
-            _in("state_dict/", online=f"{word}.", momentum=f"momentum_{word}.")
+            _prefixed_roles("state_dict/", online=f"{word}.", momentum=f"momentum_{word}.")
             for word in ("backbone", "encoder")
         ),
         has=(

@@ -104,13 +104,13 @@ def _join(path: Path, parts: Mapping[str, str], objects: set[str]) -> dict[str, 
         if keys != listed:
             raise DataError(
                 f"{file}: holds other tensors than {path.name} lists for it: "
-                f"{names(map(str, sorted(keys ^ listed, key=str)))}; download it again"
+                f"{format_keys(map(str, sorted(keys ^ listed, key=str)))}; download it again"
             )
         tensors |= part
     return tensors
 
 
-def about_objects(objects: Collection[str]) -> tuple[list[str], list[str]]:
+def object_messages(objects: Collection[str]) -> tuple[list[str], list[str]]:
     """Return notes and warnings about the names of objects that `read_file` collects."""
     harmful = harmful_objects(objects)
     notes = [f"objects that were not loaded: {named_objects(objects, 20)}"]
@@ -161,16 +161,16 @@ def describe(raw: Any) -> str:
         return f"the file holds an object, made by {named_objects([raw.name])}"
     if not isinstance(raw, Mapping):
         return f"the file holds a {type(raw).__name__}, not a dict"
-    parts = [f"top level: {names(raw, 3)}"]
+    parts = [f"top level: {format_keys(raw, 3)}"]
     parts += [
-        f"{shown(key, 30)}: {names(value, 2)}"
+        f"{shown(key, 30)}: {format_keys(value, 2)}"
         for key, value in raw.items()
         if isinstance(value, Mapping) and any(map(is_array, value.values()))
     ]
     return "; ".join(parts[:2])
 
 
-def names(keys: Iterable[Any], limit: int = 6) -> str:
+def format_keys(keys: Iterable[Any], limit: int = 6) -> str:
     """Format keys for a message, escaped because they come from an untrusted file."""
     return first_few([shown(key) for key in keys], limit) or "nothing"
 
@@ -224,7 +224,7 @@ def flatten(raw: Any, where: str) -> list[Entry]:
             # Visit it every time it occurs, because a network may be saved under two keys.
             start = f"{name}/" if keys else ""
             inside = [
-                (start + short if (short := unwrapped(key)) else "", (*keys, key), item)
+                (start + short if (short := strip_wrappers(key)) else "", (*keys, key), item)
                 for key, item in value.items()
             ]
         elif id(value) not in seen:
@@ -248,7 +248,7 @@ def _is_nested(value: Any) -> bool:
     )
 
 
-def at(raw: Any, path: Iterable[Any]) -> Any:
+def get_nested(raw: Any, path: Iterable[Any]) -> Any:
     """Return the value at a path of keys, or None."""
     for key in path:
         if not isinstance(raw, Mapping):
@@ -257,7 +257,7 @@ def at(raw: Any, path: Iterable[Any]) -> Any:
     return raw
 
 
-def unwrapped(key: Any) -> str:
+def strip_wrappers(key: Any) -> str:
     """Return a key without the wrappers of training, or "" if it is not a string."""
     if not isinstance(key, str):
         return ""

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from convert.contract import FOLDED, InputContract, Overrides, Pixels, numbers
-from convert.extract import extract_backbone, fill_statistics, join, to_float32
+from convert.contract import FOLDED, InputContract, Overrides, Pixels, format_numbers
+from convert.extract import extract_backbone, fill_statistics, join_parts, to_float32
 from convert.facts import TRANSFORMERS, check_facts
 from convert.families.base import (
     PLAIN_DETECTRON2,
@@ -29,7 +29,7 @@ from convert.metadata import (
 )
 from convert.modeling.timm_network import named_facts
 from convert.projects import Project
-from convert.read import at, flatten, is_array, to_tensor
+from convert.read import flatten, get_nested, is_array, to_tensor
 from convert.verify import Converted
 from moco.common.errors import DataError, UserError
 from moco.modeling.soundness import Triple
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Recognized:
+class Recognition:
     """Backbone of a recognized checkpoint and metadata of its file.
 
     Attributes:
@@ -50,8 +50,8 @@ class Recognized:
         dropped: Rule -> number of entries of the file.
         filled: Number of tensors in `state` that are not in the file: folded BN statistics.
         tokens: Dropped tensors that contribute to the source's features, see `Family.tokens`.
-        proof: Architecture and tensors of the network that the features are compared with, or None
-            for the contract's and `state`.
+        compared: Architecture and tensors of the network that the features are compared with, or
+            None for those of `contract` and `state`.
         original: Tensors and architecture before requested changes, or None for converted files.
         epoch: Number of epochs finished, or None.
         keys: Keys of the nested dicts that contain the network, outermost first.
@@ -72,7 +72,7 @@ class Recognized:
     dropped: dict[str, int] = dataclasses.field(default_factory=dict)
     filled: int = 0
     tokens: dict[str, Tensor] = dataclasses.field(default_factory=dict)
-    proof: tuple[Any, Mapping[str, Tensor]] | None = None
+    compared: tuple[Any, Mapping[str, Tensor]] | None = None
     original: tuple[Mapping[str, Tensor], Any] | None = None
     epoch: int | None = None
     keys: tuple[str, ...] = ()
@@ -99,7 +99,7 @@ class Recognized:
 
     def source_network(self) -> tuple[Mapping[str, Tensor], Any]:
         """Return tensors and architecture of the network that the features are compared with."""
-        architecture, state = self.proof or (self.contract.architecture, self.state)
+        architecture, state = self.compared or (self.contract.architecture, self.state)
         return state, architecture
 
     def effect_of_tokens(self) -> list[str]:
@@ -122,7 +122,7 @@ def recognize(
     sha256: str = "unknown",
     read_config: Callable[[], CheckpointMetadata | None] = lambda: None,
     parts: Mapping[str, str] = MappingProxyType({}),
-) -> Recognized:
+) -> Recognition:
     """Find the networks of an opened checkpoint and extract the backbone of the chosen one.
 
     Args:
@@ -147,7 +147,7 @@ def recognize(
     missing = overrides.missing_convention(network.family)
     recorded, names, arguments = _recorded(project, raw, missing, where, read_config)
     unclear = check_names(names, arguments, network.family, overrides.options, where)
-    arch = recorded.arch or at(raw, ("arch",))
+    arch = recorded.arch or get_nested(raw, ("arch",))
     mean, std = _named_pixels(network.scheme, (where, str(arch)), notes)
     is_open = project.is_unknown or project.any_network
     has_no_role = project.is_unknown and bool(choice.found.roles)
@@ -157,8 +157,8 @@ def recognize(
     extracted = extract_backbone(choice, entries, where, overrides.encoder is not None)
     notes += extracted.notes
     warnings += extracted.warnings
-    backbone, keys = join(extracted.backbone, where, notes)
-    own = network.scheme.in_own_shape
+    backbone, keys = join_parts(extracted.backbone, where, notes)
+    own = network.scheme.reshape_tensor
     dims = {name: value.dim() for name, value in backbone.items()}
     backbone = {name: own(name, value) for name, value in backbone.items()}
     reshaped = [name for name, value in backbone.items() if value.dim() != dims[name]]
@@ -214,12 +214,12 @@ def recognize(
     if not (recorded.mean or overrides.mean or mean) and (
         project.is_unknown or project.any_network
     ):
-        unknown_pixels = f"mean {numbers(pixels.mean)}, std {numbers(pixels.std)}"
+        unknown_pixels = f"mean {format_numbers(pixels.mean)}, std {format_numbers(pixels.std)}"
     source = _changed(project.name.replace("MSRA", recorded.owner or "MSRA"), adapted)
     every = {entry.name for entry in entries}
     heads = (text for key, text in network.family.heads.items() if network.prefix + key in every)
-    epoch = at(raw, project.epoch.split("/"))
-    return Recognized(
+    epoch = get_nested(raw, project.epoch.split("/"))
+    return Recognition(
         contract=InputContract(
             overrides.pixels(pixels, where),
             network.family,
@@ -235,13 +235,15 @@ def recognize(
         dropped=dict(extracted.dropped),
         filled=filled,
         tokens=tokens,
-        proof=adapted.proof,
+        compared=adapted.compared,
         original=(backbone, architecture),
         epoch=epoch + project.epoch_offset if type(epoch) is int else None,
         keys=network.keys,
         unclear_names=unclear,
         arguments=arguments,
-        reference=_reference(network.family, is_owners=network.scheme.is_owners),
+        reference=_reference(
+            network.family, has_reference_names=network.scheme.has_reference_names
+        ),
         assumed=_assumed(choice, names, hints, adapted.architecture, unknown_pixels, twins),
         assumed_pixels=unknown_pixels,
         configuration=recorded.facts if recorded.kind == TRANSFORMERS else {},
@@ -253,7 +255,7 @@ def recognize(
 
 def from_contract(
     model: Mapping[str, Tensor], contract: InputContract, where: str, overrides: Overrides
-) -> Recognized:
+) -> Recognition:
     """Return the backbone of a converted file, e.g. to write it in another format.
 
     Args:
@@ -274,7 +276,7 @@ def from_contract(
     architecture = family.with_options(contract.architecture, overrides.options, where)
     state = {family.from_detectron2(key) or key: value for key, value in model.items()}
     adapted = family.adapt(architecture, state, overrides.options, where)
-    return Recognized(
+    return Recognition(
         contract=dataclasses.replace(
             contract,
             pixels=overrides.pixels(contract.pixels, where),
@@ -284,8 +286,8 @@ def from_contract(
         state=adapted.state,
         encoders=(contract.encoder,),
         named=lambda name: family.to_detectron2(name) or name,
-        proof=adapted.proof,
-        reference=_reference(family, is_owners=False),
+        compared=adapted.compared,
+        reference=_reference(family, has_reference_names=False),
         notes=[f"changed as requested: {change}" for change in adapted.changes],
     )
 
@@ -394,9 +396,9 @@ def _recorded(
     return recorded, {} if project.is_ours else recorded_names(raw, arch), arguments
 
 
-def _reference(family: Family, *, is_owners: bool) -> str:
+def _reference(family: Family, *, has_reference_names: bool) -> str:
     """Describe the network that the features are compared with, and how it was filled."""
-    names = "their own names" if is_owners else "this project's map of names"
+    names = "their own names" if has_reference_names else "this project's map of names"
     return f"{family.owner}, filled by {names}"
 
 

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor, nn
 
 from convert.contract import InputContract, Overrides, Pixels
-from convert.facts import NONE, TRANSFORMERS, facts_of
+from convert.facts import ANY, TRANSFORMERS, known_facts
 from convert.modeling.reference import TOLERANCE
 from convert.modeling.timm_network import module_size
 from convert.read import flatten, is_array, to_tensor
-from convert.recognize import Recognized
+from convert.recognize import Recognition
 from moco.common.errors import DataError, UserError, shown
 from moco.modeling.soundness import fixed_image
 
@@ -59,7 +59,7 @@ class _Run:
 
 
 def check_module(
-    module: nn.Module, found: Recognized, overrides: Overrides, where: str
+    module: nn.Module, found: Recognition, overrides: Overrides, where: str
 ) -> ModuleCheck:
     """Run a module on one image and compare its maps with those of the recognized network.
 
@@ -69,7 +69,7 @@ def check_module(
 
     Args:
         module: Module whose state dict was recognized.
-        found: Recognized network.
+        found: Recognition network.
         overrides: Options of the conversion.
         where: Name of the module, for messages.
 
@@ -99,8 +99,8 @@ def check_module(
                         f"{label}: {problem or 'none of its convolutions takes an image'}"
                     )
                     continue
-                pixels = _inside(image, first.first_input, where)
-                outer = None if part is module else _inside_root(module, image, where)
+                pixels = _input_pixels(image, first.first_input, where)
+                outer = None if part is module else _root_pixels(module, image, where)
                 usual, seen = _usual_size(family, architecture), first.first_input
                 if size != usual and family.tokens:
                     patch = architecture.patch_size
@@ -128,7 +128,7 @@ def _not_verified(reason: str) -> ModuleCheck:
 
 
 def _candidates(
-    module: nn.Module, found: Recognized, state: Mapping[str, Tensor]
+    module: nn.Module, found: Recognition, state: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, nn.Module]]:
     """Yield the smallest submodule that has the tensors of a network, then its parents."""
     every = module.state_dict().keys()
@@ -261,7 +261,7 @@ def _tensors(output: Any, depth: int = 3) -> Iterator[Tensor]:
 
 
 def _expected(
-    found: Recognized, architecture: Any, state: Mapping[str, Tensor], image: Tensor
+    found: Recognition, architecture: Any, state: Mapping[str, Tensor], image: Tensor
 ) -> dict[str, Tensor]:
     """Return the maps of the recognized network as the source has it, (H W, C) by feature."""
     family = found.contract.family
@@ -349,7 +349,7 @@ def _as_tokens(output: Tensor, count: int, channels: int) -> Iterator[Tensor]:
             yield tokens[-count:]
 
 
-def _inside(image: Tensor, got: Any, where: str) -> Pixels | None:
+def _input_pixels(image: Tensor, got: Any, where: str) -> Pixels | None:
     """Return what a module does to its image before the first convolution, None for nothing.
 
     Raises:
@@ -365,7 +365,7 @@ def _inside(image: Tensor, got: Any, where: str) -> Pixels | None:
     order, means, stds = [], [], []
     for channel in got[0].double():
         fits = [
-            (*_line(source, channel), number) for number, source in enumerate(image[0].double())
+            (*_fit_line(source, channel), number) for number, source in enumerate(image[0].double())
         ]
         error, slope, offset, number = min(fits)
         if not (error <= _AFFINE_TOLERANCE * float(channel.abs().max()) and slope > 0):
@@ -386,20 +386,20 @@ def _inside(image: Tensor, got: Any, where: str) -> Pixels | None:
     return Pixels((a[0], a[1], a[2]), (b[0], b[1], b[2]), name)
 
 
-def _inside_root(module: nn.Module, image: Tensor, where: str) -> Pixels | None:
+def _root_pixels(module: nn.Module, image: Tensor, where: str) -> Pixels | None:
     """Return what the whole module does to an image before the first convolution, if it takes one.
 
     Raises:
-        DataError: As `_inside`.
+        DataError: As `_input_pixels`.
     """
     with _runnable(module) as ready:
         run = None if isinstance(ready, str) else _run(ready, image)[0]
     if run is None or run.first_input is None:
         return None
-    return _inside(image, run.first_input, where)
+    return _input_pixels(image, run.first_input, where)
 
 
-def _line(x: Tensor, y: Tensor) -> tuple[float, float, float]:
+def _fit_line(x: Tensor, y: Tensor) -> tuple[float, float, float]:
     """Return the largest residual, the slope and the offset of the line y = slope x + offset."""
     dx, dy = x - x.mean(), y - y.mean()
     slope = float((dx * dy).sum() / (dx * dx).sum())
@@ -413,7 +413,7 @@ def with_pixels(contract: InputContract, inside: Pixels | None) -> InputContract
         return contract
     pixels = inside
     if _only_permutes(inside):
-        pixels = contract.pixels.in_order(inside.channel_order)
+        pixels = contract.pixels.with_channel_order(inside.channel_order)
     return dataclasses.replace(contract, pixels=pixels)
 
 
@@ -446,14 +446,14 @@ _LATER = re.compile(
 
 
 def check_source(
-    module: nn.Module | None, raw: Any, found: Recognized, overrides: Overrides, where: str
-) -> tuple[Recognized, ModuleCheck | None]:
+    module: nn.Module | None, raw: Any, found: Recognition, overrides: Overrides, where: str
+) -> tuple[Recognition, ModuleCheck | None]:
     """Compare a network with the thing itself: the module that was handed over, or transformers'.
 
     Args:
         module: Module whose tensors were recognized, or None for a file.
         raw: Contents of the file.
-        found: Recognized network.
+        found: Recognition network.
         overrides: Options of the conversion.
         where: Name of the file or the module, for messages.
 
@@ -467,7 +467,7 @@ def check_source(
     if module is None:
         if not found.configuration:
             return found, None
-        made = _made(raw, found, where)
+        made = _load_by_transformers(raw, found, where)
         if isinstance(made, str):
             text = f"not verified by the class of transformers: {made}"
             return found, ModuleCheck(text, verified=False)
@@ -479,7 +479,7 @@ def check_source(
     return found, check
 
 
-def _made(raw: Any, found: Recognized, where: str) -> nn.Module | str:
+def _load_by_transformers(raw: Any, found: Recognition, where: str) -> nn.Module | str:
     """Return the network that transformers makes of a file, or why it makes none."""
     if not importlib.util.find_spec("transformers"):
         return "transformers is not installed"
@@ -492,13 +492,13 @@ def _made(raw: Any, found: Recognized, where: str) -> nn.Module | str:
               if entry.keys[:-1] == found.keys}  # fmt: skip
     kind = found.configuration["model_type"]
     # Others, such as the width of a pooler, could ask for any amount of memory.
-    own = facts_of(TRANSFORMERS, found.contract.family.name, kind)
+    own = known_facts(TRANSFORMERS, found.contract.family.name, kind)
     facts = {name: value for name, value in found.configuration.items()
-             if own.get(name, NONE) is not NONE and value is not None}  # fmt: skip
-    return _filled(kind, facts, inside, names, where)
+             if own.get(name, ANY) is not ANY and value is not None}  # fmt: skip
+    return _fill_class(kind, facts, inside, names, where)
 
 
-def _filled(
+def _fill_class(
     kind: str, facts: Mapping[str, Any], arrays: Mapping[str, Any], names: set[str], where: str
 ) -> nn.Module | str:
     import transformers

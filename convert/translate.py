@@ -14,38 +14,38 @@ from torch import Tensor, nn
 
 from convert import verify
 from convert.contract import Overrides, Pixels
-from convert.families.base import TIMM, OtherNetworkError, families, to_255
+from convert.families.base import TIMM, OtherNetworkError, families, scale_to_255
 from convert.families.timm import (
     ARGUMENTS,
     OPTION,
-    architecture_of,
-    as_text,
-    from_text,
+    format_arguments,
     in_timm,
     is_plain,
-    note_of_pixels,
+    parse_arguments,
+    pixels_note,
+    requested_architecture,
 )
 from convert.families.timm_index import (
     EFFICIENTNET_PYTORCH,
+    candidate_networks,
+    fitting_networks_hint,
     index,
-    names_that_fit,
-    networks_in,
     without_counters,
 )
 from convert.find import UnknownLayoutError
 from convert.metadata import NEXT_TO_IT, read_sidecar, recorded_arguments, recorded_names
-from convert.modeling.timm_network import compare_named_networks, renamed_by_timm, usual_names
+from convert.modeling.timm_network import compare_named_networks, meta_tensors, renamed_by_timm
 from convert.read import (
     Entry,
-    about_objects,
-    at,
     digests,
     flatten,
+    get_nested,
     is_array,
     is_converted,
+    object_messages,
     to_tensor,
 )
-from convert.recognize import Recognized, from_contract, recognize
+from convert.recognize import Recognition, from_contract, recognize
 from convert.source_module import check_module
 from moco.common.errors import DataError, UserError, shown
 from moco.common.files import named_objects
@@ -73,7 +73,7 @@ def translate(
     overrides: Overrides,
     objects: Collection[str] = (),
     hashes: tuple[str, dict[str, str]] | None = None,
-) -> Recognized:
+) -> Recognition:
     """Recognize a checkpoint, map it to Detectron2's names with a contract, and check every tensor.
 
     Args:
@@ -88,20 +88,20 @@ def translate(
         DataError: If the checkpoint is unknown or damaged.
     """
     hashes = hashes or digests(src)
-    is_ours = isinstance(at(raw, ("format",)), str) or is_converted(raw)
+    is_ours = isinstance(get_nested(raw, ("format",)), str) or is_converted(raw)
     if is_ours and overrides.family:
         raise UserError(f"--as timm: {src} is a file of this project, not one of timm's networks")
     if not is_ours and (overrides.family or OPTION.name in overrides.options):
-        return _as_timm(src, raw, overrides, objects, hashes)
+        return _translate_as_timm(src, raw, overrides, objects, hashes)
     try:
         return _translate(src, raw, overrides, objects, hashes)
     except DataError as error:
         if is_ours:
             raise DataError(str(error)) from error
-        return _through_timm(error, src, raw, overrides, objects, hashes)
+        return _fall_back_to_timm(error, src, raw, overrides, objects, hashes)
 
 
-def _as_timm(src: Path, raw: Any, overrides: Overrides, *details: Any) -> Recognized:
+def _translate_as_timm(src: Path, raw: Any, overrides: Overrides, *details: Any) -> Recognition:
     """Convert a file as the network of timm that an option or its record names.
 
     Arguments with which that was built are the file's, unless they are given.
@@ -123,12 +123,14 @@ def _as_timm(src: Path, raw: Any, overrides: Overrides, *details: Any) -> Recogn
         options[OPTION.name] = next(iter(recorded.values()))
     given = str(options[OPTION.name]).partition(".")[0]
     if ARGUMENTS.name in options:
-        options[ARGUMENTS.name] = as_text(from_text(options[ARGUMENTS.name], ARGUMENTS.flag))
+        options[ARGUMENTS.name] = format_arguments(
+            parse_arguments(options[ARGUMENTS.name], ARGUMENTS.flag)
+        )
     arguments = recorded_arguments(raw, sidecar)
     for place, name in recorded.items():
         if name.partition(".")[0] != given:
             continue  # `check_names` refuses it
-        own = as_text(arguments.get(place, {}))
+        own = format_arguments(arguments.get(place, {}))
         if options.setdefault(ARGUMENTS.name, own) != own:
             raise UserError(
                 f"{ARGUMENTS.flag} {options[ARGUMENTS.name]}: {where} says in {place} that its "
@@ -137,19 +139,19 @@ def _as_timm(src: Path, raw: Any, overrides: Overrides, *details: Any) -> Recogn
             )
     overrides = dataclasses.replace(overrides, options=options)
     entries = flatten(raw, where)
-    alike = of_torchvision(entries, where)
+    alike = find_torchvision_network(entries, where)
     fitting = [
         each for each in (alike.candidates if alike else ()) if each.partition(":")[0] == given
     ]
     if alike and fitting:
         alike = dataclasses.replace(alike, candidates=tuple(fitting))
-        return _in_order(alike, entries, src, raw, overrides, *details)
-    notes, assumed = [_path_of(given)], []
+        return _translate_torchvision(alike, entries, src, raw, overrides, *details)
+    notes, assumed = [_network_note(given)], []
     try:
         found = _translate(src, raw, overrides, *details)
     except OtherNetworkError:
-        its = architecture_of(options)
-        renamed = under_other_names(entries, raw, its.name, its.arguments, where)
+        its = requested_architecture(options)
+        renamed = rename_to_timm(entries, raw, its.name, its.arguments, where)
         if renamed is None:
             raise
         found = _translate(src, renamed.raw, overrides, *details)
@@ -163,7 +165,7 @@ def _as_timm(src: Path, raw: Any, overrides: Overrides, *details: Any) -> Recogn
     )
 
 
-def _path_of(name: str) -> str:
+def _network_note(name: str) -> str:
     """Describe that timm's own network is the backbone, and what differs from another family's."""
     note = "the backbone is timm's own network, every block as timm computes it"
     plain = [f.name for f in families() if f.name != TIMM and is_plain(name, f)]
@@ -171,9 +173,9 @@ def _path_of(name: str) -> str:
     return note + (f", {windows}instead of the family {plain[0]}'s" if plain else "")
 
 
-def _through_timm(
+def _fall_back_to_timm(
     error: DataError, src: Path, raw: Any, overrides: Overrides, *details: Any
-) -> Recognized:
+) -> Recognition:
     """Convert a network that no other family has, because of `error`, as timm's of its name.
 
     Raises:
@@ -181,7 +183,7 @@ def _through_timm(
             none, with the names of timm's networks that have its tensors.
     """
     where = str(src)
-    if isinstance(error, OtherNetworkError) and (text := mistaken(raw)):
+    if isinstance(error, OtherNetworkError) and (text := describe_mistaken_file(raw)):
         raise DataError(f"{where}: {text}") from error
     sidecar = read_sidecar(src)
     names = recorded_names(raw, sidecar.arch if sidecar else None, tags=True)
@@ -190,10 +192,10 @@ def _through_timm(
         if not isinstance(error, OtherNetworkError):
             raise error
         entries = flatten(raw, where)
-        if alike := of_torchvision(entries, where):
-            return _in_order(alike, entries, src, raw, overrides, *details)
+        if alike := find_torchvision_network(entries, where):
+            return _translate_torchvision(alike, entries, src, raw, overrides, *details)
         shapes = {e.name: tuple(e.value.shape) for e in entries if e.name and is_array(e.value)}
-        fitting = names_that_fit(shapes, OPTION.flag)
+        fitting = fitting_networks_hint(shapes, OPTION.flag)
         if sidecar and (kind := sidecar.facts.get("model_type")):
             timms = TYPES_IN_TIMM.get(kind) if isinstance(kind, str) else None
             what = (
@@ -206,7 +208,9 @@ def _through_timm(
     place, name = known[0]
     options = {**overrides.options, OPTION.name: name}
     try:
-        found = _as_timm(src, raw, dataclasses.replace(overrides, options=options), *details)
+        found = _translate_as_timm(
+            src, raw, dataclasses.replace(overrides, options=options), *details
+        )
     except UserError as reason:
         what = error.what if isinstance(error, UnknownLayoutError) else str(error)
         text = f"{what}; {place} names {name}"
@@ -220,16 +224,21 @@ def _through_timm(
     return found
 
 
-def _in_order(
-    alike: InOrder, entries: Sequence[Entry], src: Path, raw: Any, overrides: Overrides, *rest: Any
-) -> Recognized:
+def _translate_torchvision(
+    alike: TorchvisionNetwork,
+    entries: Sequence[Entry],
+    src: Path,
+    raw: Any,
+    overrides: Overrides,
+    *rest: Any,
+) -> Recognition:
     """Convert a network of torchvision as the one of timm that has its maps.
 
     Raises:
         DataError: If none has them.
     """
     for candidate in alike.candidates:
-        names = alike.names(candidate)
+        names = alike.map_names(candidate)
         name, _, arguments = candidate.partition(":")
         options = {**overrides.options, OPTION.name: name, ARGUMENTS.name: arguments}
         found = _translate(
@@ -247,7 +256,7 @@ def _in_order(
             f"{candidate} in order, which the backbone is; torchvision's network: {compared}"
         )
         (scheme,) = found.contract.family.schemes_of(options).values()
-        of_timm = note_of_pixels(scheme.metadata["pixels of"])
+        of_timm = pixels_note(scheme.metadata["pixels of"])
         contract = dataclasses.replace(
             found.contract,
             source="torchvision",
@@ -271,7 +280,7 @@ def _translate(
     overrides: Overrides,
     objects: Collection[str],
     hashes: tuple[str, dict[str, str]],
-) -> Recognized:
+) -> Recognition:
     where = str(src)
     sha256, parts = hashes
     if is_converted(raw):
@@ -279,7 +288,7 @@ def _translate(
         found = from_contract(earlier.model, earlier.contract, where, overrides)
     else:
         found = recognize(raw, where, overrides, sha256, lambda: read_sidecar(src), parts)
-    notes, warnings = about_objects(objects)
+    notes, warnings = object_messages(objects)
     found.notes.extend(notes)
     found.warnings.extend(warnings)
     if sha256.startswith(TORCHVISION_V2):
@@ -322,7 +331,7 @@ _MAX_NETWORKS = 8  # prefixes that are tried
 
 
 @dataclasses.dataclass(frozen=True)
-class InOrder:
+class TorchvisionNetwork:
     """Network of torchvision in a file.
 
     Attributes:
@@ -348,9 +357,9 @@ class InOrder:
         from torchvision.models import get_model_weights
 
         transform = next(iter(get_model_weights(self.name))).transforms()
-        return Pixels(to_255(transform.mean), to_255(transform.std), "RGB")
+        return Pixels(scale_to_255(transform.mean), scale_to_255(transform.std), "RGB")
 
-    def names(self, candidate: str) -> dict[str, str]:
+    def map_names(self, candidate: str) -> dict[str, str]:
         """Return the map from its names of tensors to those of one of the candidates."""
         try:
             with torch.device("meta"):
@@ -358,7 +367,7 @@ class InOrder:
         except NotImplementedError:  # RegNets compute with tensors while they are built
             own = without_counters(self.build().state_dict())
         name, _, arguments = candidate.partition(":")
-        usual = without_counters(usual_names(name, arguments))
+        usual = without_counters(meta_tensors(name, arguments))
         numbered = {
             name: torch.tensor(float(i)).expand(value.shape)
             for i, (name, value) in enumerate(own.items())
@@ -384,7 +393,11 @@ class InOrder:
         return _renamed(raw, path, changed)
 
     def check(
-        self, found: Recognized, entries: Sequence[Entry], names: Mapping[str, str], where: str
+        self,
+        found: Recognition,
+        entries: Sequence[Entry],
+        names: Mapping[str, str],
+        where: str,
     ) -> str:
         """Compare the maps of one of the candidates with those of torchvision's own network.
 
@@ -416,7 +429,7 @@ class InOrder:
             raise DataError(f"{where}: {check.text}")
         return check.text
 
-    def named(self, found: Recognized, names: Mapping[str, str]) -> Recognized:
+    def named(self, found: Recognition, names: Mapping[str, str]) -> Recognition:
         """Return the network with the names of its tensors in the file, for messages."""
         return _named(found, names, self.prefix.rpartition("/")[2])
 
@@ -424,7 +437,7 @@ class InOrder:
         return entry.name.removeprefix(self.prefix) if entry.name.startswith(self.prefix) else ""
 
 
-def _named(found: Recognized, names: Mapping[str, str], prefix: str) -> Recognized:
+def _named(found: Recognition, names: Mapping[str, str], prefix: str) -> Recognition:
     original = {new: prefix + old for old, new in names.items()}
     return dataclasses.replace(
         found, named=lambda key: original.get(name := found.named(key), name)
@@ -452,7 +465,7 @@ class Renamed:
     is_assumed: bool
 
 
-def under_other_names(
+def rename_to_timm(
     entries: Sequence[Entry], raw: Any, name: str, arguments: str, where: str
 ) -> Renamed | None:
     """Return a file with the tensors of a network of timm under other names, or None.
@@ -469,8 +482,8 @@ def under_other_names(
     """
     arrays = {e.name: e for e in entries if e.name and is_array(e.value)}
     shapes = {key: tuple(entry.value.shape) for key, entry in arrays.items()}
-    usual = without_counters(usual_names(name, arguments))
-    for start, network in itertools.islice(networks_in(shapes), _MAX_NETWORKS):
+    usual = without_counters(meta_tensors(name, arguments))
+    for start, network in itertools.islice(candidate_networks(shapes), _MAX_NETWORKS):
         path, prefix = arrays[start + next(iter(network))].keys[:-1], start.rpartition("/")[2]
         tensors = {
             key: to_tensor(key, arrays[start + key].value, where)
@@ -515,7 +528,7 @@ def _replaced(raw: Any, path: Sequence[Any], prefix: str, tensors: Mapping[str, 
     return {**kept, **tensors}
 
 
-def of_torchvision(entries: Sequence[Entry], where: str) -> InOrder | None:
+def find_torchvision_network(entries: Sequence[Entry], where: str) -> TorchvisionNetwork | None:
     """Return the network of torchvision in a file, or None if there is none.
 
     Raises:
@@ -523,10 +536,10 @@ def of_torchvision(entries: Sequence[Entry], where: str) -> InOrder | None:
     """
     its, found = index(), []
     shapes = {e.name: tuple(e.value.shape) for e in entries if e.name and is_array(e.value)}
-    for start, network in networks_in(shapes):
+    for start, network in candidate_networks(shapes):
         if row := its.torchvision.get(its.exact(network)):
             name, candidates = row
-            found.append(InOrder(name, start, candidates))
+            found.append(TorchvisionNetwork(name, start, candidates))
     if len(found) > 1:
         names = ", ".join(shown(network.prefix.rstrip("./")) for network in found[:3])
         raise DataError(
@@ -565,7 +578,7 @@ _TENSORS = (
 )
 
 
-def mistaken(raw: Any) -> str:
+def describe_mistaken_file(raw: Any) -> str:
     """Describe a file that holds something else than a network's weights, and the way out.
 
     Args:
@@ -579,18 +592,18 @@ def mistaken(raw: Any) -> str:
             "the state of an optimizer alone, without a network: give the checkpoint that has the "
             "model's state_dict()"
         )
-    if found := _module(raw):
+    if found := _describe_module(raw):
         return found
     keys = [str(e.keys[-1]) for e in flatten(raw, "") if e.keys] if _is_dict(raw) else []
-    return next(filter(None, (_about(keys, *row) for row in _TENSORS)), "")
+    return next(filter(None, (_describe_tensors(keys, *row) for row in _TENSORS)), "")
 
 
-def _about(keys: Collection[str], pattern: re.Pattern[str], text: str) -> str:
+def _describe_tensors(keys: Collection[str], pattern: re.Pattern[str], text: str) -> str:
     first = next((key for key in keys if pattern.search(key)), None)
     return "" if first is None else text.format(shown(first))
 
 
-def _module(raw: Any) -> str:
+def _describe_module(raw: Any) -> str:
     """Describe a module that was saved as an object, with its class; "" if there is none."""
     holders = {"": raw, **({f" in {shown(k, 30)}": raw[k] for k in raw} if _is_dict(raw) else {})}
     for place, value in holders.items():

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from convert.contract import InputContract
 from convert.families.base import LEFT_AT_INIT, Architecture, first_rule
-from convert.modeling.reference import TOLERANCE, filled, reference_features
-from convert.read import describe, is_converted, names, read_file, to_tensor
+from convert.modeling.reference import TOLERANCE, fill_network, reference_features
+from convert.read import describe, format_keys, is_converted, read_file, to_tensor
 from moco.common.command import converter
 from moco.common.errors import DataError, plural
 from moco.common.files import PathLike
@@ -94,10 +94,10 @@ def build_backbone(contract: InputContract) -> nn.Module:
 
 def filled_backbone(converted: Converted) -> nn.Module:
     """Build the backbone of converted weights with their tensors, in eval mode."""
-    return filled(lambda: build_backbone(converted.contract), converted.model)
+    return fill_network(lambda: build_backbone(converted.contract), converted.model)
 
 
-def proof_image(contract: InputContract) -> Tensor:
+def verification_image(contract: InputContract) -> Tensor:
     """Return the image for the feature check: (1, 3, H, W), as if already normalized."""
     return fixed_image(contract.family.image_size(contract.architecture))
 
@@ -141,7 +141,7 @@ def check_model(
             problem = soundness.problem(key, value)
         if problem is not None:
             problems.setdefault(problem, []).append(named(key))
-    texts = [f"{what}: {names(sorted(keys), 3)}" for what, keys in problems.items() if keys]
+    texts = [f"{what}: {format_keys(sorted(keys), 3)}" for what, keys in problems.items() if keys]
     if texts:
         more = f"; {plural(len(texts) - 2, 'more kind')}" if len(texts) > 2 else ""
         text = f"{'; '.join(texts[:2])}{more}"
@@ -164,7 +164,7 @@ def check_round_trip(source: Mapping[str, Tensor], converted: Converted, where: 
     if wrong:
         raise DataError(
             f"{where}: verification failed: these tensors differ from the source when read back: "
-            f"{names(sorted(wrong), limit=3)}"
+            f"{format_keys(sorted(wrong), limit=3)}"
         )
 
 
@@ -189,7 +189,7 @@ def check_features(
         DataError: If the stride or the values of a feature differ.
     """
     contract = converted.contract
-    image = proof_image(contract)
+    image = verification_image(contract)
     with torch.no_grad():
         expected = reference_features(contract.family, architecture, source, image)
         backbone: Any = filled_backbone(converted)

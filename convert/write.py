@@ -16,7 +16,7 @@ import pickle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from convert.contract import IMAGENET_MEAN, IMAGENET_STD, InputContract, numbers
+from convert.contract import IMAGENET_MEAN, IMAGENET_STD, InputContract, format_numbers
 from convert.read import read_file, to_tensor
 from moco.common.errors import UserError
 from moco.common.files import atomic_torch_save, atomic_write, cannot_write, open_file
@@ -105,7 +105,7 @@ def lost_options(contract: InputContract) -> list[str]:
         ("std", pixels.std, IMAGENET_STD),
     ):
         if values != usual:
-            options.append(f"--{name} {numbers(values).strip('[]').replace(',', '')}")
+            options.append(f"--{name} {format_numbers(values).strip('[]').replace(',', '')}")
     return options + contract.architecture.lost_options()
 
 

@@ -153,7 +153,7 @@ class Names:
         return " + ".join(parts) or None
 
 
-def with_bias(names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def weights_and_biases(names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield the pairs of weights and biases for pairs of modules.
 
     "attn.qkv#0" names a part of a module.
@@ -196,9 +196,9 @@ class Scheme:
             them.
         dropped: Drop rules in addition to the family's.
         beside: Drop rules for what its files have next to the network, e.g. a text tower.
-        in_own_shape: Map from (the family's name, a file's tensor) to the tensor in the family's
+        reshape_tensor: Map from (the family's name, a file's tensor) to the tensor in the family's
             shape, if the scheme uses another one.
-        is_owners: True if the names are those of the reference implementation's own class.
+        has_reference_names: True if the reference implementation has these names.
         mean, std: Normalization of RGB pixels 0..255, if the scheme belongs to a single network.
         named_pixels: Word in a file's or a recorded name -> mean and std of such a network.
     """
@@ -212,8 +212,8 @@ class Scheme:
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     dropped: Mapping[str, str] = dataclasses.field(default_factory=dict)
     beside: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    in_own_shape: Callable[[str, Tensor], Tensor] = lambda name, value: value
-    is_owners: bool = False
+    reshape_tensor: Callable[[str, Tensor], Tensor] = lambda name, value: value
+    has_reference_names: bool = False
     mean: Triple | None = None
     std: Triple | None = None
     named_pixels: Mapping[str, tuple[Triple, Triple]] = dataclasses.field(default_factory=dict)
@@ -314,13 +314,13 @@ class Adapted:
     Attributes:
         architecture, state: Architecture and tensors of the backbone.
         changes: Descriptions of the changes.
-        proof: Architecture and tensors of the network that its features are compared with.
+        compared: Architecture and tensors of the network that its features are compared with.
     """
 
     architecture: Any
     state: dict[str, Tensor]
     changes: tuple[str, ...]
-    proof: tuple[Any, Mapping[str, Tensor]]
+    compared: tuple[Any, Mapping[str, Tensor]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -728,7 +728,7 @@ def network_arguments(
     return arguments
 
 
-def to_255(values: Any) -> Triple:
+def scale_to_255(values: Any) -> Triple:
     """Scale three numbers for pixels 0..1 to pixels 0..255."""
     red, green, blue = (round(float(value) * 255, 6) for value in values)
     return (red, green, blue)

@@ -179,7 +179,7 @@ LOOKALIKES = (
 )
 
 
-def in_own_shape(name: str, value: Tensor) -> Tensor:
+def reshape_tensor(name: str, value: Tensor) -> Tensor:
     """Remove the axes of size 1 that some projects add to a tensor.
 
     LayerScale is (C, 1, 1) in torchvision, GRN (1, 1, 1, C) in the official code, and a linear
@@ -199,8 +199,8 @@ def _scheme(names: Names, own: str, plain: str = PLAIN, **metadata: Any) -> Sche
         lambda name: names.external(name) or name,
         plain,
         metadata=metadata,
-        in_own_shape=in_own_shape,
-        is_owners=names is TIMM,
+        reshape_tensor=reshape_tensor,
+        has_reference_names=names is TIMM,
     )
 
 

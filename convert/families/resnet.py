@@ -343,7 +343,7 @@ SCHEMES = {
         _OWN,
         plain=PLAIN,
         without="attnpool.positional_embedding",  # CLIP's
-        is_owners=True,
+        has_reference_names=True,
     ),
     "detectron2": Scheme(
         ("stem.conv1.weight", "res2.0.conv1.weight"),

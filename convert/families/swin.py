@@ -32,7 +32,7 @@ from convert.families.base import (
     count_blocks,
     network_arguments,
     register,
-    with_bias,
+    weights_and_biases,
 )
 from moco.common.errors import DataError, UserError, shown
 from moco.common.keys import Key, Keys, Role
@@ -98,7 +98,7 @@ class SwinArchitecture(StagedArchitecture):
         return "configs/coco/mask_rcnn_Swin_T_FPN_3x.yaml", keys, ""
 
 
-def proof_size(architecture: SwinArchitecture) -> tuple[int, int]:
+def verification_size(architecture: SwinArchitecture) -> tuple[int, int]:
     """Return the height and width, in px, of an image whose last map is two windows.
 
     All maps are whole windows: timm's class pads others after it shifted them, not before.
@@ -130,13 +130,13 @@ def _names(
         modules: Modules of a block -> timm's.
         tables: Names of a block's bias table.
     """
-    pairs = [*with_bias({proj: "patch_embed.proj", norm: "patch_embed.norm"})]
+    pairs = [*weights_and_biases({proj: "patch_embed.proj", norm: "patch_embed.norm"})]
     for i in range(1, len(FEATURES)):
         own = f"layers.{i}.downsample"
-        pairs += with_bias({f"{merging(i)}.norm": f"{own}.norm"})
+        pairs += weights_and_biases({f"{merging(i)}.norm": f"{own}.norm"})
         pairs.append((f"{merging(i)}.reduction.weight", f"{own}.reduction.weight"))
     for i in range(len(FEATURES)):
-        parts = [*((table, _TABLE) for table in tables), *with_bias(modules)]
+        parts = [*((table, _TABLE) for table in tables), *weights_and_biases(modules)]
         pairs += [(f"{blocks(i)}.*.{part}", f"layers.{i}.blocks.*.{own}") for part, own in parts]
     return Names(pairs)
 
@@ -223,7 +223,7 @@ def _scheme(
         re.compile(own),
         lambda name: names.external(name) or name,
         plain,
-        is_owners=names is TIMM,
+        has_reference_names=names is TIMM,
         **others,
     )
 
@@ -348,7 +348,7 @@ class SwinFamily(Family):
 
     def image_size(self, architecture: SwinArchitecture) -> tuple[int, int]:
         """Return the size of an image whose last map is two windows."""
-        return proof_size(architecture)
+        return verification_size(architecture)
 
     def source_features(
         self,

@@ -26,9 +26,9 @@ from convert.families.base import (
     Scheme,
     check_layer_norms,
     register,
-    to_255,
+    scale_to_255,
 )
-from convert.families.timm_index import Shapes, index, listed
+from convert.families.timm_index import Shapes, format_names, index
 from convert.families.vit import FEATURE
 from moco.common.errors import DataError, UserError, plural, shown
 from moco.common.keys import Key, Keys, below
@@ -92,7 +92,7 @@ def _is_plain_value(value: Any, limit: int) -> bool:
     return value is None or (isinstance(value, str) and len(value) <= 100)
 
 
-def as_text(arguments: Mapping[str, Any]) -> str:
+def format_arguments(arguments: Mapping[str, Any]) -> str:
     """Return arguments as text in one form, e.g. `act_layer="relu" depth=2`, "" for none.
 
     A text of JSON would be read as a dict on a command line.
@@ -101,7 +101,7 @@ def as_text(arguments: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={values[name]}".replace(" ", r"\u0020") for name in sorted(values))
 
 
-def from_text(text: str, where: str = "arguments") -> dict[str, Any]:
+def parse_arguments(text: str, where: str = "arguments") -> dict[str, Any]:
     """Return arguments from their text; a value that is no JSON is a text itself.
 
     Raises:
@@ -145,7 +145,7 @@ class TimmArchitecture(Architecture):
 
     Attributes:
         name: Model name without a tag, e.g. "regnety_004".
-        arguments: Arguments of `timm.create_model` as text, see `as_text`.
+        arguments: Arguments of `timm.create_model` as text, see `format_arguments`.
 
     Raises:
         UserError: If they cannot be a model name, or arguments of a network.
@@ -159,7 +159,7 @@ class TimmArchitecture(Architecture):
             raise UserError(f"name: got {shown(self.name)}, expected a model name of timm")
         if not isinstance(self.arguments, str):
             raise UserError(f"arguments: got {shown(self.arguments)}, expected a text")
-        object.__setattr__(self, "arguments", as_text(from_text(self.arguments)))
+        object.__setattr__(self, "arguments", format_arguments(parse_arguments(self.arguments)))
 
     def __str__(self) -> str:
         return f"timm {self.name}" + (f" with {self.arguments}" if self.arguments else "")
@@ -183,25 +183,25 @@ class TimmArchitecture(Architecture):
 
     def example_task(self) -> tuple[str, dict[str, Any], str]:
         """Return the VOC task of regnety_002 or, for a single map, of DeiT-Ti."""
-        from convert.modeling.timm_network import maps_of
+        from convert.modeling.timm_network import network_maps
 
-        one_map = FEATURE in maps_of(self.name, self.arguments).strides
+        one_map = FEATURE in network_maps(self.name, self.arguments).strides
         task, name = ("_vit", "deit_tiny_patch16_224") if one_map else ("", "regnety_002")
         config = f"configs/voc/faster_rcnn_timm{task}_small.yaml"
         return config, {"MODEL.TIMM.NAME": name}, "DATASETS.VOC_DIR path/to/voc "
 
     def keys_to_set(self) -> dict[str, Any]:
         """Return the network's name, and the square that one of a single size needs."""
-        from convert.modeling.timm_network import FIXED, maps_of
+        from convert.modeling.timm_network import FIXED, network_maps
 
-        maps = maps_of(self.name, self.arguments)
+        maps = network_maps(self.name, self.arguments)
         needs_square = maps.sizes == FIXED and FEATURE not in maps.strides
         side = maps.image_size[0]
         square = {"MODEL.BACKBONE.SQUARE_PAD": -(-EXAMPLE_PX // side) * side}
         return {**super().keys_to_set(), **(square if needs_square else {})}
 
 
-def architecture_of(requested: Mapping[str, Any]) -> TimmArchitecture:
+def requested_architecture(requested: Mapping[str, Any]) -> TimmArchitecture:
     """Return the architecture that the options name."""
     name = str(requested[OPTION.name]).partition(".")[0]
     return TimmArchitecture(name, requested.get(ARGUMENTS.name, ""))
@@ -245,7 +245,7 @@ def named_pixels(
             own = published_config(name.partition(".")[0])
         if own is not None:
             notes.append(f"mean and std are those of timm's {name}, which {place} names")
-            return to_255(own.mean), to_255(own.std)
+            return scale_to_255(own.mean), scale_to_255(own.std)
     return None, None
 
 
@@ -320,17 +320,19 @@ def other_networks(family: Family, requested: Mapping[str, Any], *every: Shapes)
     if family.named_by in requested:
         name = str(requested[family.named_by]).partition(".")[0]
         twins = its.twins(name)
-        others = f", which could also be {listed(twins)}, whose features differ" if twins else ""
+        others = (
+            f", which could also be {format_names(twins)}, whose features differ" if twins else ""
+        )
         return f"that it is timm's {name}{others}"
     named = {name for shapes in every for name in its.named(exact=its.exact(shapes))}
     twins = sorted(name for name in named if not is_plain(name, family))
     if len(named) < 2 or any(o.in_timm for o in family.options if o.name in requested):
         return ""
     which = "may be any of" if len(twins) == len(named) else "could also be"
-    return f"{which} {listed(twins)}, whose features differ"
+    return f"{which} {format_names(twins)}, whose features differ"
 
 
-def note_of_pixels(model: str) -> str:
+def pixels_note(model: str) -> str:
     """Return the note on the normalization of a network without one of its own."""
     return f"mean and std are those of timm's {model}"
 
@@ -362,7 +364,7 @@ TASK_KEYS: Keys = {
 
 
 def _arguments_in(keys: Any) -> str:
-    return as_text(from_text(keys.ARGUMENTS, "MODEL.TIMM.ARGUMENTS"))
+    return format_arguments(parse_arguments(keys.ARGUMENTS, "MODEL.TIMM.ARGUMENTS"))
 
 
 def _maps_in(keys: Any) -> tuple[Any, int]:
@@ -373,11 +375,11 @@ def _maps_in(keys: Any) -> tuple[Any, int]:
     """
     if not keys.NAME:
         raise UserError("MODEL.TIMM.NAME: expected timm's model name, e.g. regnety_004")
-    from convert.modeling.timm_network import maps_of  # imports torch and timm
+    from convert.modeling.timm_network import network_maps  # imports torch and timm
 
     arguments = _arguments_in(keys)
     try:
-        maps = maps_of(keys.NAME, arguments)
+        maps = network_maps(keys.NAME, arguments)
     except UserError as error:
         raise UserError(f"MODEL.TIMM.NAME: {error}") from error
     if FEATURE not in maps.strides:
@@ -393,13 +395,13 @@ def _maps_in(keys: Any) -> tuple[Any, int]:
 
 
 def _sizes(keys: Any, backbone: Any) -> dict[str, int]:
-    """Return the arguments of `convert.modeling.timm_network.sizes_of` in a detector.
+    """Return the arguments of `convert.modeling.timm_network.size_arguments` in a detector.
 
     Raises:
         UserError: If the network takes images of one size alone, and that is not set or not one
             that it takes.
     """
-    from convert.modeling.timm_network import FIXED, check_size
+    from convert.modeling.timm_network import FIXED, size_problem
 
     maps, patch = _maps_in(keys)
     side = backbone.SQUARE_PAD if maps.sizes == FIXED else 0
@@ -412,7 +414,7 @@ def _sizes(keys: Any, backbone: Any) -> dict[str, int]:
     if side or patch:
         key = f"MODEL.BACKBONE.SQUARE_PAD {side}" if side else f"MODEL.TIMM.PATCH_SIZE {patch}"
         arguments = _arguments_in(keys)
-        if reason := check_size(keys.NAME, arguments, side, patch):
+        if reason := size_problem(keys.NAME, arguments, side, patch):
             raise UserError(f"{key}: timm {keys.NAME} does not take it ({reason})")
     return {"image_size": side, "patch_size": patch}
 
@@ -447,20 +449,20 @@ def _network() -> type[nn.Module]:
     return TimmNetwork
 
 
-def scheme_of(requested: Mapping[str, Any]) -> Scheme:
+def requested_scheme(requested: Mapping[str, Any]) -> Scheme:
     """Return the naming scheme and normalization of the network of timm that the options name.
 
     Raises:
         UserError: If timm has no such network, or it has no maps for a pyramid.
     """
-    from convert.modeling.timm_network import own_names, usual_names
+    from convert.modeling.timm_network import meta_tensors, own_names
 
-    model, architecture = str(requested[OPTION.name]), architecture_of(requested)
+    model, architecture = str(requested[OPTION.name]), requested_architecture(requested)
     name, arguments = architecture.name, architecture.arguments
-    own, usual = own_names(name, arguments), usual_names(name, arguments)
+    own, usual = own_names(name, arguments), meta_tensors(name, arguments)
     original = {new: key for key, new in own.items()}
     weights = [key for key in own if key.endswith(".weight")]
-    heads = {*(usual.keys() - own.keys())}
+    heads = MappingProxyType({*(usual.keys() - own.keys())})
     its = published_config(model)
     # timm's defaults of some networks have no head, but fine-tuned ones do.
     names = (its.classifier,) if isinstance(its.classifier, str) else its.classifier or ()
@@ -471,11 +473,11 @@ def scheme_of(requested: Mapping[str, Any]) -> Scheme:
         re.compile(""),  # any other name belongs to another network
         lambda key: original.get(key, key),
         "timm",
-        is_owners=True,
+        has_reference_names=True,
         dropped={**({"timm's head": " ".join(heads)} if heads else {}), **LEFT_AT_INIT},
         metadata={"pixels of": f"{name}.{its.tag}" if its.tag else name},
-        mean=to_255(its.mean),
-        std=to_255(its.std),
+        mean=scale_to_255(its.mean),
+        std=scale_to_255(its.std),
     )
 
 
@@ -511,13 +513,13 @@ class TimmFamily(Family):
 
     def schemes_of(self, requested: Mapping[str, Any]) -> Mapping[str, Scheme]:
         """Return the naming scheme of the network that the options name, or nothing."""
-        return {OPTION.name: scheme_of(requested)} if OPTION.name in requested else {}
+        return {OPTION.name: requested_scheme(requested)} if OPTION.name in requested else {}
 
     def recognize(self, state: Mapping[str, Tensor], hints: Hints) -> TimmArchitecture:
         """Return the network that the options name; see `Family.recognize`."""
         if "pixels of" in hints.metadata:
-            hints.notes.append(note_of_pixels(hints.metadata["pixels of"]))
-        return architecture_of(hints.requested)
+            hints.notes.append(pixels_note(hints.metadata["pixels of"]))
+        return requested_architecture(hints.requested)
 
     def build(self, architecture: TimmArchitecture) -> nn.Module:
         """Build timm's network without the parts after the last map."""
@@ -540,9 +542,9 @@ class TimmFamily(Family):
 
     def image_size(self, architecture: TimmArchitecture) -> tuple[int, int]:
         """Return the size of the images that the network takes."""
-        from convert.modeling.timm_network import proof_size
+        from convert.modeling.timm_network import verification_size
 
-        return proof_size(architecture)
+        return verification_size(architecture)
 
     def resample(
         self, architecture: TimmArchitecture, state: Mapping[str, Tensor], model: Any
@@ -557,10 +559,10 @@ class TimmFamily(Family):
         Raises:
             UserError: If timm does not resample them.
         """
-        from convert.modeling.timm_network import maps_of, resampled
+        from convert.modeling.timm_network import network_maps, resampled
 
         sizes = _sizes(model.TIMM, model.BACKBONE)
-        maps = maps_of(architecture.name, architecture.arguments)
+        maps = network_maps(architecture.name, architecture.arguments)
         side, patch = sizes["image_size"], sizes["patch_size"]
         has_own_size = not side or maps.image_size == (side, side)
         if has_own_size and not patch:

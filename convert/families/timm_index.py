@@ -53,7 +53,7 @@ class Row(NamedTuple):
         exact: Digest of the names and shapes of all tensors but the classifier.
         loose: Digest of those that do not depend on the size of the image, the pooling or the head.
         order: Digest of the shapes of all tensors in order, without names or a last linear layer.
-        maps: `MAPS` if it has maps for a pyramid, see `convert.modeling.timm_network.maps_of`.
+        maps: `MAPS` if it has maps for a pyramid, see `convert.modeling.timm_network.network_maps`.
         stands_for: Name of a network with equal tensors and features, often its own.
     """
 
@@ -142,7 +142,7 @@ def _digest(lines: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode(errors="replace")).hexdigest()
 
 
-def networks_in(shapes: Shapes) -> Iterator[tuple[str, Shapes]]:
+def candidate_networks(shapes: Shapes) -> Iterator[tuple[str, Shapes]]:
     """Yield the prefixes of networks that may be in a file, and their tensors without it."""
     ends = ((key, itertools.islice(re.finditer(r"[./]", key), _MAX_DEPTH)) for key in shapes)
     starts = collections.Counter(key[: end.end()] for key, those in ends for end in those)
@@ -152,7 +152,7 @@ def networks_in(shapes: Shapes) -> Iterator[tuple[str, Shapes]]:
             yield start, inside
 
 
-def names_that_fit(shapes: Shapes, flag: str) -> str:
+def fitting_networks_hint(shapes: Shapes, flag: str) -> str:
     """Return the end of a message: the networks that have these tensors, or "".
 
     Args:
@@ -160,7 +160,7 @@ def names_that_fit(shapes: Shapes, flag: str) -> str:
         flag: Option that names a network of timm.
     """
     its = index()
-    found = [digests(network, its.classifiers) for _, network in networks_in(shapes)]
+    found = [digests(network, its.classifiers) for _, network in candidate_networks(shapes)]
     give = f"give {flag} with the name of its network"
     for column, like, advice in (
         ("exact", "are those of {}", f"; {give}"),
@@ -173,14 +173,14 @@ def names_that_fit(shapes: Shapes, flag: str) -> str:
         served = sorted({name for name in names if its.rows[name].maps == MAPS})
         if served:
             twins = ", whose features differ" if served[1:] and column != "loose" else ""
-            return f"; its tensors {like.format(listed(served))}{twins}{advice}"
+            return f"; its tensors {like.format(format_names(served))}{twins}{advice}"
         if names:
-            text = like.format(listed(sorted({*names})))
+            text = like.format(format_names(sorted({*names})))
             return f"; its tensors {text}, without maps for a pyramid"
     return ""
 
 
-def listed(names: list[str]) -> str:
+def format_names(names: list[str]) -> str:
     """Format names of the index for a message, with its version if another timm is installed."""
     version, installed = index().version, metadata.version("timm")
     other = f" (of timm {version}; {installed} is installed)" if installed != version else ""

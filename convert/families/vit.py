@@ -849,10 +849,10 @@ class ViTFamily(Family):
             how = a.position_rule.replace("_", " and ")
             changes.append(f"positions {old}x{old} to {new}x{new} by {how} interpolation")
         a = dataclasses.replace(a, patch_size=patch, image_size=image)
-        proof = (a, state)
+        compared = (a, state)
         if requested.get("fold_layer_scale"):
             if not a.layer_scale:
                 raise UserError(f"--fold-layer-scale: {where} has no LayerScale")
             a, state = dataclasses.replace(a, layer_scale=False), fold_layer_scale(state)
             changes.append("LayerScale folded")
-        return Adapted(a, state, tuple(changes), proof)
+        return Adapted(a, state, tuple(changes), compared)

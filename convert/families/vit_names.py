@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from convert.families.base import HUGGING_FACE, PLAIN, USUAL, Names, Scheme, with_bias
+from convert.families.base import HUGGING_FACE, PLAIN, USUAL, Names, Scheme, weights_and_biases
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,28 +30,28 @@ _OWN = re.compile(
 _BLOCK = {name: name for name in ("norm1", "norm2", "attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")}
 
 
-def _in_block(start: str, pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+def _block_pairs(start: str, pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     return [(f"{start}{external}", f"blocks.*.{own}") for external, own in pairs]
 
 
-def _timms(start: str, *modules: str) -> Names:
+def _timm_names(start: str, *modules: str) -> Names:
     """Return the table of timm's names, with this prefix of a block and further modules."""
-    own = [*with_bias(_BLOCK), *((f"ls{i}.gamma", f"ls{i}.gamma") for i in (1, 2))]
+    own = [*weights_and_biases(_BLOCK), *((f"ls{i}.gamma", f"ls{i}.gamma") for i in (1, 2))]
     # DeiT III's LayerScale: facebookresearch/deit models_v2.py, Layer_scale_init_Block.
     deit = [(f"gamma_{i}", f"ls{i}.gamma") for i in (1, 2)]
     # facebookresearch/dinov2 dinov2/layers/swiglu_ffn.py, and its name of the registers.
-    dinov2 = [*with_bias({"mlp.w12": "mlp.fc1", "mlp.w3": "mlp.fc2"})]
+    dinov2 = [*weights_and_biases({"mlp.w12": "mlp.fc1", "mlp.w3": "mlp.fc2"})]
     modules = ("patch_embed.proj", *modules)
-    top = [("pos_embed", "pos_embed"), *with_bias({name: name for name in modules})]
+    top = [("pos_embed", "pos_embed"), *weights_and_biases({name: name for name in modules})]
     top += [(token, token) for token in ("cls_token", "reg_token")]
     top.append(("register_tokens", "reg_token"))
-    return Names([*top, *_in_block(start, [*own, *deit, *dinov2])])
+    return Names([*top, *_block_pairs(start, [*own, *deit, *dinov2])])
 
 
-TIMM = _timms("blocks.*.", "norm_pre")
+TIMM = _timm_names("blocks.*.", "norm_pre")
 # facebookresearch/dinov2 dinov2/models/vision_transformer.py, BlockChunk: chunk, then the number of
 # the block in the whole network.
-CHUNKED = _timms("blocks.?.*.")
+CHUNKED = _timm_names("blocks.?.*.")
 
 
 # Detectron2's class has timm's names, and ours the periods as well.
@@ -77,8 +77,11 @@ def _table(
         scheme: Further fields of `Scheme`.
     """
     tensors = {external: own for external, own in top.items() if own in _TENSORS}
-    pairs = [*tensors.items(), *with_bias({k: v for k, v in top.items() if k not in tensors})]
-    pairs += _in_block(block, [*with_bias(modules), *others.items()])
+    pairs = [
+        *tensors.items(),
+        *weights_and_biases({k: v for k, v in top.items() if k not in tensors}),
+    ]
+    pairs += _block_pairs(block, [*weights_and_biases(modules), *others.items()])
     names = Names(pairs)
     begin = {"attn_pool", *(external.split(".")[0] for external, _ in pairs)}
     words = re.compile(rf"({'|'.join(sorted(begin))})\b")
@@ -134,7 +137,7 @@ def _hugging_face(block: str, before: str, after: str, mlp: str, eps: float) -> 
     )
 
 
-def _with_batch(name: str, value: Tensor) -> Tensor:
+def _add_batch_axis(name: str, value: Tensor) -> Tensor:
     """Add the dimension that CLIP's class token (C) and positions (n, C) lack.
 
     SigLIP 2's NaFlex has a linear layer of pixels (row, column, color) for patches.
@@ -156,7 +159,7 @@ def _two_towers(
 ) -> Scheme:
     """Return the scheme of an image tower next to a text tower; for arguments see `_table`."""
     return _table(
-        top, block, modules, others, beside=TEXT_TOWER, in_own_shape=_with_batch, **scheme
+        top, block, modules, others, beside=TEXT_TOWER, reshape_tensor=_add_batch_axis, **scheme
     )
 
 
@@ -327,7 +330,7 @@ SCHEMES = {
         plain=PLAIN,
         metadata=_CLIP,
         beside=TEXT_TOWER,
-        is_owners=True,
+        has_reference_names=True,
         **_CLIP_PIXELS,
     ),
     "timm SigLIP": Scheme(
@@ -337,10 +340,12 @@ SCHEMES = {
         plain=PLAIN,
         metadata={"activation": "", "num_heads": _SIGLIP_HEADS},
         beside=TEXT_TOWER,
-        is_owners=True,
+        has_reference_names=True,
         **_SIGLIP_PIXELS,
     ),
-    USUAL: Scheme((_FIRST, "blocks.0.norm1.weight"), TIMM.own, _OWN, plain=PLAIN, is_owners=True),
+    USUAL: Scheme(
+        (_FIRST, "blocks.0.norm1.weight"), TIMM.own, _OWN, plain=PLAIN, has_reference_names=True
+    ),
     "chunked": Scheme((_FIRST, "blocks.0.0.norm1.weight"), CHUNKED.own, _OWN, plain=PLAIN),
     "transformers": _hugging_face("encoder.layer.*.", *_VIT_NORMS, _OLD_MLP, 1e-12),
     "transformers 5": _hugging_face("layers.*.", *_VIT_NORMS, _MLP, 1e-12),

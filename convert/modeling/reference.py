@@ -15,7 +15,7 @@ from convert.families.base import LEFT_AT_INIT, Family, first_rule
 TOLERANCE = 1e-5
 
 
-def filled(build: Callable[[], nn.Module], state: Mapping[str, Tensor]) -> nn.Module:
+def fill_network(build: Callable[[], nn.Module], state: Mapping[str, Tensor]) -> nn.Module:
     """Build a network with the tensors of `state`, in eval mode."""
     with torch.device("meta"):
         net = build()
@@ -35,7 +35,7 @@ def reference_features(
     # The import computes tensors, which fails on the meta device.
     import torchvision.models  # noqa: F401
 
-    net = filled(lambda: family.reference(architecture), state)
+    net = fill_network(lambda: family.reference(architecture), state)
     return module_outputs(net, family.features, image)
 
 

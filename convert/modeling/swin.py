@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from convert.families.base import FEATURES, stochastic_depth
-from convert.families.swin import PATCH_PX, SwinArchitecture, proof_size
+from convert.families.swin import PATCH_PX, SwinArchitecture, verification_size
 
 
 def partition(x: Tensor, window: int) -> Tensor:
@@ -242,7 +242,7 @@ class Swin(nn.Module):
 def reference(
     architecture: SwinArchitecture, classifier_px: tuple[int, int] | None = None
 ) -> nn.Module:
-    """Build timm's own class without its head, for images of `proof_size`.
+    """Build timm's own class without its head, for images of `verification_size`.
 
     Its maps pass the identities `res2` .. `res5`, channels first.
 
@@ -262,7 +262,7 @@ def reference(
     # On the CPU, because it computes the indices of the bias tables.
     with torch.device("cpu"):
         net: Any = Reference(
-            img_size=classifier_px or proof_size(a),
+            img_size=classifier_px or verification_size(a),
             num_classes=0,
             global_pool="",
             embed_dim=a.embed_dim,

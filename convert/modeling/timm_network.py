@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from convert.families.base import LEFT_AT_INIT, STRIDES, Family, first_rule
-from convert.families.timm import as_text, from_text, in_timm
+from convert.families.timm import format_arguments, in_timm, parse_arguments
 from convert.families.vit import FEATURE
 from convert.modeling.reference import TOLERANCE, module_outputs
 from moco.common.errors import DataError, UserError, first_few, shown
@@ -41,7 +41,7 @@ _INDEXED = ("MultiScaleVit",)
 # Vision transformers on a whole ResNet, whose published weights timm loads first.
 _FETCHES = re.compile(r"_resnet(26|50)d_")
 _PROBE_CELLS = (9, 11)  # of the coarsest map; odd, so that no window divides them
-_PROOF_CELLS = 16  # of a network with one map for images of any size
+_VERIFICATION_CELLS = 16  # of a network with one map for images of any size
 # Attributes of timm's transformers, and the classes of their activations.
 _FACTS = {
     "timm": "blocks.0.attn.num_heads",
@@ -113,8 +113,8 @@ class TimmNetwork(nn.Module):
         checkpoint_blocks: bool = False,
     ) -> None:
         super().__init__()
-        maps = maps_of(name, arguments)
-        options = sizes_of(maps, image_size, patch_size)
+        maps = network_maps(name, arguments)
+        options = size_arguments(maps, image_size, patch_size)
         if drop_path:
             options["drop_path_rate"] = drop_path
         self.net = _pruned(_create(name, arguments, **options), maps)
@@ -161,7 +161,7 @@ class TimmNetwork(nn.Module):
         return dict(zip(self.strides, maps, strict=True))
 
 
-def sizes_of(maps: Maps, image_size: int, patch_size: int) -> dict[str, Any]:
+def size_arguments(maps: Maps, image_size: int, patch_size: int) -> dict[str, Any]:
     """Return the arguments of `timm.create_model` for a size of the images and the patches."""
     options: dict[str, Any] = {}
     if maps.sizes == DYNAMIC:
@@ -178,7 +178,7 @@ def sizes_of(maps: Maps, image_size: int, patch_size: int) -> dict[str, Any]:
 
 
 @functools.cache
-def maps_of(name: str, arguments: str = "") -> Maps:
+def network_maps(name: str, arguments: str = "") -> Maps:
     """Return the maps of a network of timm.
 
     The strides are those that timm states. The network runs on images on the meta device, which
@@ -229,7 +229,7 @@ def maps_of(name: str, arguments: str = "") -> Maps:
 
 
 def _own_size(net: Any, arguments: str) -> tuple[int, int]:
-    size = from_text(arguments).get("img_size") or net.pretrained_cfg["input_size"][1:]
+    size = parse_arguments(arguments).get("img_size") or net.pretrained_cfg["input_size"][1:]
     height, width = (size, size) if isinstance(size, int) else size
     return height, width
 
@@ -251,28 +251,28 @@ def _difference(net: Any, maps: Maps, size: tuple[int, ...]) -> str:
     return ""
 
 
-def proof_size(architecture: Any) -> tuple[int, int]:
+def verification_size(architecture: Any) -> tuple[int, int]:
     """Return height and width of the image that verifies a conversion; see `Family.image_size`."""
-    maps = maps_of(architecture.name, architecture.arguments)
+    maps = network_maps(architecture.name, architecture.arguments)
     if maps.sizes != ANY_SIZE:
         return maps.image_size
     if len(maps.strides) > 1:
         return soundness.IMAGE_SIZE_PX
-    side = _PROOF_CELLS * max(maps.strides.values())
+    side = _VERIFICATION_CELLS * max(maps.strides.values())
     return side, side
 
 
 @functools.cache
-def check_size(name: str, arguments: str, image_size: int, patch_size: int) -> str:
+def size_problem(name: str, arguments: str, image_size: int, patch_size: int) -> str:
     """Return why a network does not take images, patches of such a size, or ""; 0 is its own."""
-    maps = maps_of(name, arguments)
+    maps = network_maps(name, arguments)
     try:
-        net = whole_network(name, arguments, **sizes_of(maps, image_size, patch_size))
+        net = whole_network(name, arguments, **size_arguments(maps, image_size, patch_size))
     except UserError as error:
         return str(error)
     if patch_size:
         maps = dataclasses.replace(maps, strides=dict.fromkeys(maps.strides, patch_size))
-    side = image_size or _PROOF_CELLS * max(maps.strides.values())
+    side = image_size or _VERIFICATION_CELLS * max(maps.strides.values())
     return _difference(net, maps, (side, side))
 
 
@@ -301,7 +301,7 @@ def layers(name: str, arguments: str = "") -> dict[str, int]:
 def _groups(name: str, arguments: str, *, coarse: bool) -> tuple[tuple[str, ...], ...]:
     from timm.models import group_parameters
 
-    net = _pruned(whole_network(name, arguments), maps_of(name, arguments))
+    net = _pruned(whole_network(name, arguments), network_maps(name, arguments))
     try:
         groups = group_parameters(net, net.group_matcher(coarse=coarse))
     except NOT_BUILT:
@@ -328,11 +328,11 @@ def own_names(name: str, arguments: str = "") -> dict[str, str]:
             "timm builds another network for its published weights than for others (e.g. another "
             "eps), and no file says which it has; it is not supported",
         )
-    return {key: f"net.{key}" for key in _pruned(net, maps_of(name, arguments)).state_dict()}
+    return {key: f"net.{key}" for key in _pruned(net, network_maps(name, arguments)).state_dict()}
 
 
 @functools.cache
-def usual_names(name: str, arguments: str = "") -> dict[str, Tensor]:
+def meta_tensors(name: str, arguments: str = "") -> dict[str, Tensor]:
     """Return the tensors of timm's whole network on the meta device, by timm's usual names."""
     state: dict[str, Tensor] = whole_network(name, arguments).state_dict()
     return state
@@ -344,13 +344,15 @@ def whole_network(name: str, arguments: str = "", pretrained: bool = False, **op
     With `pretrained`, it is the one that timm builds for published weights.
     """
     if pretrained:
-        overlay = {"state_dict": dict(usual_names(name, arguments))}
+        overlay = {"state_dict": dict(meta_tensors(name, arguments))}
         options |= {"pretrained": True, "pretrained_cfg_overlay": overlay}
     with torch.device("meta"), _WithoutInitialValues():
         return _create(name, arguments, **options).eval()
 
 
-def loaded(name: str, arguments: str, tensors: Mapping[str, Tensor], **options: Any) -> nn.Module:
+def load_network(
+    name: str, arguments: str, tensors: Mapping[str, Tensor], **options: Any
+) -> nn.Module:
     """Return timm's network filled by timm's own loader, which resamples tables of other sizes.
 
     Args:
@@ -362,7 +364,7 @@ def loaded(name: str, arguments: str, tensors: Mapping[str, Tensor], **options: 
     Raises:
         UserError: If timm cannot load them.
     """
-    usual = usual_names(name, arguments)
+    usual = meta_tensors(name, arguments)
     zeros = {key: torch.zeros(value.shape, dtype=value.dtype) for key, value in usual.items()}
     overlay = {"state_dict": {**zeros, **tensors}}
     net: nn.Module = _create(
@@ -386,15 +388,15 @@ def resampled(
     Raises:
         UserError: If timm does not resample them.
     """
-    maps = maps_of(name, arguments)
-    options = sizes_of(maps, image_size, patch_size)
+    maps = network_maps(name, arguments)
+    options = size_arguments(maps, image_size, patch_size)
     tensors = {key.removeprefix("net."): value for key, value in state.items()}
     try:
-        net = loaded(name, arguments, tensors, **options)
+        net = load_network(name, arguments, tensors, **options)
     except UserError:  # its loader leaves the positions of some networks as they are
         changed = whole_network(name, arguments, **options).state_dict()
         try:
-            net = loaded(name, arguments, _with_positions(tensors, changed), **options)
+            net = load_network(name, arguments, _with_positions(tensors, changed), **options)
         except UserError as error:
             raise _refusal(
                 name,
@@ -433,7 +435,7 @@ def renamed_by_timm(
 
     module = sys.modules[timm.model_entrypoint(name).__module__]
     converters = (getattr(module, each, None) for each in ("checkpoint_filter_fn", "_filter_fn"))
-    usual, own = usual_names(name, arguments), own_names(name, arguments)
+    usual, own = meta_tensors(name, arguments), own_names(name, arguments)
     net = whole_network(name, arguments)
     for convert in filter(None, converters):
         takes = len(inspect.signature(convert).parameters)
@@ -474,11 +476,11 @@ class LoadedByTimm(nn.Module):
     def load_state_dict(self, state_dict: Mapping[str, Any], *_: Any, **__: Any) -> Any:
         """Load tensors by the names of `TimmNetwork`."""
         tensors = {key.removeprefix("net."): value for key, value in state_dict.items()}
-        self.net = loaded(self.name, self.arguments, tensors)
+        self.net = load_network(self.name, self.arguments, tensors)
 
     def forward(self, x: Tensor) -> list[Tensor]:
         """Compute the maps and pass them through the identities."""
-        maps, net = maps_of(self.name, self.arguments), self.net
+        maps, net = network_maps(self.name, self.arguments), self.net
         made: Any = net.forward_intermediates(x, indices=list(maps.indices))  # type: ignore[operator]
         return [
             self.get_submodule(feature)(value)
@@ -499,7 +501,7 @@ def _create(name: str, arguments: str, **options: Any) -> Any:
     if not timm.is_model(name):
         near = first_few(timm.list_models(f"{name.partition('_')[0]}*"), 3) or "timm.list_models()"
         raise _refusal(name, "", f"the installed timm has no such network; e.g. {near}")
-    its = from_text(arguments)
+    its = parse_arguments(arguments)
     try:
         return timm.create_model(name, **{**its, **options})
     except NOT_BUILT as error:
@@ -511,7 +513,7 @@ def _create(name: str, arguments: str, **options: Any) -> Any:
 
 def _refusal(name: str, arguments: str, reason: str) -> UserError:
     """Return the error about a network of timm."""
-    its = from_text(arguments).items()
+    its = parse_arguments(arguments).items()
     built = ", ".join(f"{key}={shown(value)}" for key, value in its)
     return UserError(f"timm {name}{f' with {built}' if built else ''}: {reason}")
 
@@ -541,7 +543,7 @@ def named_facts(
         return {}
     name = names[place]
     try:
-        net = whole_network(name, as_text(arguments.get(place, {})))
+        net = whole_network(name, format_arguments(arguments.get(place, {})))
     except UserError:  # `compare_named_networks` reports the arguments
         return {}
     found = {}

@@ -3,12 +3,12 @@
 from torch import equal, nn
 
 from convert.families import resnet
-from convert.recognize import Recognized
+from convert.recognize import Recognition
 
 IMAGENET = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
 
 
-def assert_is(found: Recognized, network: nn.Module, tensors: int) -> None:
+def assert_is(found: Recognition, network: nn.Module, tensors: int) -> None:
     """Assert that the backbone is bitwise this network's, of `tensors` tensors."""
     state = {
         k: v for k, v in network.state_dict().items() if resnet.ResNetFamily().to_detectron2(k)
@@ -20,7 +20,7 @@ def assert_is(found: Recognized, network: nn.Module, tensors: int) -> None:
 
 
 def assert_has_pixels(
-    found: Recognized, pixels: tuple[tuple[float, ...], tuple[float, ...]] = IMAGENET
+    found: Recognition, pixels: tuple[tuple[float, ...], tuple[float, ...]] = IMAGENET
 ) -> None:
     contract = found.contract
     assert (contract.pixels.mean, contract.pixels.std) == pixels

@@ -18,7 +18,7 @@ from convert.families.vit_names import CLIP_MEAN, CLIP_STD, HALF
 from convert.initial_weights import encoder_spec
 from convert.modeling.timm_network import named_facts
 from convert.read import read_file
-from convert.recognize import Recognized, recognize
+from convert.recognize import Recognition, recognize
 from convert.verify import read_converted
 from moco.common.errors import DataError, UserError
 from moco.modeling.soundness import fixed_image
@@ -67,11 +67,13 @@ def clip(activation: str = "quick_gelu") -> ClipTower:
     return tower.eval()
 
 
-def found_in(state: dict[str, Any], **options: Any) -> Recognized:
-    return recognize(state, "a.file", Overrides.of(**{"num_heads": HEADS, **options}), "0" * 64)
+def found_in(state: dict[str, Any], **options: Any) -> Recognition:
+    return recognize(
+        state, "a.file", Overrides.from_options(**{"num_heads": HEADS, **options}), "0" * 64
+    )
 
 
-def check_features(found: Recognized, tokens: Tensor) -> None:
+def check_features(found: Recognition, tokens: Tensor) -> None:
     """Assert that the whole network computes these tokens of patches."""
     mine = last_map(found.contract.architecture, found, PIXELS)
     torch.testing.assert_close(mine, tokens, rtol=1e-5, atol=1e-5)
@@ -160,7 +162,7 @@ def test_heads_are_those_of_open_clips_widths() -> None:
     for width, heads in names.items():
         tower = ClipTower(nn.GELU(), width, heads)
         randomize(tower, 0)
-        found = recognize(two_towers(tower), "a.file", Overrides.of(activation="gelu"))
+        found = recognize(two_towers(tower), "a.file", Overrides.from_options(activation="gelu"))
         assert found.contract.architecture.num_heads == heads
 
 
@@ -300,7 +302,9 @@ def test_a_perception_encoder_in_timms_names_is_refused(kind: str) -> None:
 
     net = timm.create_model(f"vit_pe_{kind}_tiny_patch16_{'384' if kind == 'core' else '512'}")
     with pytest.raises(DataError, match=r"norm_pre\.weight.*Perception Encoder.*rotary"):
-        recognize(net.state_dict(), "a.file", Overrides.of(num_heads=3, activation="gelu"))
+        recognize(
+            net.state_dict(), "a.file", Overrides.from_options(num_heads=3, activation="gelu")
+        )
     state = two_towers(clip()) | {"visual.attn_pool.probe": torch.ones(1, 1, 24)}
     with pytest.raises(DataError, match=r"attn_pool\.probe.*Perception Encoder.*rotary"):
         found_in(state, activation="gelu")

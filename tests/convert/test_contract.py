@@ -41,7 +41,7 @@ def changed(values: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def test_round_trip() -> None:
-    value = InputContract.of(**R50)
+    value = InputContract.from_fields(**R50)
     written = value.to_dict()
     assert (written["version"], written["architecture"]["depth"]) == (2, 50)
     assert written["pixel_mean"] == [123.675, 116.28, 103.53]
@@ -51,7 +51,7 @@ def test_round_trip() -> None:
 
 
 def test_detectron2_keys() -> None:
-    assert InputContract.of(**R50).d2_keys() == {
+    assert InputContract.from_fields(**R50).d2_keys() == {
         "INPUT.FORMAT": "RGB",
         "MODEL.PIXEL_MEAN": [123.675, 116.28, 103.53],
         "MODEL.PIXEL_STD": [58.395, 57.12, 57.375],
@@ -71,7 +71,7 @@ def test_the_keys_are_detectron2s() -> None:
     from detectron2.config import get_cfg
 
     cfg = get_cfg()
-    keys = InputContract.of(**R50).d2_keys()
+    keys = InputContract.from_fields(**R50).d2_keys()
     del keys["MODEL.RESNETS.STEM"]
     cfg.merge_from_list([item for pair in keys.items() for item in pair])
     assert cfg.MODEL.RESNETS.DEPTH == 50
@@ -100,15 +100,17 @@ def test_the_keys_are_detectron2s() -> None:
 )
 def test_values_out_of_range(field: str, value: Any, reason: str) -> None:
     with pytest.raises(UserError, match=reason) as caught:
-        InputContract.of(**changed(R50, **{field: value}))
+        InputContract.from_fields(**changed(R50, **{field: value}))
     assert field in str(caught.value)
-    written = changed(InputContract.of(**R50).to_dict(), **{field: value})
+    written = changed(InputContract.from_fields(**R50).to_dict(), **{field: value})
     with pytest.raises(DataError, match="contract: .*" + reason):
         InputContract.from_dict(written)
 
 
 def test_mean_zero_is_a_normalization_too() -> None:
-    plain = InputContract.of(**{**R50, "pixel_mean": (0, 0, 0), "pixel_std": (255, 255, 255)})
+    plain = InputContract.from_fields(
+        **{**R50, "pixel_mean": (0, 0, 0), "pixel_std": (255, 255, 255)}
+    )
     assert plain.pixels.mean == (0.0, 0.0, 0.0)
 
 
@@ -125,7 +127,7 @@ def test_mean_zero_is_a_normalization_too() -> None:
     ],
 )
 def test_another_dict_is_refused(change: Any, reason: str) -> None:
-    written = InputContract.of(**R50).to_dict()
+    written = InputContract.from_fields(**R50).to_dict()
     change(written)
     with pytest.raises(DataError, match=reason):
         InputContract.from_dict(written)
@@ -134,7 +136,7 @@ def test_another_dict_is_refused(change: Any, reason: str) -> None:
 
 
 def test_architecture_in_words() -> None:
-    value = InputContract.of(**R50).architecture
+    value = InputContract.from_fields(**R50).architecture
     assert str(value) == "ResNet-50"
     narrow = dataclasses.replace(value, depth=18, stem="cifar", stem_out_channels=24)
     assert str(narrow) == "ResNet-18, cifar stem, 24 stem channels"

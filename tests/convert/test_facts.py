@@ -21,9 +21,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from convert.contract import Overrides
-from convert.facts import COMPARED, NO_EFFECT, NONE, TRANSFORMERS
+from convert.facts import ANY, COMPARED, NO_EFFECT, TRANSFORMERS
 from convert.read import read_file
-from convert.recognize import Recognized
+from convert.recognize import Recognition
 from convert.source_module import check_module
 from convert.translate import translate
 from moco.common.errors import DataError, UserError
@@ -90,7 +90,7 @@ def randomize(net: nn.Module) -> nn.Module:
     return net.eval()
 
 
-def ours(file: Path) -> Recognized | str:
+def ours(file: Path) -> Recognition | str:
     """Return the network as it is converted, or why it is refused."""
     try:
         found = translate(file, read_file(file), Overrides())
@@ -99,7 +99,7 @@ def ours(file: Path) -> Recognized | str:
     return found
 
 
-def differs(net: nn.Module, found: Recognized) -> str:
+def differs(net: nn.Module, found: Recognition) -> str:
     """Return how a module differs from a converted network, or "" if all its maps are equal."""
     try:
         check = check_module(net, found, Overrides(), "the module")
@@ -140,7 +140,7 @@ def test_every_key_of_a_configuration_of_transformers(kind: str, tmp_path: Path)
     base = json.loads(record.read_text()) | config.to_dict()
     record.write_text(json.dumps(base))
     unchanged = ours(file)
-    assert isinstance(unchanged, Recognized), unchanged
+    assert isinstance(unchanged, Recognition), unchanged
     assert not differs(net, unchanged)
 
     def built() -> nn.Module | None:
@@ -176,7 +176,7 @@ def compared(kind: str) -> set[str]:
     tables = COMPARED[TRANSFORMERS]
     family = {"clip_vision_model": "vit", "convnextv2": "convnext"}.get(kind, kind)
     family = "vit" if family.startswith(("dinov2", "dinov3_vit")) else family
-    return {name for name, fact in tables[family].items() if fact is not NONE}
+    return {name for name, fact in tables[family].items() if fact is not ANY}
 
 
 @pytest.mark.parametrize("table", sorted(COMPARED[TRANSFORMERS].keys() - {"", "timm_backbone"}))

@@ -118,8 +118,8 @@ def test_a_family_from_outside(raw: dict[str, Any], source: str) -> None:
 def test_its_options_and_lookalikes() -> None:
     raw = {"weights": state("net.")}
     with pytest.raises(UserError, match=r"--stem: .*--toy-color"):
-        recognize(raw, "a.file", Overrides.of(stem="cifar"))
-    assert Overrides.of(toy_color="red").missing_convention(Toy())[-1] != "--toy-color"
+        recognize(raw, "a.file", Overrides.from_options(stem="cifar"))
+    assert Overrides.from_options(toy_color="red").missing_convention(Toy())[-1] != "--toy-color"
     assert Overrides().missing_convention(Toy())[-1] == "--toy-color"
     args = build_parser().parse_args(["a", "b", "--toy-color", "red"])
     assert args.toy_color == "red"

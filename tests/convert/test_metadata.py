@@ -27,7 +27,7 @@ from tests.oracles.resnets import make_resnet, randomize
 Save = Callable[..., Path]
 
 
-OVERRIDES = Overrides.of(
+OVERRIDES = Overrides.from_options(
     mean=(1.0, 2.0, 3.0), std=(1.0, 1.0, 1.0), channel_order="BGR", stride_in_1x1=False
 )
 

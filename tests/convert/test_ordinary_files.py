@@ -13,7 +13,7 @@ from torch import nn
 
 from convert.contract import Overrides
 from convert.inspect_file import inspect_file
-from convert.recognize import Recognized, recognize
+from convert.recognize import Recognition, recognize
 from moco.common.errors import DataError
 from tests.convert.layout_checks import assert_is
 from tests.oracles import layouts_projects
@@ -26,13 +26,13 @@ TENSORS = 100  # a ResNet-18's, without its batch counters
 CIFAR = ((125.307, 122.961, 113.8575), (51.5865, 50.847, 51.255))
 
 
-def taken(raw: Any, net: nn.Module, encoder: str | None = None) -> Recognized:
+def taken(raw: Any, net: nn.Module, encoder: str | None = None) -> Recognition:
     found = recognize(raw, "a.file", Overrides(encoder=encoder))
     assert_is(found, net, TENSORS)
     return found
 
 
-def ignored(found: Recognized) -> list[str]:
+def ignored(found: Recognition) -> list[str]:
     """Return the names that the report lists as ignored, after comparing their count."""
     listed = [note for note in found.notes if note.startswith("ignored")]
     keys = re.findall("'([^']+)'", "".join(listed))

@@ -15,8 +15,8 @@ import torch
 
 from convert.contract import Overrides
 from convert.projects import PROJECTS
-from convert.read import at, read_file
-from convert.recognize import Recognized, recognize
+from convert.read import get_nested, read_file
+from convert.recognize import Recognition, recognize
 from moco.common.errors import DataError, UserError
 from tests.oracles import layouts
 from tests.oracles.layouts_projects import LAYOUTS, made
@@ -46,7 +46,7 @@ KEYS = {
 @pytest.mark.parametrize("name", KEYS)
 def test_generated_files_have_the_projects_keys(name: str) -> None:
     for key in KEYS[name].split():
-        assert torch.is_tensor(at(made(name).checkpoint, key.split("/"))), key
+        assert torch.is_tensor(get_nested(made(name).checkpoint, key.split("/"))), key
 
 
 def write(name: str, save: Callable[..., Path]) -> Path:
@@ -54,7 +54,7 @@ def write(name: str, save: Callable[..., Path]) -> Path:
         return save(made(name).checkpoint)
 
 
-def holder(checkpoint: Any, found: Recognized) -> tuple[dict[str, Any], dict[str, Any]]:
+def holder(checkpoint: Any, found: Recognition) -> tuple[dict[str, Any], dict[str, Any]]:
     """Copy a file, and return it with its dict that contains the network, to be changed."""
     checkpoint = state = copy.copy(checkpoint)
     for key in found.keys:

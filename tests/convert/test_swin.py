@@ -16,7 +16,13 @@ from torch import Tensor, nn
 from convert.contract import InputContract
 from convert.convert_to_d2 import convert_file
 from convert.families.base import FEATURES
-from convert.families.swin import OFFICIAL, TORCHVISION, TRANSFORMERS, SwinArchitecture, proof_size
+from convert.families.swin import (
+    OFFICIAL,
+    TORCHVISION,
+    TRANSFORMERS,
+    SwinArchitecture,
+    verification_size,
+)
 from convert.modeling.swin import Swin, reference, relative_positions
 from convert.recognize import recognize
 from convert.verify import Converted, check_features, read_converted
@@ -160,7 +166,7 @@ def test_the_proof_can_fail() -> None:
 def test_the_proof_is_at_a_size_without_padded_windows() -> None:
     """At others timm's differs, which pads maps after it shifted them."""
     net = reference(SMALL).eval()
-    assert proof_size(SMALL) == (96, 192)
+    assert verification_size(SMALL) == (96, 192)
     assert net.layers[3].blocks[1].shift_size == (1, 1)  # type: ignore[index, union-attr]
     own, padded = Swin(SMALL), timms(img_size=(96, 160), always_partition=True)
     state = {k: v for k, v in padded.state_dict().items() if not k.startswith(("norm.", "head."))}

@@ -12,7 +12,7 @@ from torch import nn
 from torchvision.models import get_model, get_model_weights
 
 from convert.convert_to_d2 import convert_file, convert_in_memory
-from convert.families.timm_index import digests, index, listed
+from convert.families.timm_index import digests, format_names, index
 from convert.inspect_file import inspect_file
 from convert.modeling.timm_network import whole_network
 from convert.verify import build_backbone, read_converted
@@ -114,7 +114,7 @@ def test_another_version_of_timm_is_named(tmp_path: Path, monkeypatch: pytest.Mo
 
 @same_timm
 def test_more_than_five_names_are_counted() -> None:
-    assert listed([*"abcdefg"]) == "timm's a, b, c, d, e and 2 more"
+    assert format_names([*"abcdefg"]) == "timm's a, b, c, d, e and 2 more"
 
 
 @pytest.mark.parametrize("name", ["squeezenet1_1", "shufflenet_v2_x0_5"])

@@ -14,8 +14,8 @@ from timm.optim import param_groups_layer_decay
 from torch import Tensor, nn
 
 from convert.convert_to_d2 import convert_file, main
-from convert.families.timm import as_text, from_text
-from convert.modeling.timm_network import TimmNetwork, layers, maps_of, parts, resampled
+from convert.families.timm import format_arguments, parse_arguments
+from convert.modeling.timm_network import TimmNetwork, layers, network_maps, parts, resampled
 from convert.translate import TYPES_IN_TIMM
 from convert.verify import build_backbone, read_converted
 from moco.common.errors import DataError, UserError
@@ -56,7 +56,7 @@ def test_other_sizes_are_those_of_timms_own_loader(
         pretrained_cfg_overlay={"state_dict": dict(state)},
         **{**arguments, **changed},
     ).eval()
-    text, patch = as_text(arguments), changed.get("patch_size", 0)
+    text, patch = format_arguments(arguments), changed.get("patch_size", 0)
     net = TimmNetwork(name, text)
     own = {key: state[key.removeprefix("net.")] for key in net.state_dict()}
     side = changed.get("img_size", 0)
@@ -74,7 +74,7 @@ def test_positions_that_timms_loader_leaves_are_resampled_by_its_function() -> N
     from timm.layers import resample_abs_pos_embed
 
     name = "hiera_tiny_224"
-    text = as_text({"embed_dim": 24, "stages": [1, 1, 2, 1], "img_size": 64})
+    text = format_arguments({"embed_dim": 24, "stages": [1, 1, 2, 1], "img_size": 64})
     state = TimmNetwork(name, text).state_dict()
     made = resampled(name, text, state, 128, 0)
     key = "net.pos_embed"
@@ -104,7 +104,7 @@ def test_a_table_that_timm_does_not_resample() -> None:
     ],
 )
 def test_maps_and_sizes(name: str, strides: list[int], sizes: str) -> None:
-    maps = maps_of(name)
+    maps = network_maps(name)
     assert ([*maps.strides.values()], maps.sizes) == (strides, sizes)
 
 
@@ -118,7 +118,7 @@ def test_maps_and_sizes(name: str, strides: list[int], sizes: str) -> None:
 )
 def test_a_network_without_maps_for_a_pyramid(name: str, what: str) -> None:
     with pytest.raises(UserError, match=what):
-        maps_of(name)
+        network_maps(name)
 
 
 def test_nothing_is_downloaded(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_nothing_is_downloaded(tmp_path: Path) -> None:
 def test_frozen_parts_are_timms_leading_groups(
     name: str, arguments: dict[str, Any], freeze_at: int
 ) -> None:
-    net = TimmNetwork(name, as_text(arguments), freeze_at=freeze_at, drop_path=0.5).train()
+    net = TimmNetwork(name, format_arguments(arguments), freeze_at=freeze_at, drop_path=0.5).train()
     frozen = {key for key, parameter in net.net.named_parameters() if not parameter.requires_grad}
     every = {key for key, _ in net.net.named_parameters()}
     expected = every if freeze_at < 0 else set()
@@ -191,14 +191,14 @@ def test_layers_are_those_of_timms_own_layer_decay(name: str, arguments: dict[st
     """`param_groups_layer_decay` has the head where detectors have all after the backbone."""
     net: Any = timm.create_model(name, num_classes=0, **arguments)
     net.prune_intermediate_layers(len(net.feature_info), prune_norm=True)
-    of = layers(name, as_text(arguments))
+    of = layers(name, format_arguments(arguments))
     last = max(of.values()) + 1
     names = {parameter: key for key, parameter in net.named_parameters()}
     for group in param_groups_layer_decay(net, layer_decay=0.5):
         for parameter in group["params"]:
             scale = 0.5 ** (last - 1 - of[names[parameter]])
             assert group["lr_scale"] == pytest.approx(scale)
-    assert len(parts(name, as_text(arguments))) >= 3
+    assert len(parts(name, format_arguments(arguments))) >= 3
 
 
 @pytest.mark.parametrize(
@@ -214,14 +214,14 @@ def test_layers_are_those_of_timms_own_layer_decay(name: str, arguments: dict[st
     ],
 )
 def test_arguments_as_text(text: str, arguments: dict[str, Any]) -> None:
-    assert from_text(text) == arguments
-    assert from_text(as_text(arguments)) == arguments
+    assert parse_arguments(text) == arguments
+    assert parse_arguments(format_arguments(arguments)) == arguments
 
 
 @pytest.mark.parametrize("text", ["img_size", "{}", "checkpoint_path=/etc/passwd", "depth=1e9"])
 def test_texts_that_are_no_arguments(text: str) -> None:
     with pytest.raises(UserError):
-        from_text(text)
+        parse_arguments(text)
 
 
 def converted(file: Path, tmp_path: Path, **options: Any) -> tuple[str, nn.Module]:
@@ -273,7 +273,7 @@ def test_without_a_recorded_name_nothing_is_verified(tmp_path: Path) -> None:
 def test_arguments_by_an_option(tmp_path: Path) -> None:
     state = state_of("beit_base_patch16_224", **SQUARE)
     torch.save(state, tmp_path / "a.pth")
-    options = {"timm_model": "beit_base_patch16_224", "timm_arguments": as_text(SQUARE)}
+    options = {"timm_model": "beit_base_patch16_224", "timm_arguments": format_arguments(SQUARE)}
     text, _ = converted(tmp_path / "a.pth", tmp_path, **options)
     assert "embed_dim=48" in text
     record = {"model": options["timm_model"], "model_kwargs": SQUARE}
@@ -297,7 +297,7 @@ def test_names_of_another_project_that_timms_loader_renames(tmp_path: Path) -> N
     }
     theirs["mask_decoder.iou_token.weight"] = torch.rand(4, 8)
     torch.save({"model": theirs}, tmp_path / "a.pth")
-    options = {"timm_model": name, "timm_arguments": as_text(arguments)}
+    options = {"timm_model": name, "timm_arguments": format_arguments(arguments)}
     text, backbone = converted(tmp_path / "a.pth", tmp_path, **options)
     assert "timm's own loader renamed" in text
     net: Any = timm.create_model(name, num_classes=3, **arguments).eval()

@@ -84,7 +84,7 @@ def backbone(state: dict[str, Tensor]) -> dict[str, Tensor]:
 def test_other_heads_are_other_features() -> None:
     """The proof can fail: the same tensors under another number of heads."""
     state = backbone(make_state())
-    found = recognize(make_state(), "a.file", Overrides.of(num_heads=3), "0" * 64)
+    found = recognize(make_state(), "a.file", Overrides.from_options(num_heads=3), "0" * 64)
     other = dataclasses.replace(SMALL, num_heads=4)
     with pytest.raises(DataError, match="features differ"):
         check_features(state, other, Converted(state, found.contract), "a.file")
@@ -132,7 +132,7 @@ def test_a_damaged_class_token_is_refused() -> None:
 
 
 def test_its_contract() -> None:
-    found = recognize(make_state(), "a.file", Overrides.of(num_heads=3), "0" * 64)
+    found = recognize(make_state(), "a.file", Overrides.from_options(num_heads=3), "0" * 64)
     written = found.contract.to_dict()
     assert (written["version"], written["family"]) == (2, "vit")
     # A default is not written, so that fields can be added.

@@ -99,7 +99,7 @@ def test_damaged_tensors_are_not_changed(damage: dict[str, Any], asked: dict[str
     state = make_state(layer_scale=True) | damage
     (key,) = damage
     with pytest.raises(DataError, match="blocks.1.ls" if "blocks" in key else key):
-        recognize(state, "a.file", Overrides.of(num_heads=3, **asked), "0" * 64)
+        recognize(state, "a.file", Overrides.from_options(num_heads=3, **asked), "0" * 64)
 
 
 def test_layer_scale_is_folded_on_request_alone(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_layer_scale_is_folded_on_request_alone(tmp_path: Path) -> None:
     # The proof is against the network with its LayerScale.
     assert report.features["last_feat"].max_abs_diff < 1e-4
     assert "changed as requested: LayerScale folded" in report.notes
-    found = recognize(state, "a.file", Overrides.of(num_heads=3), "0" * 64)
+    found = recognize(state, "a.file", Overrides.from_options(num_heads=3), "0" * 64)
     spoiled = fold_layer_scale({**state, "blocks.1.ls2.gamma": torch.ones(24)})
     model = {key: spoiled[key] for key in folded.model}
     with pytest.raises(DataError, match="features differ"):

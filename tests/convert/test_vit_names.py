@@ -15,7 +15,7 @@ from convert.contract import Overrides
 from convert.convert_to_d2 import convert_file
 from convert.families.vit import DETECTRON2, FEATURE, SCHEMES, ViTArchitecture
 from convert.read import read_file
-from convert.recognize import Recognized, recognize
+from convert.recognize import Recognition, recognize
 from convert.verify import build_backbone, read_converted
 from detection.config.weights import read_weights
 from moco.common.errors import DataError, UserError
@@ -43,7 +43,7 @@ MODELS = {
 }
 
 
-def last_map(architecture: ViTArchitecture, found: Recognized, image: Tensor) -> Tensor:
+def last_map(architecture: ViTArchitecture, found: Recognition, image: Tensor) -> Tensor:
     """Patch tokens after the last block, of the whole network: with its class token, registers."""
     cls, registers = (
         found.tokens.get(name, torch.zeros(1, 0, architecture.embed_dim))
@@ -90,7 +90,7 @@ def test_transformers_own_class_gives_the_same(name: str, saved: str, tmp_path: 
         assert any(f"{part}.bias" in note and "concatenated" in note for note in report.notes)
     assert any("%" in note for note in report.notes) == has_class
 
-    found = recognize(read_file(src), "a.file", Overrides.of(num_heads=HEADS), "0" * 64)
+    found = recognize(read_file(src), "a.file", Overrides.from_options(num_heads=HEADS), "0" * 64)
     image = fixed_image((IMAGE, IMAGE))
     with torch.no_grad():
         states = net(image, output_hidden_states=True).hidden_states[-1]
@@ -113,7 +113,7 @@ def transformers_state() -> dict[str, Tensor]:
 
 
 def test_parts_are_concatenated_and_named() -> None:
-    found = recognize(transformers_state(), "a.file", Overrides.of(num_heads=3))
+    found = recognize(transformers_state(), "a.file", Overrides.from_options(num_heads=3))
     expected = make_state()
     assert all(torch.equal(value, expected[key]) for key, value in found.state.items())
     (note,) = (note for note in found.notes if "concatenated" in note)
@@ -122,7 +122,7 @@ def test_parts_are_concatenated_and_named() -> None:
     assert any("assuming LayerNorm eps 1e-12" in note for note in found.notes)
     state = transformers_state()
     del state["encoder.layer.1.attention.attention.key.bias"]
-    found = recognize(state, "a.file", Overrides.of(num_heads=3), "0" * 64)
+    found = recognize(state, "a.file", Overrides.from_options(num_heads=3), "0" * 64)
     assert "query.bias + " in found.named("blocks.1.attn.qkv.bias")  # and its shape is refused
 
 
@@ -179,7 +179,7 @@ def test_torchvisions_own_class_gives_the_same(first_version: bool, tmp_path: Pa
     image = fixed_image((IMAGE, IMAGE))
     with torch.no_grad():
         net(image)
-    found = recognize(state, "a.file", Overrides.of(num_heads=HEADS), "0" * 64)
+    found = recognize(state, "a.file", Overrides.from_options(num_heads=HEADS), "0" * 64)
     mine = last_map(found.contract.architecture, found, image)
     torch.testing.assert_close(mine, features[0][:, 1:])
 
@@ -189,7 +189,7 @@ def test_blocks_in_chunks_and_other_names_of_layer_scale() -> None:
     gamma = {k.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2"): v
              for k, v in expected.items()}  # fmt: skip
     for state in (layouts_vit.chunked(expected), gamma):
-        found = recognize(state, "a.file", Overrides.of(num_heads=3), "0" * 64)
+        found = recognize(state, "a.file", Overrides.from_options(num_heads=3), "0" * 64)
         assert found.contract.architecture.layer_scale
         assert all(torch.equal(value, expected[key]) for key, value in found.state.items())
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from convert.convert_to_d2 import convert_file
 from convert.families.base import USUAL, families
-from convert.verify import build_backbone, proof_image, read_converted
+from convert.verify import build_backbone, read_converted, verification_image
 from tests.oracles.sources import SOURCES, Source
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "families.md"
@@ -86,7 +86,7 @@ def measure(family: str, scheme: str, source: Source, folder: Path) -> Row:
         torch.save(content, file)
     convert_file(file, result, overwrite=True, **source.options)
     converted = read_converted(result)
-    contract, image = converted.contract, proof_image(converted.contract)
+    contract, image = converted.contract, verification_image(converted.contract)
     assert contract.family.name == family
     backbone = build_backbone(contract)
     backbone.load_state_dict(converted.model, strict=False)

@@ -8,7 +8,7 @@ writes the page from the tables of convert/facts.py.
 from collections.abc import Iterator
 from pathlib import Path
 
-from convert.facts import COMPARED, MM, NO_EFFECT, NONE, OPEN_CLIP, TIMM, TRANSFORMERS
+from convert.facts import ANY, COMPARED, MM, NO_EFFECT, OPEN_CLIP, TIMM, TRANSFORMERS
 from convert.families.timm import NOT_OF_A_NETWORK
 from convert.metadata import USED
 
@@ -71,7 +71,7 @@ def _cell(kind: str, table: str, name: str) -> str:
     facts = {**COMPARED[kind].get("", {}), **COMPARED[kind][table]}
     if name not in facts:
         return "–"
-    if facts[name] is NONE:
+    if facts[name] is ANY:
         return "no effect"
     return "used" if name in _USED_IN[kind] else "compared"
 

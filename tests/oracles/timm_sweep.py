@@ -29,15 +29,15 @@ from torch import Tensor, nn
 
 from convert.backbone import load_backbone
 from convert.convert_to_d2 import convert_file
-from convert.families.timm import EXAMPLE_PX, as_text
+from convert.families.timm import EXAMPLE_PX, format_arguments
 from convert.modeling.timm_network import (
     FIXED,
     TimmNetwork,
-    check_size,
-    maps_of,
+    network_maps,
     resampled,
+    size_problem,
 )
-from convert.verify import Converted, build_backbone, proof_image, read_converted
+from convert.verify import Converted, build_backbone, read_converted, verification_image
 from moco.common.errors import UserError
 
 MAX_PARAMETERS = 100e6
@@ -168,14 +168,14 @@ def _of_module(name: str, net: nn.Module) -> Outcome:
 
 def _trained(name: str, arguments: Mapping[str, Any]) -> Outcome:
     """Train timm's network for one step, on images of another size than its own."""
-    built = as_text(arguments)
-    maps = maps_of(name, built)
+    built = format_arguments(arguments)
+    maps = network_maps(name, built)
     stride = max(maps.strides.values())
     patch = 16 if len(maps.strides) == 1 and stride & (stride - 1) else 0
     own = maps.image_size[0]
     side = -(-EXAMPLE_PX // own) * own if len(maps.strides) > 1 else 320
     side = side if maps.sizes == FIXED else 0
-    if reason := check_size(name, built, side, patch):
+    if reason := size_problem(name, built, side, patch):
         return Outcome(UNTRAINABLE, reason=f"{side or patch} px: {reason}")
     if side or patch:
         source = TimmNetwork(name, built).state_dict()
@@ -195,7 +195,7 @@ def _trained(name: str, arguments: Mapping[str, Any]) -> Outcome:
 
 def _maps(name: str) -> Outcome:
     """Describe a network on the meta device alone."""
-    maps = maps_of(name)
+    maps = network_maps(name)
     return Outcome(f"shapes alone: {SQUARE if maps.sizes == FIXED else ANY_SIZE}")
 
 
@@ -240,7 +240,7 @@ def compare(name: str, net: Any, converted: Converted) -> float:
     Each feature is compared with those of timm's forward pass that have its shape. Where the
     backbone lacks class token and registers, so does timm's network.
     """
-    image = proof_image(converted.contract)
+    image = verification_image(converted.contract)
     backbone = build_backbone(converted.contract)
     backbone.load_state_dict(converted.model, strict=False)
     with torch.no_grad():

@@ -35,7 +35,7 @@ RGB = {
 
 
 def contract(**changes: Any) -> InputContract:
-    return InputContract.of(**changed(R50, **changes))
+    return InputContract.from_fields(**changed(R50, **changes))
 
 
 MSRA = contract(

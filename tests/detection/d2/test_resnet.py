@@ -133,7 +133,7 @@ def converted(tmp_path_factory) -> dict[str, Converted]:
 def contract_of(arch: Arch) -> InputContract:
     """Return the contract of an architecture at full width, as convert/ recognizes it."""
     bottleneck = arch.depth >= 50
-    return InputContract.of(
+    return InputContract.from_fields(
         pixel_mean=(1, 2, 3),
         pixel_std=(1, 1, 1),
         channel_order="RGB",

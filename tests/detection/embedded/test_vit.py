@@ -46,7 +46,7 @@ def file_for(keys: dict[str, Any]) -> dict[str, Tensor]:
 def contract_for(keys: dict[str, Any]) -> InputContract:
     fields = vars(architecture(tiny.task(keys).MODEL))
     pixels = {"pixel_mean": [1.0, 2.0, 3.0], "pixel_std": [4.0, 5.0, 6.0], "channel_order": "RGB"}
-    return InputContract.of(
+    return InputContract.from_fields(
         **pixels,
         family="vit",
         architecture=fields,

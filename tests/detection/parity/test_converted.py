@@ -104,7 +104,7 @@ def test_a_built_detector_gives_the_features_of_the_source(file, engine, tmp_pat
     torch.save(make(), tmp_path / "a.file")
     convert_file(tmp_path / "a.file", tmp_path / "out.pth", **known)
     converted = verify.read_converted(tmp_path / "out.pth")
-    contract, image = converted.contract, verify.proof_image(converted.contract)
+    contract, image = converted.contract, verify.verification_image(converted.contract)
 
     room = find_engine(engine)
     cfg = room.default_config(dense_pose=False)
@@ -114,7 +114,7 @@ def test_a_built_detector_gives_the_features_of_the_source(file, engine, tmp_pat
     model = room.build_model(cfg).eval()
     load_converted(model, converted.model, backbone_type(cfg.MODEL.BACKBONE.NAME))
     raw = read_file(tmp_path / "a.file")
-    found = translate(tmp_path / "a.file", raw, Overrides.of(**known))
+    found = translate(tmp_path / "a.file", raw, Overrides.from_options(**known))
     state, architecture = found.source_network()
     with torch.no_grad():
         features = features_of(model, image)

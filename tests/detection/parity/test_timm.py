@@ -13,7 +13,7 @@ import timm
 import torch
 
 from convert.convert_to_d2 import convert_file
-from convert.families.timm import as_text
+from convert.families.timm import format_arguments
 from convert.verify import read_converted
 from detection.config.task import load_task
 from detection.engine import launch
@@ -112,7 +112,7 @@ def test_two_iterations_of_each_kind(name: str, tmp_path: Path) -> None:
     config = "faster_rcnn_timm_vit_small" if name in WITH_ONE_MAP else "faster_rcnn_timm_small"
     voc = write_voc(tmp_path / "voc", {"train": 4, "val": 2})
     keys = {**TINY, **SQUARE, "DATASETS.VOC_DIR": voc, "DATASETS.VOC_METRIC": "voc"}
-    keys |= {"MODEL.TIMM.NAME": name, "MODEL.TIMM.ARGUMENTS": as_text(arguments)}
+    keys |= {"MODEL.TIMM.NAME": name, "MODEL.TIMM.ARGUMENTS": format_arguments(arguments)}
     keys |= {} if name in WITH_ONE_MAP else PRECISE_BN
     keys |= {"MODEL.WEIGHTS": tmp_path / "a.file"}
     (one, a), (two, b) = (
@@ -180,7 +180,7 @@ def test_a_task_is_one_run_in_both_engines(task: str, data_of: Any, tmp_path: Pa
     arguments = {**WITH_ONE_MAP, **WITH_FOUR_MAPS}[name.replace("small", "tiny")]
     save(name, tmp_path / "a.file", **arguments)
     keys = {**SQUARE, "INPUT.LSJ.SIZE": 128, "SOLVER.AMP.ENABLED": False}
-    keys |= {"MODEL.TIMM.ARGUMENTS": as_text(arguments), "SOLVER.PRECISION": "fp32"}
+    keys |= {"MODEL.TIMM.ARGUMENTS": format_arguments(arguments), "SOLVER.PRECISION": "fp32"}
     opts = [item for pair in keys.items() for item in pair]
     record = run_both(task, tmp_path / "a.file", tmp_path, *opts)
     assert {"bbox/AP", "segm/AP"} <= set(record.metrics)
