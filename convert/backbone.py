@@ -1,4 +1,4 @@
-"""Converted backbone as a module that maps images to features, and its way back to a file.
+"""Converted backbone as a module that maps images to features and can be saved again.
 
 Shapes: N images, C channels, H W pixels.
 """
@@ -49,10 +49,10 @@ OWN_FAMILY = "a family of your own is one file, see docs/architecture.md and tes
 class Backbone(nn.Module):
     """Backbone with its input contract: RGB images (N, 3, H, W), 0..1 -> maps (N, C, h, w) by name.
 
-    It normalizes the images itself, and starts in eval mode.
+    The module normalizes the images, and starts in eval mode.
 
     Args:
-        converted: Weights and their contract.
+        converted: Weights and input contract.
 
     Attributes:
         net: Network, which takes normalized images.
@@ -100,7 +100,7 @@ class Backbone(nn.Module):
         return maps
 
     def save(self, path: PathLike) -> None:
-        """Write the present weights with their contract, as `moco-transfer convert` does.
+        """Write the present weights with the input contract, as `moco-transfer convert` does.
 
         Raises:
             UserError: If the file cannot be written.
@@ -118,12 +118,12 @@ def load_backbone(source: PathLike | nn.Module, **options: Any) -> Backbone:
     """Convert a checkpoint or a module, and return its backbone; see `moco_transfer`.
 
     Args:
-        source: Whatever `convert_file` takes, or a module of one of its networks.
+        source: Source as for `convert_file`, or a module of a supported network.
         options: See `convert_file`.
 
     Raises:
-        UserError: If an option is needed or does not fit, or a module has something else than
-            ordinary tensors with values.
+        UserError: If an option is needed or does not fit, or if a module has other than ordinary
+            tensors with values.
         DataError: If the network is unknown, damaged or fails verification.
     """
     check_options(options)
@@ -156,7 +156,7 @@ def load_backbone(source: PathLike | nn.Module, **options: Any) -> Backbone:
 
 
 def _as_arguments(text: str) -> str:
-    """Return a message with the options of the command line as arguments: `num_heads`."""
+    """Replace options of the command line in a message by keyword arguments, e.g. `num_heads=`."""
     names = [*_GENERAL, *(option.name for family in families() for option in family.options)]
     for name in names:
         flag = f"--{name.replace('_', '-')}"
@@ -168,7 +168,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     """Check the names and types of options of a conversion, whatever the network is.
 
     Raises:
-        UserError: If there is no such option, or it cannot have such a value.
+        UserError: If there is no option of a name, or a value is not valid.
     """
     own = {option.name: option for family in families() for option in family.options}
     for name, value in options.items():
@@ -194,8 +194,8 @@ def _plain(value: Any, key: str, name: str) -> Tensor:
     """Return a value of a state dict on the CPU.
 
     Raises:
-        UserError: If it is no tensor, or has no values of its own: on the meta device, quantized,
-            not initialized yet, in shards.
+        UserError: If the value is no tensor, or a tensor without ordinary values: on the meta
+            device, quantized, not initialized yet, in shards.
     """
     kind = "no tensor"
     if isinstance(value, Tensor):
@@ -215,10 +215,10 @@ def _plain(value: Any, key: str, name: str) -> Tensor:
 
 
 def _configuration(module: Any) -> str:
-    """Return what timm or transformers would save next to the weights of their module, or ""."""
+    """Return the configuration that timm or transformers would save next to a module's weights."""
     if timms := module_configuration(module):
         return json.dumps(timms)
     config: Any = getattr(module, "config", None)
-    # Of a kind that is not known here the module itself says what it is.
+    # A configuration of an unknown kind is left out, because the module itself is run.
     has_one = hasattr(config, "model_type") and is_known(config.to_dict())
     return config.to_json_string(use_diff=False) if has_one else ""

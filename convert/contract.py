@@ -1,7 +1,7 @@
 """The input contract: preprocessing and architecture metadata of a converted checkpoint.
 
-It is saved with the weights, so that no configuration has to be chosen to fit them: `d2_keys` turns
-it into Detectron2's keys.
+The contract is saved with the weights, so that no configuration has to be chosen to fit them:
+`d2_keys` turns it into Detectron2's keys.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from moco.engine import keys
 from moco.modeling.soundness import CHANNEL_ORDERS, Triple
 
 VERSION = 2
-# For pixels 0..255, rounded because 255 * 0.485 is not 123.675 in floating point.
+# For pixels 0..255; rounded, because 255 * 0.485 is not 123.675 in floating point.
 IMAGENET_MEAN, IMAGENET_STD = (
     (round(255 * r, 3), round(255 * g, 3), round(255 * b, 3))
     for r, g, b in (keys.IMAGENET_MEAN, keys.IMAGENET_STD)
@@ -63,7 +63,7 @@ class Pixels:
             )
 
     def with_channel_order(self, channel_order: str) -> Pixels:
-        """Return this normalization for another channel order; a mean stays with its color."""
+        """Return the normalization with its channels permuted to another order."""
         if channel_order == self.channel_order:
             return self
         (a, b, c), (d, e, f) = self.mean, self.std
@@ -76,16 +76,16 @@ class Pixels:
 
 @dataclasses.dataclass(frozen=True)
 class Overrides:
-    """Options of a conversion that take precedence over the file's and the project's metadata.
+    """Options of a conversion that take precedence over the metadata of file and project.
 
-    None keeps the value of the file or, where it records none, of the project.
+    None keeps the value of the file or, if the file records none, of the project.
 
     Attributes:
-        encoder: Name of one of the file's networks, e.g. "query", "key", "teacher".
+        encoder: Name of a network in the file, e.g. "query", "key", "teacher".
         mean, std: Pixel statistics, 0..255, in the order of `channel_order`.
         channel_order: "RGB" or "BGR"; a mean and std without an override are permuted with it.
-        family: "timm" to read the file as the network of timm that it names, even if another
-            family has it.
+        family: "timm" to read the file as the timm network that it names, even if another family
+            has that network.
         options: Values of the family's own options, by name.
     """
 
@@ -138,11 +138,11 @@ class InputContract:
     Attributes:
         pixels: Pixel normalization.
         family: Family of the backbone.
-        architecture: Architecture, an instance of the family's class.
+        architecture: Instance of the family's class of architectures.
         source: Project whose checkpoint was converted.
         source_sha256: SHA-256 of the converted file.
         encoder: "query", "key", …, or "single" if the source has one network.
-        source_parts: SHA-256 of each file by name, if the source has several; see
+        source_parts: SHA-256 of each file by name, if the source consists of several files; see
             `convert.read.digests`.
 
     Raises:
@@ -256,7 +256,7 @@ class InputContract:
         }
 
     def convention(self) -> str:
-        """Format normalization and details of the architecture as text."""
+        """Describe the normalization and details of the architecture."""
         return f"{self.pixels}, {self.architecture.details()}"
 
 
@@ -270,7 +270,7 @@ def _fields(architecture: type[Architecture]) -> set[str]:
 
 
 def _defaults(architecture: type[Architecture]) -> dict[str, Any]:
-    """Return the fields that have a default, with it."""
+    """Return the default values of the fields that have one."""
     fields = dataclasses.fields(architecture)
     return {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
 

@@ -1,7 +1,7 @@
 """Extraction of a network's tensors from a file, complete and in float32.
 
-Every value of the file is mapped to the backbone, dropped by a named rule, or, if it cannot belong
-to the backbone or a second network, ignored and listed; anything else is an error.
+Every value of the file is mapped to the backbone or dropped by a named rule. Values that can belong
+neither to the backbone nor to a second network are ignored and listed; others are an error.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ class Extraction:
 def extract_backbone(
     choice: Choice, entries: Sequence[Entry], where: str, explicit: bool
 ) -> Extraction:
-    """Find the backbone's tensors, and a rule for everything else in the file.
+    """Extract the backbone's tensors, and assign a drop rule to every other value of the file.
 
     Args:
         choice: Network to convert.
         entries: All values of the file.
         where: Name of the file, for messages.
-        explicit: The user named this network, so further convolutions are not ambiguous.
+        explicit: True if the user named this network, so that further convolutions are not
+            ambiguous.
 
     Raises:
         DataError: If keys of the backbone are unknown to its naming scheme, or convolutions
@@ -162,8 +163,8 @@ def _shared(keys: Sequence[Any], path: Sequence[str]) -> int:
 def _owner(choice: Choice, name: str) -> str | None:
     """Return the network that a tensor belongs to: the one with the longest matching prefix.
 
-    An empty prefix matches every key, so there the naming scheme has to know the key, unless the
-    network is the chosen one.
+    An empty prefix matches every key, so the naming scheme of such a network has to know the key,
+    unless the network is the chosen one.
     """
     networks, aliases = choice.found.networks, choice.found.aliases
     starts = {network.prefix: role for role, network in networks.items()}
@@ -217,8 +218,7 @@ def join_parts(
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensors of a backbone and their keys in the file, by the family's names.
 
-    Parts ("attn.qkv.weight#0", see `convert.families.base.Scheme`) are concatenated, which is added
-    to the notes.
+    Parts ("attn.qkv.weight#0", see `convert.families.base.Scheme`) are concatenated, with a note.
 
     Raises:
         DataError: If values are not dense tensors, or parts do not fit together.
@@ -252,7 +252,7 @@ def join_parts(
 
 
 def check_shared(values: Iterable[Any], where: str) -> None:
-    """Raise DataError if tensors share storages so that copies of them may exhaust memory."""
+    """Raise DataError if tensors share storages, so that copies may exhaust memory."""
     import torch
 
     claimed = 0
@@ -274,7 +274,7 @@ def check_shared(values: Iterable[Any], where: str) -> None:
 
 
 def fill_statistics(backbone: dict[str, Tensor], notes: list[str]) -> int:
-    """Add initial statistics to every BN without them, in place, and return their number."""
+    """Add initial statistics to every BN that has none, in place, and return their number."""
     import torch
 
     missing = {}

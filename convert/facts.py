@@ -1,4 +1,4 @@
-"""Facts that a record states about a network, each of which is accounted for.
+"""Facts that a record states about a network, and how each is accounted for.
 
 A recorded fact is like a tensor: it is compared with the recognized network, it is known to change
 no feature, or the file is refused by its name. `COMPARED` and `NO_EFFECT` are the tables, one per
@@ -26,24 +26,23 @@ TRANSFORMERS, OPEN_CLIP, MM, TIMM = "transformers", "open_clip", "OpenMMLab", "t
 
 @dataclasses.dataclass(frozen=True)
 class Fits:
-    """Values of a fact that a network has, if there are several.
+    """Several values of a fact that are right for a network.
 
     Attributes:
-        expected: Description of them.
-        accepts: Function that returns whether a recorded value is one of them. It is called with
-            any value of JSON.
+        expected: Description of these values.
+        accepts: Function that returns whether a recorded value, any value of JSON, is one of them.
     """
 
     expected: Any
     accepts: Callable[[Any], bool]
 
 
-# What a network says of a fact: a value, or `Fits`.
+# Map from (architecture, tensors) to the right value of a fact, or to `Fits`.
 Fact = Callable[[Any, "Mapping[str, Tensor]"], Any]
 
 
 def _field(name: str) -> Fact:
-    """Return the fact that a field of the architecture has."""
+    """Return a fact that equals a field of the architecture."""
     return lambda its, state: getattr(its, name)
 
 
@@ -51,7 +50,7 @@ def _constant(value: Any) -> Fact:
     return lambda its, state: value
 
 
-# A fact that changes no feature of this kind of network, and one that does unless it is empty.
+# Facts that change no feature of a kind of network: with any value, and only without a value.
 ANY = _constant(Fits("any", lambda value: True))
 EMPTY = _constant(Fits("none", lambda value: not value))
 
@@ -61,7 +60,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _ratio(width: Callable[[Any], int], hidden: Callable[[Any, Mapping[str, Tensor]], int]) -> Fact:
-    """Return the fact of an MLP's width, recorded as a multiple of the network's."""
+    """Return the fact of an MLP's width, recorded as a multiple of the network's width."""
 
     def fact(its: Any, state: Mapping[str, Tensor]) -> Fits:
         real, base = hidden(its, state), width(its)
@@ -80,7 +79,7 @@ def _ratio(width: Callable[[Any], int], hidden: Callable[[Any, Mapping[str, Tens
 
 
 def _bias(part: int) -> Fact:
-    """Return the fact whether queries, keys or values have a bias; one of zeros may be stated."""
+    """Return the fact whether queries, keys or values have a bias; zeros count as both."""
 
     def fact(its: Any, state: Mapping[str, Tensor]) -> Fits:
         joined = state.get("blocks.0.attn.qkv.bias")
@@ -91,7 +90,7 @@ def _bias(part: int) -> Fact:
 
 
 def _image_size(its: Any, state: Mapping[str, Tensor]) -> Any:
-    """Return the fact of the image size, which may exceed the whole patches."""
+    """Return the fact of the image size, which need not be a multiple of the patch size."""
     if its.rotary:
         return Fits("any", lambda value: True)
     fitting = range(its.image_size, its.image_size + its.patch_size)
@@ -99,14 +98,14 @@ def _image_size(its: Any, state: Mapping[str, Tensor]) -> Any:
 
 
 def _one_of_two(value: Any) -> list[Any]:
-    """Return the side of a square that is recorded as one number, or as height and width."""
+    """Return the side of a square, which is recorded as one number or as height and width."""
     if isinstance(value, list):
         value = value[0] if len(value) == 2 and value[0] == value[1] else None
     return [value] if type(value) is int else []
 
 
 def _activation(its: Any, state: Mapping[str, Tensor]) -> Any:
-    """Return the fact of the activation; DINOv2's gated MLPs have SiLU whatever is recorded."""
+    """Return the fact of the activation; DINOv2's gated MLPs have SiLU with any record."""
     if its.swiglu:
         return "silu" if its.rotary else Fits("any", lambda value: isinstance(value, str))
     return next(name for name, own in ACTIVATIONS.items() if own == its.activation)
@@ -123,7 +122,7 @@ def _square(side: Fact) -> Fact:
 
 
 def _scale(its: Any, state: Mapping[str, Tensor]) -> Fits:
-    """Return the fact of LayerScale's initial value: a network has none for 0 or null."""
+    """Return the fact of LayerScale's initial value; 0 and null mean no LayerScale."""
     own = its.layer_scale
     return Fits(
         "a number above 0" if own else "0 or null",
@@ -189,7 +188,7 @@ _SWIN: dict[str, Fact] = {
     "hidden_act": _constant("gelu"),
     "layer_norm_eps": _constant(LAYER_NORM_EPS),
     "use_absolute_embeddings": _constant(False),
-    # Its maps have any size; `path_norm` is in Microsoft's files, and no code reads it.
+    # Maps may have any size; `path_norm` is in Microsoft's files, and no code reads it.
     **dict.fromkeys(("image_size", "encoder_stride", "path_norm"), ANY),
 }
 _CONVNEXT: dict[str, Fact] = {
@@ -216,7 +215,7 @@ _OPEN_CLIP: dict[str, Fact] = {
     "no_ln_pre": lambda its, state: not its.pre_norm,
     "quick_gelu": lambda its, state: its.activation == "quick_gelu",
     **dict.fromkeys(("act_kwargs", "norm_kwargs"), EMPTY),
-    # Attention of other kinds, which has tensors of its own or none.
+    # Attention of other kinds, with or without further tensors.
     **dict.fromkeys(("qk_norm", "scaled_cosine_attn", "scale_heads"), _constant(False)),
     **dict.fromkeys(("scale_attn_inner", "scale_attn", "scale_fc"), _constant(False)),
     "block_type": _constant(Fits("default", lambda value: value in (None, "default", "custom"))),
@@ -268,11 +267,11 @@ def _deep(its: Any) -> bool:
 
 
 # Facts by kind of record and of network: the family's name, or a type of transformers that differs
-# from its family; those under "" are of all.
+# from its family; "" has the facts of all networks.
 COMPARED: dict[str, dict[str, dict[str, Fact]]] = {
     TRANSFORMERS: {
         "": {"pruned_heads": EMPTY},
-        # Its name is compared with timm's network, see `convert.families.timm.check_names`.
+        # The name is compared with timm's network, see `convert.families.timm.check_names`.
         "timm_backbone": {
             **dict.fromkeys(("backbone", "features_only", "use_pretrained_backbone"), ANY),
             **dict.fromkeys(("freeze_batch_norm_2d", "use_timm_backbone"), ANY),
@@ -313,12 +312,12 @@ NO_EFFECT: dict[str, frozenset[str]] = {
             # outputs
             *("apply_layernorm", "out_features", "out_indices", "output_attentions"),
             *("output_hidden_states", "reshape_hidden_states", "return_dict", "stage_names"),
-            # how it is computed
+            # execution
             *("chunk_size_feed_forward", "dtype", "gradient_checkpointing", "torch_dtype"),
             *("attn_implementation", "use_bfloat16", "use_cache", "torchscript"),
-            # where it is from
+            # origin
             *("name_or_path", "transformers_version", "revision"),
-            # of texts, which transformers 4 writes for every network
+            # text generation, which transformers 4 writes for every network
             *("add_cross_attention", "bad_words_ids", "begin_suppress_tokens", "bos_token_id"),
             *("cross_attention_hidden_size", "decoder_start_token_id", "diversity_penalty"),
             *("do_sample", "early_stopping", "encoder_no_repeat_ngram_size", "eos_token_id"),
@@ -340,7 +339,7 @@ NO_EFFECT: dict[str, frozenset[str]] = {
 
 
 def known_facts(kind: str, family: str, model_type: str = "") -> dict[str, Fact]:
-    """Return the facts that a kind of record states about a network of a family."""
+    """Return the facts that a kind of record may state about a network of a family."""
     tables = COMPARED[kind]
     return {**tables.get("", {}), **tables.get(model_type or family, tables.get(family, {}))}
 
@@ -353,7 +352,7 @@ def check_facts(
 ) -> None:
     """Account for every fact of a record.
 
-    A value of None is the default of the code that reads it.
+    A value of None stands for the default of the code that reads the record.
 
     Args:
         kind: Kind of the record, a key of `COMPARED`.
@@ -388,7 +387,7 @@ def _equal(expected: Any) -> Fits:
 
 
 def _accepts(fits: Fits, value: Any) -> bool:
-    """Return whether a value fits; one of another type does not."""
+    """Return whether a value fits; values of another type do not."""
     try:
         return fits.accepts(value) is True
     except (AttributeError, TypeError, ValueError, OverflowError):

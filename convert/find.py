@@ -1,8 +1,8 @@
 """Find every network in a file by its structure, then choose the one to convert.
 
-A network starts at a prefix, in any dict, under which both tensors that identify a naming scheme
-(`Scheme.first`) are. A row of convert/projects.py gives each network its role. A file with several
-candidates is refused with their names, which `--encoder` takes.
+A network starts at a prefix, in any dict, under which there are both tensors that identify a naming
+scheme (`Scheme.first`). A row of convert/projects.py gives each network a role. A file with several
+candidates is refused; the message lists their names, which `--encoder` takes.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ _OTHERS = re.compile(
 
 
 class UnknownLayoutError(OtherNetworkError):
-    """File without a network in names that are known here; the message ends with what is known.
+    """File without a network in known names; the message ends with the supported networks.
 
     Attributes:
-        what: The message without that end.
+        what: The message without the supported networks.
     """
 
     what = ""
 
 
 def unknown_layout_error(what: str) -> UnknownLayoutError:
-    """Return the error about a file, described by `what`."""
+    """Return the error about a file that `what` describes."""
     error = UnknownLayoutError(f"{what}; {supported_networks()}")
     error.what = what
     return error
@@ -81,7 +81,7 @@ class Network:
 
     @property
     def directory(self) -> str:
-        """Prefix of all names in the innermost dict."""
+        """Prefix of all values of the innermost dict, in the flattened file."""
         return self.prefix[: len(self.prefix) - len(self.inner_prefix)]
 
 
@@ -90,11 +90,11 @@ class FoundNetworks:
     """All networks of a file.
 
     Attributes:
-        project: Project that wrote the file. If no row fits, one without roles, named after the
-            naming scheme of the first network.
+        project: Project that wrote the file; without a row that fits, a project without roles,
+            named after the naming scheme of the first network.
         roles: Roles of the project -> prefixes of their networks; a file may lack some.
         networks: Networks by name, those with roles first.
-        aliases: Prefixes that repeat the tensors of a network -> its name.
+        aliases: Prefixes that repeat the tensors of a network -> name of that network.
     """
 
     project: Project
@@ -108,7 +108,7 @@ class Choice:
     """Network to convert.
 
     Attributes:
-        name: Its name, as `--encoder` takes it.
+        name: Name of the network, as `--encoder` takes it.
         found: All networks of the file.
         project: Project of this network; `FoundNetworks.project` unless it has no role there.
         note: Reason for the choice if it is not the project's usual network.
@@ -134,7 +134,8 @@ def choose_network(
 ) -> Choice:
     """Return the network to convert: `encoder`, the only one, or the project's first role.
 
-    Of a model and its moving average the average is chosen, as in timm and torchvision.
+    If the file has a model and its moving average, the average is chosen, as timm and torchvision
+    do.
 
     Args:
         raw: Contents of the file.
@@ -185,12 +186,12 @@ def choose_network(
 
 
 def _name(network: Network) -> str:
-    """Return the name of a network without a role, as it is printed and `--encoder` takes it."""
+    """Return the name of a network without a role, as messages and `--encoder` have it."""
     return shown(network.prefix.strip("./").replace("/", "."), _MAX_NAME)[1:-1]
 
 
 def _name_of(encoder: str | None, networks: Mapping[str, Network]) -> str | None:
-    """Return the name of the network that `encoder` means: a name, a prefix, or the end of one."""
+    """Return the name of the network that `encoder` names, in full or by the end of a prefix."""
     if encoder is None or encoder in networks:
         return encoder
     fitting = [n for n, each in networks.items() if f".{_name(each)}".endswith(f".{encoder}")]
@@ -266,10 +267,12 @@ def find_networks(
 ) -> dict[str, Network]:
     """Return networks by prefix: wherever both tensors of a scheme's `first` are.
 
-    `known` is the name of an entry → its keys in the file.
+    If several schemes fit a prefix, the first one is used. If an option names a network, only the
+    family of that option is searched.
 
-    If several schemes fit a prefix, the first one is used. If an option names a network, only its
-    family is searched.
+    Args:
+        known: Names of the entries -> keys in the file.
+        requested: Values of the families' options.
     """
     every, found = set(known), dict[str, Network]()
     all_families = families()
@@ -294,7 +297,7 @@ def rule_of(key: Any, project: Project) -> str | None:
 def _roles(
     project: Project, raw: Any, known: Sequence[str], found: Mapping[str, Network]
 ) -> Mapping[str, str] | None:
-    """Return a project's roles and the prefixes of their networks, or None if it does not fit."""
+    """Return a project's roles and the prefixes of their networks, or None if no role fits."""
     for path, value in project.marks.items():
         got = get_nested(raw, path.split("/"))
         if (got is None) if value is ... else (type(got) is not type(value) or got != value):
@@ -326,7 +329,7 @@ def _schemes(network: Network, project: Project) -> list[Scheme]:
 
 
 def _starts(roles: Mapping[str, str], fitting: set[str]) -> dict[str, str]:
-    """Return the roles with "*" resolved; empty if it does not stand for exactly one network."""
+    """Return the roles with "*" resolved, or {} unless it stands for exactly one network."""
     starts = {}
     for role, start in roles.items():
         if start.endswith("*"):
@@ -409,8 +412,8 @@ def _is_equal(value: Any, other: Any) -> bool:
 def _averages(found: Mapping[str, Network], raw: Any) -> list[str]:
     """Return the names of networks that are moving averages of others.
 
-    They are identified by the layout of a known framework, or by a word in their names that not all
-    networks have.
+    An average is identified by the layout of a known framework, or by a word in its name that not
+    all networks have.
     """
     for mark, trained in AVERAGES.items():
         if get_nested(raw, [mark]) is not None and any(

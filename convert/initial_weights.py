@@ -34,7 +34,7 @@ def read_initial_weights(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> InitialWeights:
-    """Read initial weights from a file; of a MoCo checkpoint also head, key encoder and queue.
+    """Read initial weights from a file, with head, key encoder and queue of a MoCo checkpoint.
 
     Args:
         file: Path of a file or folder, name or address that moco/common/pretrained.py downloads, or
@@ -159,11 +159,10 @@ def encoder_spec(architecture: Any) -> Spec:
 def _class_token(raw: Any, found: Recognition, path: Path) -> dict[str, Tensor]:
     """Return the class token and final norm of the chosen network, which detectors drop.
 
-    Several networks of a file may have these names, so they are read only from the dict that
-    contains the chosen one.
+    Several networks of a file may have these names, so only the dict of the chosen network is read.
 
     Raises:
-        UserError: If the file does not have them.
+        UserError: If one of the tensors is missing.
     """
     from convert.read import get_nested, to_tensor
 
@@ -189,7 +188,7 @@ def _can_be_stride2(path: Path, raw: Any) -> bool:
 
 
 def _mechanism_tensors(raw: Any, path: Path) -> dict[str, Tensor]:
-    """Return a mechanism's tensors apart from the backbone of its query encoder.
+    """Return the tensors of a mechanism other than the backbone of the query encoder.
 
     Raises:
         DataError: If values are not finite or the queue pointer is out of range.

@@ -1,4 +1,4 @@
-"""Description of any checkpoint: its contents, its networks, and the command that converts it."""
+"""Description of a checkpoint: contents, networks, and the command that converts them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from moco.common.errors import DataError, UserError, shown
 from moco.common.files import PathLike, named_objects
 from moco.common.unpickler import Inert
 
-# Number of entries of a file that are listed.
+# Limit on the listed entries of a file.
 MAX_ENTRIES = 12
 
 
@@ -47,9 +47,9 @@ def inspect_file(weights: PathLike) -> str:
 def inspected(
     weights: PathLike, find_tasks: Callable[[InputContract], Sequence[str]] | None = None
 ) -> tuple[str, int]:
-    """Describe weights as text, with the exit code of `convert` for them.
+    """Describe weights as text, and return the exit code that `convert` has for them.
 
-    A file that can be read but not converted is described with the reason.
+    For a file that can be read but not converted, the description has the reason.
 
     Args:
         weights: File, folder, name or address.

@@ -1,8 +1,8 @@
 """Metadata that files record about their networks: normalization, strides, stem, heads, name.
 
-It is in the file itself, or in files of the Hugging Face Hub next to it (config.json,
-preprocessor_config.json, processor_config.json, open_clip_config.json). All of it is untrusted: no
-name is imported, and no value chooses a path.
+The metadata is in the file itself, or in files of the Hugging Face Hub next to it (config.json,
+preprocessor_config.json, processor_config.json, open_clip_config.json). It is untrusted: no name is
+imported, and no value chooses a path.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ class CheckpointMetadata:
         arch: Name of the architecture.
         metadata: Facts about the network that no tensor holds, as a family's `recognize` takes
             them.
-        facts: Every fact that the record states, by its own names, for `convert.facts`.
-        kind: Kind of that record, a key of `convert.facts.COMPARED`, or "".
+        facts: Facts that the record states, by the names in the record, for `convert.facts`.
+        kind: Kind of the record, a key of `convert.facts.COMPARED`, or "".
         file: Name of the record, for messages.
         channel_order: "RGB" or "BGR".
         mean, std: Pixel statistics, 0..255, in the order of `channel_order`.
@@ -192,8 +192,8 @@ def timm_arguments(raw: Mapping[Any, Any]) -> CheckpointMetadata:
 def generic_record(raw: Mapping[Any, Any]) -> CheckpointMetadata:
     """Read the metadata of an unknown project's file in the formats of known frameworks.
 
-    These are mmcv's `meta.config`, and `args` with a mean and a standard deviation as in timm, for
-    pixels 0..1 or 0..255.
+    The formats are mmcv's `meta.config`, and timm's `args` with a mean and a standard deviation,
+    for pixels 0..1 or 0..255.
     """
     if any(isinstance(get_nested(raw, ("meta", name)), str) for name in ("config", "cfg")):
         return mm_configuration(raw)
@@ -209,8 +209,8 @@ def generic_record(raw: Mapping[Any, Any]) -> CheckpointMetadata:
 def mm_configuration(raw: Mapping[Any, Any]) -> CheckpointMetadata:
     """Read mmcv's or mmengine's configuration in `meta`: the pixels, and `model.backbone`.
 
-    It is Python source, of which literals and calls of `dict` are read and nothing is executed.
-    Its mean and std are for pixels 0..255 or 0..1.
+    The configuration is Python source, of which literals and calls of `dict` are read and nothing
+    is executed. Mean and std are for pixels 0..255 or 0..1.
     """
     meta = raw.get("meta")
     texts = [meta.get(name) for name in ("config", "cfg")] if isinstance(meta, Mapping) else []
@@ -255,8 +255,8 @@ def _has_pixels(its: Mapping[str, Any]) -> bool:
 def _mm_pixels(key: str, its: Mapping[str, Any]) -> tuple[Triple, Triple, str]:
     """Return mean, std and channel order of one normalization, for pixels 0..255.
 
-    mmengine's data_preprocessor keeps OpenCV's BGR unless it is told otherwise; mmcv's Normalize
-    converts to RGB by default, and torchvision's, for pixels 0..1, gets RGB.
+    By default, mmengine's data_preprocessor keeps OpenCV's BGR, and mmcv's Normalize converts to
+    RGB. torchvision's Normalize, for pixels 0..1, is given RGB.
     """
     told = next((its[name] for name in ("to_rgb", "bgr_to_rgb") if name in its), None)
     is_rgb = key != "data_preprocessor" if told is None else told is True
@@ -268,8 +268,9 @@ def _mm_pixels(key: str, its: Mapping[str, Any]) -> tuple[Triple, Triple, str]:
 def caffe2_record(raw: Mapping[Any, Any]) -> CheckpointMetadata:
     """Determine the convention of the network in a Caffe2 file, and check that biases are zero.
 
-    MSRA's convention applies to MSRA's networks; of others only that of FAIR's X-101-32x8d is
-    documented (detectron2's configs/COCO-InstanceSegmentation/mask_rcnn_X_101_32x8d_FPN_3x.yaml).
+    MSRA's convention applies to MSRA's networks; of other networks only the convention of FAIR's
+    X-101-32x8d is documented (detectron2's
+    configs/COCO-InstanceSegmentation/mask_rcnn_X_101_32x8d_FPN_3x.yaml).
 
     Raises:
         DataError: If it is another ResNeXt, or a bias that the network lacks is not zero.
@@ -308,8 +309,8 @@ def caffe2_record(raw: Mapping[Any, Any]) -> CheckpointMetadata:
 def read_sidecar(weights: Path) -> CheckpointMetadata | None:
     """Read the configuration next to a file, or return None if there is none.
 
-    It is that of transformers (`model_type`), timm (`architecture`) or, for its files, open_clip;
-    others are ignored.
+    Configurations of transformers (`model_type`), timm (`architecture`) and, for files of that
+    name, open_clip are read; others are ignored.
 
     Raises:
         DataError: If it is damaged or values have another type.
@@ -327,7 +328,7 @@ def read_sidecar(weights: Path) -> CheckpointMetadata | None:
             config["architecture"], metadata, **pixels, arguments=arguments, note=note
         )
     if "model_type" in config:
-        # transformers 5 writes both in one, and reads that one first.
+        # transformers 5 writes both to one file, and prefers that file when reading.
         joint = _dict(_read(sidecar(weights, PROCESSOR)), "image_processor")
         if joint:
             return _transformers(config, joint, PROCESSOR)
@@ -353,7 +354,7 @@ _EXPECTED = {str: "a text", float: "0..1", bool: "true or false", int: "an integ
 def _transformers(
     config: Mapping[str, Any], processor: Mapping[str, Any], processor_file: str
 ) -> CheckpointMetadata:
-    """Read transformers' configuration; of a network around one of images that of the latter."""
+    """Read transformers' configuration, or the part about the image network of a larger network."""
     inner = _dict(config, "backbone_config")
     for node, key, usual in ((config, "dilation", False), (inner, "output_stride", 32)):
         if node.get(key, usual) not in (usual, None):
@@ -365,7 +366,7 @@ def _transformers(
     if not isinstance(kind, str):
         raise DataError(f"{CONFIGURATION}: model_type: got {shown(kind)}, expected a text")
     facts = _node(config)
-    # Other kinds may have lists in the same place; they are refused by their type.
+    # Other kinds of networks, which are refused by their type, may have lists in the same place.
     names = USED if is_known(config) else ()
     used = {name: facts[name] for name in names if facts.get(name) is not None}
     for name, value in used.items():
@@ -382,29 +383,29 @@ def _transformers(
 
 
 def is_known(config: Mapping[str, Any]) -> bool:
-    """Return whether a configuration of transformers is that of a network of a family."""
+    """Return whether a configuration of transformers describes a network of a family."""
     kind = _node(config).get("model_type")
     return any(kind in family.model_types for family in families())
 
 
 def _node(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the part of transformers' configuration that describes the network of images."""
+    """Return the part of transformers' configuration that describes the image network."""
     if "vision_config" in config:
         kind = f"{config['model_type']}_vision_model"
         return {"model_type": kind, **_dict(config, "vision_config")}
     nested = (_dict(config, name) for name in _NODES)
     node = next((node for node in nested if "model_type" in node), config)
-    name = node.get("backbone")  # of DETR and others in the same dict, of timm, or of the Hub
+    name = node.get("backbone")  # DETR and others name a network of timm or the Hub here
     if isinstance(name, str) and node.get("model_type") != IN_TIMM:
         return {**_dict(node, "backbone_kwargs"), "backbone": name, "model_type": IN_TIMM}
     return node
 
 
 def check_kind(recorded: CheckpointMetadata, family: Family, where: str) -> None:
-    """Check that a record of transformers is of a kind of network that a family has.
+    """Check that a record of transformers describes a kind of network that a family has.
 
     Raises:
-        DataError: If it is of another kind.
+        DataError: If the record describes another kind.
     """
     kind = recorded.facts.get("model_type", "")
     if kind in ("", IN_TIMM, *family.model_types):
@@ -428,7 +429,7 @@ def _has_type(value: Any, kind: Any) -> bool:
 def _processed(processor: Mapping[str, Any], file: str) -> dict[str, Any]:
     """Return channel order, mean and std for pixels 0..255 of transformers' image processors.
 
-    They compute (pixel * rescale_factor - mean) / std, and leave out the steps that `do_…` says.
+    The processors compute (pixel * rescale_factor - mean) / std; flags `do_…` turn steps off.
     """
     if any(processor.get(name) for name in ("rescale_offset", "offset")):
         raise DataError(f"{file}: pixels with an offset are not supported")
@@ -498,7 +499,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 def _pixels(
     values: Mapping[str, Any], mean: str, std: str, file: str, scale: float = 255
 ) -> dict[str, Any]:
-    """Return mean and std for pixels 0..255 from those for 0..255 / scale; empty if missing."""
+    """Return mean and std for pixels 0..255, given for 0..255 / scale; empty if missing."""
     found = {}
     for field, name in (("mean", mean), ("std", std)):
         three = values.get(name)
@@ -514,11 +515,11 @@ def _pixels(
     return found
 
 
-_ARGUMENTS = "model_kwargs"  # of timm's train.py in `args`, of Lightning's in `hyper_parameters`
+_ARGUMENTS = "model_kwargs"  # in `args` of timm's train.py, in Lightning's `hyper_parameters`
 
 
 def recorded_arguments(raw: Any, sidecar: CheckpointMetadata | None) -> dict[str, dict[str, Any]]:
-    """Return timm's arguments of the networks that `recorded_names` finds, by the same places.
+    """Return the arguments of timm's `create_model` by place, as `recorded_names` returns names.
 
     Raises:
         DataError: If they are damaged.
@@ -530,13 +531,13 @@ def recorded_arguments(raw: Any, sidecar: CheckpointMetadata | None) -> dict[str
         if holder == ("args",) and get_nested(raw, ("args", "bn_eps")) is not None:  # --bn-eps
             arguments |= network_arguments({"bn_eps": get_nested(raw, ("args", "bn_eps"))}, "args")
         found |= {".".join((*holder, key)): arguments for key in _KEYS}
-        if holder == ("args",):  # timm's train.py repeats the name beside them
+        if holder == ("args",):  # timm's train.py repeats the name at the top level
             found |= dict.fromkeys(_KEYS[:2], arguments)
     return {place: arguments for place, arguments in found.items() if arguments}
 
 
 def recorded_names(raw: Any, sidecar: str | None, *, tags: bool = False) -> dict[str, str]:
-    """Return the recorded names of a network by place, lower case, without owner.
+    """Return the recorded names of a network by place, in lower case, without the owner.
 
     Args:
         raw: Contents of the file.

@@ -75,7 +75,7 @@ class Project:
             first role is the one that the project itself transfers. Of several sets the first whose
             networks are all in the file is used, else the first with any of them.
         marks: Paths ("a/b") to plain values that identify the file: a value, ... for any value, or
-            None for a missing one.
+            None for no value.
         has: Required prefixes of keys in the dict of a role's network; of several separated by
             spaces, one is enough.
         order: Keys of the default network in the order of the file. Converters from other
@@ -90,7 +90,7 @@ class Project:
             `recognize` takes.
         recorded: Function that reads the metadata of a file, see convert/metadata.py.
         note: Note for every conversion from this source.
-        any_network: True if its files hold networks of many origins, told apart only by name.
+        any_network: True if the files hold networks of many origins, distinguished only by name.
     """
 
     name: str

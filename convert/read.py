@@ -55,12 +55,12 @@ MAX_ENTRIES = 1_000_000
 def read_file(path: PathLike, objects: set[str] | None = None) -> Any:
     """Read weights in torch's formats, pickle or safetensors, without running code in the file.
 
-    An index of sharded weights is read as one network, whose parts are next to it; so is the
-    `.metadata` of torch.distributed.checkpoint.
+    An index of sharded weights and the `.metadata` of torch.distributed.checkpoint are read as one
+    network, whose parts are in the same folder.
 
     Args:
-        path: File of weights, or file that names those next to it.
-        objects: Set to which the names of classes are added whose objects are inert in the result
+        path: File of weights, or index of the files of weights next to it.
+        objects: Set to which the names of the classes of objects are added that were not loaded
             (moco/common/unpickler.py).
 
     Raises:
@@ -92,7 +92,7 @@ def _read_one(path: PathLike, objects: set[str]) -> Any:
 
 
 def _join(path: Path, parts: Mapping[str, str], objects: set[str]) -> dict[str, Any]:
-    """Read all parts of a sharded network and return its tensors by name."""
+    """Read all parts of a sharded network and return the tensors by name."""
     tensors: dict[str, Any] = {}
     for name in sorted({*parts.values()}):
         file = path.with_name(name)
@@ -111,7 +111,7 @@ def _join(path: Path, parts: Mapping[str, str], objects: set[str]) -> dict[str, 
 
 
 def object_messages(objects: Collection[str]) -> tuple[list[str], list[str]]:
-    """Return notes and warnings about the names of objects that `read_file` collects."""
+    """Return notes and warnings about the objects whose names `read_file` collected."""
     harmful = harmful_objects(objects)
     notes = [f"objects that were not loaded: {named_objects(objects, 20)}"]
     warnings = [
@@ -122,12 +122,12 @@ def object_messages(objects: Collection[str]) -> tuple[list[str], list[str]]:
 
 
 def is_converted(raw: Any) -> bool:
-    """Return whether these are contents of a file that convert_to_d2.py wrote."""
+    """Return whether the contents are those of a file that convert_to_d2.py wrote."""
     return isinstance(raw, dict) and {"model", "__author__", "contract"} <= set(raw)
 
 
 def to_tensor(key: str, value: Any, where: str) -> Tensor:
-    """Convert a value of a file to a contiguous CPU tensor with its own storage.
+    """Convert a value of a file to a contiguous CPU tensor with a storage of its own.
 
     Raises:
         DataError: If it is not a dense tensor; the message has the key.
@@ -150,13 +150,13 @@ def to_tensor(key: str, value: Any, where: str) -> Tensor:
         raise DataError(f"{where}: {shown(key)} has more elements than the file holds for it")
     value = value.detach().contiguous()
     if value.untyped_storage().nbytes() > value.numel() * value.element_size():
-        # A view would save its whole storage.
+        # Saving a view would write the whole storage.
         value = value.clone()
     return value
 
 
 def describe(raw: Any) -> str:
-    """Describe the first keys of a checkpoint, for the message about an unknown file."""
+    """Describe the first keys of a checkpoint, for messages about unknown files."""
     if isinstance(raw, Inert):
         return f"the file holds an object, made by {named_objects([raw.name])}"
     if not isinstance(raw, Mapping):
@@ -190,8 +190,8 @@ class Entry(NamedTuple):
 
     Attributes:
         name: Keys of the dicts that contain it, joined by "/", without wrappers of training:
-            "state_dict/encoder_q.conv1.weight". A "/" in a key becomes ":". It is "" inside a list,
-            or if a key is not a string.
+            "state_dict/encoder_q.conv1.weight". A "/" in a key becomes ":". The name is "" inside a
+            list, or if a key is not a string.
         keys: The keys as they are in the file.
         value: Tensor, array, object, or plain value.
     """
@@ -204,15 +204,14 @@ class Entry(NamedTuple):
 def flatten(raw: Any, where: str) -> list[Entry]:
     """Return every value of nested dicts and lists, in the order of the file.
 
-    An inert object is one value, because networks are never inside it; so is a list of plain
-    values, and an empty dict or list.
+    An object that was not loaded, a list of plain values, and an empty dict or list are one value
+    each, because none contains a network.
 
     Raises:
         DataError: If there are more than `MAX_ENTRIES` values, as in a file made to exhaust memory.
     """
     entries: list[Entry] = []
-    # Dicts of a hostile file may contain themselves, or each other so often that there are too many
-    # paths.
+    # Dicts of a hostile file may contain themselves, or each other on too many paths.
     seen: set[int] = set()
     stack: list[tuple[str, tuple[Any, ...], Any]] = [("", (), raw)]
     while stack:
@@ -221,7 +220,7 @@ def flatten(raw: Any, where: str) -> list[Entry]:
             entries.append(Entry(name, keys, value))
             continue
         if isinstance(value, Mapping) and len(keys) <= MAX_DEPTH and bool(name) == bool(keys):
-            # Visit it every time it occurs, because a network may be saved under two keys.
+            # Visited at each occurrence, because a network may be saved under two keys.
             start = f"{name}/" if keys else ""
             inside = [
                 (start + short if (short := strip_wrappers(key)) else "", (*keys, key), item)
@@ -329,8 +328,8 @@ def _refuse_tensorflow(path: PathLike) -> None:
         )
 
 
-# Files that hold the network of a folder, the first one that exists. Lightning's ModelCheckpoint
-# writes the last of them; accelerate/utils/fsdp_utils.py, save_fsdp_model, those in between.
+# Files that hold the network of a folder, in order of preference. Lightning's ModelCheckpoint
+# writes the last two, save_fsdp_model in accelerate/utils/fsdp_utils.py the three before.
 FILES = (
     *HUB_FILES,
     METADATA,
@@ -354,7 +353,7 @@ def find_file(weights: PathLike) -> LocalWeights:
 
 
 def source_file(path: Path) -> Path:
-    """Return the path itself, or for a folder the file that holds its network.
+    """Return the path of a file, or for a folder the path of the file that holds the network.
 
     Raises:
         DataError: If the folder has no weights, several networks, or only parts of one.
@@ -393,8 +392,8 @@ def _first(paths: list[Path]) -> str:
 def _deepspeed(folder: Path) -> Path | None:
     """Return the file of a network that DeepSpeed saved in a folder, or None.
 
-    It has a folder for each step, of which `latest` has the name. With ZeRO-3 and tensor
-    parallelism the network is in shards, which DeepSpeed's own program joins.
+    DeepSpeed writes a folder for each step, and the name of the last one to `latest`. With ZeRO-3
+    and tensor parallelism the network is in shards, which DeepSpeed's own program joins.
 
     Raises:
         DataError: If the network is in shards.
@@ -418,9 +417,9 @@ def _deepspeed(folder: Path) -> Path | None:
 
 
 def digests(path: Path) -> tuple[str, dict[str, str]]:
-    """Return the SHA-256 of a file, and of a checkpoint in several files those of all by name.
+    """Return the SHA-256 of a checkpoint, and of each file by name if there are several.
 
-    The first is then that of the output of `sha256sum` for them.
+    Of several files, the first value is the SHA-256 of the output of `sha256sum` for them.
     """
     if not (files := files_of(path)):
         return sha256_file(path), {}

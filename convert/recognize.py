@@ -1,4 +1,4 @@
-"""Recognition: from an opened file to the backbone of a network and its input contract."""
+"""Recognition of the backbone and its input contract in an opened file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Recognition:
-    """Backbone of a recognized checkpoint and metadata of its file.
+    """Backbone of a recognized checkpoint, and metadata of the file.
 
     Attributes:
         contract: Input contract.
@@ -55,12 +55,12 @@ class Recognition:
         original: Tensors and architecture before requested changes, or None for converted files.
         epoch: Number of epochs finished, or None.
         keys: Keys of the nested dicts that contain the network, outermost first.
-        unclear_names: Names to compare with timm's networks, by where they are recorded.
-        arguments: Arguments with which timm built them, by the same places.
+        unclear_names: Names whose networks in timm have to be compared, by the place of the record.
+        arguments: Arguments with which timm built these networks, by the same places.
         reference: Description of the network that the features are compared with.
         assumed: Properties that neither tensors nor a name determine, as text, or "".
-        assumed_pixels: The part of it about the pixels.
-        configuration: What transformers' configuration says of the network, or nothing.
+        assumed_pixels: Part of `assumed` about the pixels.
+        configuration: Facts of transformers' configuration about the network; empty without one.
         head: Description of the head.
         notes, warnings: Messages for the report.
     """
@@ -131,7 +131,7 @@ def recognize(
         overrides: Options that take precedence over the file and its project.
         sha256: SHA-256 of the file.
         read_config: Function that reads the configuration next to the file.
-        parts: SHA-256 of each of its files, if there are several.
+        parts: SHA-256 of each file by name, if the checkpoint consists of several.
 
     Raises:
         DataError: If no network is known, or keys, shapes or metadata disagree.
@@ -295,7 +295,7 @@ def from_contract(
 def _named_pixels(
     scheme: Scheme, names: Collection[str], notes: list[str]
 ) -> tuple[Triple | None, Triple | None]:
-    """Return the mean and std of a scheme, or those of a word in the file's names with a note."""
+    """Return mean and std of a scheme, or of a word in the file's names, with a note."""
     for word, (mean, std) in scheme.named_pixels.items():
         if any(word in name.rpartition("/")[2].lower() for name in names):
             notes.append(f"mean and std are those of {word}, which is in the file's name")
@@ -397,7 +397,7 @@ def _recorded(
 
 
 def _reference(family: Family, *, has_reference_names: bool) -> str:
-    """Describe the network that the features are compared with, and how it was filled."""
+    """Describe the network that the features are compared with, and the names that filled it."""
     names = "their own names" if has_reference_names else "this project's map of names"
     return f"{family.owner}, filled by {names}"
 
@@ -410,12 +410,12 @@ def _assumed(
     unknown_pixels: str,
     twins: str,
 ) -> str:
-    """Describe what a file of unknown origin does not determine and the verification assumes."""
+    """List properties that a file of unknown origin leaves open and verification assumes."""
     project, family = choice.project, choice.network.family
     if not (project.is_unknown or project.any_network):
         return ""
     named_so = any(word in name for name in names.values() for word in family.words)
-    # A scheme of a single project's code has an epsilon, and leaves nothing else open.
+    # A scheme with an epsilon is that of a single project, whose code determines the rest.
     of_code = "layer_norm_eps" in choice.network.scheme.metadata
     known = named_so or of_code or "hidden_act" in hints.metadata
     parts = [] if known or not family.assumes else [family.assumes]

@@ -1,4 +1,4 @@
-"""Human-readable report of a conversion, ending with the next command to run."""
+"""Report of a conversion, and the rows that the description of a file has as well."""
 
 from __future__ import annotations
 
@@ -94,12 +94,12 @@ def contract_rows(
 
 
 def assumed_rows(assumed: str) -> list[tuple[str, str]]:
-    """Return the row about what neither file nor features determine, if there is any."""
+    """Return the row about properties that neither file nor features determine, if any."""
     return [("assumed", assumed)] if assumed else []
 
 
 def lines(rows: Iterable[tuple[str, str]]) -> str:
-    """Format rows of a report as aligned lines; names in them cannot control the terminal."""
+    """Format rows of a report as aligned lines, without control characters."""
     return "\n".join(printable(f"{name:14}{text}") for name, text in rows)
 
 

@@ -1,7 +1,12 @@
-"""Comparison of a conversion with the module that was handed over, by running that module.
+"""Comparison of a conversion with a module of the source, by running that module.
 
-A file determines tensors; a module determines the whole network: heads, activations, strides, the
-order of the channels. Code after the last compared map is not seen.
+The module is the one that was passed to the converter, or the class of transformers that a folder's
+configuration names. A file determines tensors; a module determines the whole network: heads,
+activations, strides, the order of the channels. Code after the last compared map is not compared.
+
+transformers' own loader fills the class with the tensors of the file. The configuration is reduced
+to the facts that were compared with the tensors: no attribute names files, code or a kernel, or
+asks for memory.
 
 Shapes: C channels, H W pixels, n tokens.
 """
@@ -31,7 +36,7 @@ from convert.recognize import Recognition
 from moco.common.errors import DataError, UserError, shown
 from moco.modeling.soundness import fixed_image
 
-# Of the input of the first convolution, relative to its largest value.
+# Tolerance of the input of the first convolution, relative to the largest value.
 _AFFINE_TOLERANCE = 1e-4
 
 
@@ -52,7 +57,7 @@ class ModuleCheck:
 
 @dataclasses.dataclass
 class _Run:
-    """Input of the first convolution in one run of a module, and a sum of each output."""
+    """Input of the first convolution in a run of a module, and the sum of each output."""
 
     first_input: Tensor | None = None
     sums: list[tuple[str, float]] = dataclasses.field(default_factory=list)
@@ -63,9 +68,9 @@ def check_module(
 ) -> ModuleCheck:
     """Run a module on one image and compare its maps with those of the recognized network.
 
-    The smallest submodule with all tensors of the network is run in eval mode, in float32 on the
-    CPU, twice; one of its parents if it takes no image. Flags, buffers and random states of the
-    module are as before afterwards.
+    The smallest submodule with all tensors of the network, or a parent if the submodule takes no
+    image, is run twice, in eval mode and in float32 on the CPU. Flags, buffers and random states
+    of the module are restored.
 
     Args:
         module: Module whose state dict was recognized.
@@ -77,7 +82,7 @@ def check_module(
         The modules that gave the maps, or the reason why the module could not be run.
 
     Raises:
-        DataError: If a map is not among the outputs of its modules, or its first convolution gets
+        DataError: If a map is not among the outputs of the modules, or the first convolution gets
             another image.
         UserError: If the module normalizes its images, and an option says otherwise.
     """
@@ -130,10 +135,10 @@ def _not_verified(reason: str) -> ModuleCheck:
 def _candidates(
     module: nn.Module, found: Recognition, state: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the smallest submodule that has the tensors of a network, then its parents."""
+    """Yield the smallest submodule that has the tensors of a network, then the parents."""
     every = module.state_dict().keys()
     names = {name for key in state for name in found.named(key).split(" + ") if name in every}
-    # A file may have the names of another version of the module, of which few are the module's.
+    # A file may have the names of another version of the module, few of which the module has.
     paths = [name.split(".")[:-1] for name in names if 2 * len(names) > len(state)] or [[]]
     common = [
         parts[0]
@@ -157,7 +162,7 @@ def _usual_size(family: Any, architecture: Any) -> tuple[int, int]:
 
 
 def _sizes(family: Any, architecture: Any, module: Any) -> list[tuple[int, int]]:
-    """Return sizes of images to try: the usual one, then what the module says of itself."""
+    """Return the sizes of images to try: the usual one, then sizes that the module declares."""
     declared = [
         getattr(getattr(module, "patch_embed", None), "img_size", None),
         getattr(getattr(module, "config", None), "image_size", None),
@@ -174,9 +179,9 @@ def _sizes(family: Any, architecture: Any, module: Any) -> list[tuple[int, int]]
 
 @contextmanager
 def _runnable(part: nn.Module) -> Iterator[nn.Module | str]:
-    """Give a module in eval mode, in float32 on the CPU, or the reason why there is none.
+    """Provide a module in eval mode and in float32 on the CPU, or the reason why it cannot be run.
 
-    It is a copy unless the module is such a one. What a run changes is restored.
+    A module of another type or device is copied. Changes by a run are restored.
     """
     modules = list(part.modules())
     tensors = [*part.parameters(), *part.buffers()]
@@ -211,9 +216,9 @@ def _runnable(part: nn.Module) -> Iterator[nn.Module | str]:
 def _run(
     part: nn.Module, image: Tensor, look: Callable[[str, Tensor], None] = lambda name, value: None
 ) -> tuple[_Run | None, str]:
-    """Run a module on an image, and show `look` each output as it is made, by module.
+    """Run a module on an image, and call `look` with each output and the name of its module.
 
-    Later operations may change an output in place.
+    `look` is called at once, because later operations may change an output in place.
     """
     run, handles = _Run(), []
 
@@ -263,7 +268,7 @@ def _tensors(output: Any, depth: int = 3) -> Iterator[Tensor]:
 def _expected(
     found: Recognition, architecture: Any, state: Mapping[str, Tensor], image: Tensor
 ) -> dict[str, Tensor]:
-    """Return the maps of the recognized network as the source has it, (H W, C) by feature."""
+    """Return the maps of the recognized network with the source's tokens, (H W, C) by feature."""
     family = found.contract.family
     _, maps = family.source_features(architecture, state, found.tokens, image)
     if not (family.tokens or family.is_windowed):
@@ -276,7 +281,7 @@ def _expected(
             for name, value in maps.items()}  # fmt: skip
 
 
-_ANY = " (its tokens in another order)"  # e.g. Hiera's, by their windows
+_ANY = " (its tokens in another order)"  # e.g. Hiera's tokens, which are sorted by windows
 
 
 class _Comparison:
@@ -291,7 +296,7 @@ class _Comparison:
         self.nearest: dict[str, tuple[float, str]] = {}
 
     def look(self, name: str, output: Tensor) -> None:
-        """Compare an output: in NCHW, in NHWC, or as tokens after others, in any order."""
+        """Compare an output in NCHW or NHWC, or tokens after other tokens, in any order."""
         for feature, expected in self.maps.items():
             for value in _as_tokens(output, *expected.shape):
                 scale = max(1.0, float(expected.abs().max()))
@@ -319,7 +324,7 @@ class _Comparison:
                 )
 
     def text(self, label: str, pixels: Pixels | None) -> str:
-        """Return the modules that gave the maps, and what they do to their image, as text."""
+        """Describe the modules that gave the maps, and changes of the image inside them."""
         largest = max(difference for difference, _ in self.nearest.values())
         pairs = ", ".join(f"{feature} by {self.nearest[feature][1]}" for feature in self.maps)
         inside = (
@@ -337,7 +342,7 @@ def _sorted(tokens: Tensor) -> Tensor:
 
 
 def _as_tokens(output: Tensor, count: int, channels: int) -> Iterator[Tensor]:
-    """Yield the readings of an output as `count` tokens of `channels` channels."""
+    """Yield the interpretations of an output as `count` tokens of `channels` channels."""
     if output.dim() == 4 and len(output) == 1:
         if output.shape[1] == channels and output[0, 0].numel() == count:
             yield output[0].flatten(1).T
@@ -350,10 +355,11 @@ def _as_tokens(output: Tensor, count: int, channels: int) -> Iterator[Tensor]:
 
 
 def _input_pixels(image: Tensor, got: Any, where: str) -> Pixels | None:
-    """Return what a module does to its image before the first convolution, None for nothing.
+    """Return the normalization that a module applies before the first convolution, or None.
 
     Raises:
-        DataError: If it is more than a permutation of the channels and a normalization.
+        DataError: If the image is changed otherwise than by a permutation and a normalization of
+            the channels.
     """
     if got.shape != image.shape:
         raise DataError(
@@ -387,7 +393,7 @@ def _input_pixels(image: Tensor, got: Any, where: str) -> Pixels | None:
 
 
 def _root_pixels(module: nn.Module, image: Tensor, where: str) -> Pixels | None:
-    """Return what the whole module does to an image before the first convolution, if it takes one.
+    """Return the normalization that the whole module applies, or None if it takes no image.
 
     Raises:
         DataError: As `_input_pixels`.
@@ -408,7 +414,7 @@ def _fit_line(x: Tensor, y: Tensor) -> tuple[float, float, float]:
 
 
 def with_pixels(contract: InputContract, inside: Pixels | None) -> InputContract:
-    """Return a contract with the normalization and order of channels inside the module, if any."""
+    """Return the contract with the normalization and channel order inside the module, if any."""
     if inside is None:
         return contract
     pixels = inside
@@ -437,7 +443,7 @@ def _check_options(pixels: Pixels | None, overrides: Overrides, where: str) -> N
             )
 
 
-# A verdict must not depend on the machine, so the limit is none of seconds. ViT-L has 304 million.
+# No limit of seconds, because a verdict must not depend on the machine. ViT-L has 304 million.
 MAX_PARAMETERS = 350_000_000
 # Tensors of parts after the blocks, which a file may lack.
 _LATER = re.compile(
@@ -448,7 +454,7 @@ _LATER = re.compile(
 def check_source(
     module: nn.Module | None, raw: Any, found: Recognition, overrides: Overrides, where: str
 ) -> tuple[Recognition, ModuleCheck | None]:
-    """Compare a network with the thing itself: the module that was handed over, or transformers'.
+    """Compare a network with the module that was passed, or with the class of transformers.
 
     Args:
         module: Module whose tensors were recognized, or None for a file.
@@ -458,8 +464,8 @@ def check_source(
         where: Name of the file or the module, for messages.
 
     Returns:
-        The network, without what is no longer assumed, and the result; None for a file without a
-        configuration of transformers.
+        The network, without properties that the module confirms in `assumed`, and the result, or
+        None for a file without a configuration of transformers.
 
     Raises:
         DataError, UserError: See `check_module`.
@@ -473,14 +479,14 @@ def check_source(
             return found, ModuleCheck(text, verified=False)
         module, where = made, f"{where}: transformers' {type(made).__name__}"
     check = check_module(module, found, overrides, where)
-    if check.verified:  # it determines everything but its pixels
+    if check.verified:  # a module determines everything but the pixels
         pixels = "" if check.pixels else found.assumed_pixels
         found = dataclasses.replace(found, assumed=pixels, assumed_pixels=pixels)
     return found, check
 
 
 def _load_by_transformers(raw: Any, found: Recognition, where: str) -> nn.Module | str:
-    """Return the network that transformers makes of a file, or why it makes none."""
+    """Return the network that transformers loads from a file, or the reason why it does not."""
     if not importlib.util.find_spec("transformers"):
         return "transformers is not installed"
     parameters = sum(value.numel() for value in found.source_network()[0].values())
@@ -491,7 +497,7 @@ def _load_by_transformers(raw: Any, found: Recognition, where: str) -> nn.Module
     inside = {entry.name.rpartition("/")[2]: entry.value for entry in entries
               if entry.keys[:-1] == found.keys}  # fmt: skip
     kind = found.configuration["model_type"]
-    # Others, such as the width of a pooler, could ask for any amount of memory.
+    # Other facts, such as the width of a pooler, could ask for any amount of memory.
     own = known_facts(TRANSFORMERS, found.contract.family.name, kind)
     facts = {name: value for name, value in found.configuration.items()
              if own.get(name, ANY) is not ANY and value is not None}  # fmt: skip
@@ -525,7 +531,7 @@ def _fill_class(
                 module: nn.Module = net.eval()
                 return module
         return f"its {kind} lacks {len(lost)} of the tensors, such as {min(lost)}"
-    except Exception as error:  # whatever a class raises for a record that it does not take
+    except Exception as error:  # classes raise any exception for an invalid configuration
         return f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
     finally:
         logging.set_verbosity(verbosity)

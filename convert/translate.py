@@ -1,4 +1,9 @@
-"""Conversion in memory: from an opened file to checked tensors and their input contract."""
+"""Conversion in memory: from an opened file to checked tensors and their input contract.
+
+A network that no family has is read as a network of timm. timm's own loader renames the tensors of
+many projects; tensors of other projects have timm's shapes in order. A network of torchvision is
+compared with torchvision's own, which is run.
+"""
 
 from __future__ import annotations
 
@@ -54,8 +59,8 @@ from moco.common.unpickler import Inert
 # Start of the SHA-256 of torchvision's V2 weights, as in resnet50-11ad3fa6.pth. Tensors of V1 and
 # V2 have the same names and shapes, so only the hash tells them apart.
 TORCHVISION_V2 = "11ad3fa6"
-# Types of networks in transformers' configurations -> timm's names of the same networks. No
-# converter of timm takes the names of their tensors in transformers.
+# Types of networks in transformers' configurations -> timm's names of the same networks. timm has
+# no converter for transformers' names of the tensors.
 TYPES_IN_TIMM = {
     **{"aimv2": "aimv2_*", "aimv2_vision_model": "aimv2_*", "beit": "beit*", "bit": "resnetv2_*"},
     **{"deit": "deit_*distilled*", "efficientformer": "efficientformer_*"},
@@ -74,14 +79,14 @@ def translate(
     objects: Collection[str] = (),
     hashes: tuple[str, dict[str, str]] | None = None,
 ) -> Recognition:
-    """Recognize a checkpoint, map it to Detectron2's names with a contract, and check every tensor.
+    """Recognize a checkpoint, and check all tensors in Detectron2's names against the contract.
 
     Args:
         src: File, for its SHA-256 and for messages.
         raw: Contents of `src` as `read_file` returned them; a converted file keeps its contract.
         overrides: Options that take precedence over the file and its project.
         objects: Names of objects that `read_file` collected.
-        hashes: Result of `convert.read.digests`, if it is known already.
+        hashes: Result of `convert.read.digests`, if already known.
 
     Raises:
         UserError: If an option is needed or does not fit.
@@ -102,13 +107,13 @@ def translate(
 
 
 def _translate_as_timm(src: Path, raw: Any, overrides: Overrides, *details: Any) -> Recognition:
-    """Convert a file as the network of timm that an option or its record names.
+    """Translate a file as the timm network that an option or the file names.
 
-    Arguments with which that was built are the file's, unless they are given.
+    Arguments of `timm.create_model` are those that the file records, unless an option gives others.
 
     Raises:
-        UserError: If neither names one.
-        DataError: If it is not that network.
+        UserError: If neither option nor file names a network of timm.
+        DataError: If the file has another network.
     """
     where, options = str(src), dict(overrides.options)
     sidecar = read_sidecar(src)
@@ -166,7 +171,7 @@ def _translate_as_timm(src: Path, raw: Any, overrides: Overrides, *details: Any)
 
 
 def _network_note(name: str) -> str:
-    """Describe that timm's own network is the backbone, and what differs from another family's."""
+    """Return the note that timm's own network is the backbone, instead of another family's."""
     note = "the backbone is timm's own network, every block as timm computes it"
     plain = [f.name for f in families() if f.name != TIMM and is_plain(name, f)]
     windows = "without ViTDet's windows, " if plain == ["vit"] else ""
@@ -176,11 +181,18 @@ def _network_note(name: str) -> str:
 def _fall_back_to_timm(
     error: DataError, src: Path, raw: Any, overrides: Overrides, *details: Any
 ) -> Recognition:
-    """Convert a network that no other family has, because of `error`, as timm's of its name.
+    """Fall back to the timm network that the file names.
+
+    Args:
+        error: Reason why no family has the network.
+        src: File, for messages and the record next to it.
+        raw: Contents of the file.
+        overrides: Options of the conversion.
+        details: Further arguments of `_translate`.
 
     Raises:
-        DataError: The error, with the reason why timm's network does not do or, if the file names
-            none, with the names of timm's networks that have its tensors.
+        DataError: `error` with the reason why timm's network does not fit or, if the file names
+            none, with the names of timm's networks that have these tensors.
     """
     where = str(src)
     if isinstance(error, OtherNetworkError) and (text := describe_mistaken_file(raw)):
@@ -232,10 +244,10 @@ def _translate_torchvision(
     overrides: Overrides,
     *rest: Any,
 ) -> Recognition:
-    """Convert a network of torchvision as the one of timm that has its maps.
+    """Translate a network of torchvision as the network of timm with the same maps.
 
     Raises:
-        DataError: If none has them.
+        DataError: If timm has no such network.
     """
     for candidate in alike.candidates:
         names = alike.map_names(candidate)
@@ -337,8 +349,8 @@ class TorchvisionNetwork:
     Attributes:
         name: Name of torchvision's network.
         prefix: Prefix of the tensors in the flattened file.
-        candidates: Networks of timm that may have its maps, see `Index.torchvision`, possibly with
-            an argument, e.g. "efficientnet_b5:bn_eps=0.001".
+        candidates: Networks of timm that may have the same maps, see `Index.torchvision`, possibly
+            with an argument, e.g. "efficientnet_b5:bn_eps=0.001".
     """
 
     name: str
@@ -360,7 +372,7 @@ class TorchvisionNetwork:
         return Pixels(scale_to_255(transform.mean), scale_to_255(transform.std), "RGB")
 
     def map_names(self, candidate: str) -> dict[str, str]:
-        """Return the map from its names of tensors to those of one of the candidates."""
+        """Map the names of tensors to those of one of the candidates."""
         try:
             with torch.device("meta"):
                 own = without_counters(self.build().state_dict())
@@ -379,10 +391,10 @@ class TorchvisionNetwork:
     def renamed(
         self, raw: Any, entries: Sequence[Entry], names: Mapping[str, str], where: str
     ) -> Any:
-        """Return the contents of the file with timm's names of this network's tensors.
+        """Return the contents of the file, with timm's names for the tensors of this network.
 
         Raises:
-            DataError: If one of them is not a dense tensor.
+            DataError: If a value is not a dense tensor.
         """
         path: list[Any] = []
         changed: dict[Any, tuple[str, Any]] = {}
@@ -399,24 +411,24 @@ class TorchvisionNetwork:
         names: Mapping[str, str],
         where: str,
     ) -> str:
-        """Compare the maps of one of the candidates with those of torchvision's own network.
+        """Compare the maps of a candidate with those of torchvision's own network.
 
         Args:
             found: This network, recognized as the candidate.
             entries: All values of the file.
-            names: Names of its tensors -> the candidate's.
+            names: Names of the tensors in torchvision -> names in the candidate.
             where: Name of the file, for messages.
 
         Returns:
-            The modules of torchvision's network that gave the maps, as text.
+            Description of the modules of torchvision's network that gave the maps.
 
         Raises:
-            DataError: If it has other maps.
+            DataError: If torchvision's network has other maps.
         """
         net = self.build()
         own = net.state_dict()
         values = {self._short(entry): entry for entry in entries}
-        own.update(  # its version is in this dict
+        own.update(  # the dict has the version of the modules, too
             {
                 name: to_tensor(name, values[name].value, where).to(own[name].dtype)
                 for name in names
@@ -430,7 +442,7 @@ class TorchvisionNetwork:
         return check.text
 
     def named(self, found: Recognition, names: Mapping[str, str]) -> Recognition:
-        """Return the network with the names of its tensors in the file, for messages."""
+        """Return the network with the names of tensors in the file, for messages."""
         return _named(found, names, self.prefix.rpartition("/")[2])
 
     def _short(self, entry: Entry) -> str:
@@ -452,12 +464,12 @@ def _renamed(raw: Any, path: Sequence[Any], changed: Mapping[Any, tuple[str, Any
 
 @dataclasses.dataclass(frozen=True)
 class Renamed:
-    """File whose network has timm's names of tensors.
+    """File in which the tensors of a network were renamed to timm's names.
 
     Attributes:
-        raw: Its contents.
-        note: How the tensors got these names, as text.
-        is_assumed: True if only the shapes say so.
+        raw: Contents of the file.
+        note: Note on the origin of the names.
+        is_assumed: True if only the shapes of the tensors justify the names.
     """
 
     raw: Any
@@ -468,7 +480,7 @@ class Renamed:
 def rename_to_timm(
     entries: Sequence[Entry], raw: Any, name: str, arguments: str, where: str
 ) -> Renamed | None:
-    """Return a file with the tensors of a network of timm under other names, or None.
+    """Rename the tensors of a network of timm that has other names in a file.
 
     Args:
         entries: All values of the file.
@@ -476,6 +488,9 @@ def rename_to_timm(
         name: timm's name of the network.
         arguments: Arguments of `timm.create_model` as text.
         where: Name of the file, for messages.
+
+    Returns:
+        The file with timm's names, or None if no network in it fits.
 
     Raises:
         DataError: If a tensor is not dense, or the names are those of code with another padding.
@@ -508,7 +523,7 @@ def rename_to_timm(
 
 
 def _by_order(tensors: Mapping[str, Tensor], usual: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return timm's names of tensors that have its shapes in order, but for a classifier; or {}."""
+    """Return timm's names of tensors with timm's shapes in order, classifiers apart, or {}."""
     if len(usual) - len(tensors) not in (0, 2) or tensors.keys() <= usual.keys():
         return {}
     pairs = zip(tensors.items(), usual.items(), strict=False)  # a classifier may be missing
@@ -521,7 +536,7 @@ def _by_order(tensors: Mapping[str, Tensor], usual: Mapping[str, Tensor]) -> dic
 
 
 def _replaced(raw: Any, path: Sequence[Any], prefix: str, tensors: Mapping[str, Tensor]) -> Any:
-    """Return the contents of a file with other tensors in place of those that have a prefix."""
+    """Replace the tensors under a prefix in the contents of a file."""
     if path:
         return {**raw, path[0]: _replaced(raw[path[0]], path[1:], prefix, tensors)}
     kept = {k: v for k, v in raw.items() if not str(k).startswith(prefix) or not is_array(v)}
@@ -529,10 +544,10 @@ def _replaced(raw: Any, path: Sequence[Any], prefix: str, tensors: Mapping[str, 
 
 
 def find_torchvision_network(entries: Sequence[Entry], where: str) -> TorchvisionNetwork | None:
-    """Return the network of torchvision in a file, or None if there is none.
+    """Return the network of torchvision in a file, or None.
 
     Raises:
-        DataError: If there are several.
+        DataError: If the file has several.
     """
     its, found = index(), []
     shapes = {e.name: tuple(e.value.shape) for e in entries if e.name and is_array(e.value)}
@@ -551,7 +566,7 @@ def find_torchvision_network(entries: Sequence[Entry], where: str) -> Torchvisio
 
 # torch.optim.Optimizer.state_dict.
 _OPTIMIZER = {"state", "param_groups"}
-# Names of tensors -> what they are, with "{}" for the first of them, and what to do.
+# Names of tensors -> description, with "{}" for the first name, and remedy.
 _TENSORS = (
     # peft, tuners/lora/layer.py; kohya's and diffusers' older files.
     (
@@ -579,13 +594,13 @@ _TENSORS = (
 
 
 def describe_mistaken_file(raw: Any) -> str:
-    """Describe a file that holds something else than a network's weights, and the way out.
+    """Describe a file that holds something else than the weights of a network, with a remedy.
 
     Args:
-        raw: Contents of a file that is refused.
+        raw: Contents of a refused file.
 
     Returns:
-        The text of a message, or "" if the file is none of these.
+        The text of a message, or "" for other files.
     """
     if isinstance(raw, Mapping) and not isinstance(raw, Inert) and set(raw) == _OPTIMIZER:
         return (
@@ -604,7 +619,7 @@ def _describe_tensors(keys: Collection[str], pattern: re.Pattern[str], text: str
 
 
 def _describe_module(raw: Any) -> str:
-    """Describe a module that was saved as an object, with its class; "" if there is none."""
+    """Describe a module that was saved as an object, with the name of its class, or return ""."""
     holders = {"": raw, **({f" in {shown(k, 30)}": raw[k] for k in raw} if _is_dict(raw) else {})}
     for place, value in holders.items():
         if isinstance(value, Inert) and not is_array(value) and "_modules" in value:

@@ -32,9 +32,9 @@ class Converted:
 
     Attributes:
         model: Tensors by Detectron2's names (`stem.conv1.weight`).
-        contract: Contract of the input.
-        notes: Lines that are shown with results.
-        origin: Those of the notes that tell where the weights are from.
+        contract: Input contract.
+        notes: Lines to show with results.
+        origin: Notes about the origin of the weights, which `notes` has as well.
         path: File that the weights were read from.
     """
 
@@ -93,7 +93,7 @@ def build_backbone(contract: InputContract) -> nn.Module:
 
 
 def filled_backbone(converted: Converted) -> nn.Module:
-    """Build the backbone of converted weights with their tensors, in eval mode."""
+    """Build the backbone of converted weights, filled with the weights and in eval mode."""
     return fill_network(lambda: build_backbone(converted.contract), converted.model)
 
 
@@ -118,7 +118,7 @@ def check_model(
 
     Args:
         model: Tensors by Detectron2's names.
-        contract: Their input contract.
+        contract: Input contract of the tensors.
         where: Name of the file, for messages.
         named: Map from Detectron2's names to those in the file.
 

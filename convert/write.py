@@ -1,4 +1,4 @@
-"""Output formats of a conversion: writing and reading back.
+"""Output formats of a conversion.
 
 | tensor names | .pth | .pkl | .safetensors |
 |---|---|---|---|
@@ -38,7 +38,7 @@ def write(path: Path, converted: Converted, to: str) -> None:
 
     Args:
         path: Output file.
-        converted: Tensors and their contract.
+        converted: Tensors and input contract.
         to: Naming scheme, "detectron2" or "torchvision".
 
     Raises:
@@ -73,11 +73,11 @@ def write(path: Path, converted: Converted, to: str) -> None:
 
 
 def read_back(path: Path, contract: InputContract, to: str) -> Converted:
-    """Read the output of `write`, in Detectron2's names.
+    """Read the output of `write` back, in Detectron2's names.
 
     Args:
         path: File to read.
-        contract: Contract of files in torchvision's names, which do not hold one.
+        contract: Input contract, which files in torchvision's names do not hold.
         to: Naming scheme, "detectron2" or "torchvision".
 
     Raises:

@@ -1,4 +1,4 @@
-"""Interface of a backbone family, and the registry of families.
+"""Interface and registry of backbone families.
 
 Sources name tensors in several ways; the converter uses the family's own names internally and
 Detectron2's names in converted files.
@@ -35,12 +35,12 @@ DEFAULT_FAMILY = "resnet"
 PLAIN = "state dict"
 PLAIN_DETECTRON2 = "Detectron2's names"
 HUGGING_FACE = "huggingface/transformers"
-TIMM = "timm"  # the family of its networks, whatever they are
+TIMM = "timm"  # the family of all networks of timm
 # Name of the naming scheme that most projects use.
 USUAL = "usual"
 
 _NUMBER = re.compile(r"(\d+)", re.ASCII)
-# "01" would be read as block 1, which the inverse mapping writes as "1".
+# The inverse mapping would write block "01" as "1".
 _INDEX = re.compile(r"0|[1-9]\d{0,3}", re.ASCII)
 _MAX_PIECES = 2 * 6 + 1  # no table has a name with more numbers; bounds time on hostile files
 # Rule -> patterns of Detectron2's names that no source fills. Only a BatchNorm with momentum None
@@ -49,7 +49,7 @@ LEFT_AT_INIT = {"batch counter": "*.num_batches_tracked"}
 
 
 class OtherNetworkError(DataError):
-    """Network in a file that no family has, or with tensors that its family does not have."""
+    """Network of no family, or with tensors that networks of its family do not have."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Architecture(abc.ABC):
 
     @abc.abstractmethod
     def d2_keys(self) -> dict[str, Any]:
-        """Return Detectron2's configuration keys that describe it."""
+        """Return Detectron2's configuration keys that describe the network."""
 
     @abc.abstractmethod
     def details(self) -> str:
@@ -86,9 +86,9 @@ class Architecture(abc.ABC):
 
     @abc.abstractmethod
     def task_key(self) -> tuple[str, str]:
-        """Return the key that a task file is specific to, and a format of its value.
+        """Return the key by which task files differ, and a format for its value.
 
-        The format names the network for messages, e.g. "ResNet-{}".
+        The format names the network in messages, e.g. "ResNet-{}".
         """
 
     @abc.abstractmethod
@@ -96,14 +96,14 @@ class Architecture(abc.ABC):
         """Return an example task that fine-tunes a detector.
 
         Returns:
-            The path of its file, the keys of `d2_keys` that distinguish its network from others,
-            and its data arguments.
+            The path of the task file, the keys of `d2_keys` that distinguish the network of the
+            task from others, and the arguments that locate the data.
         """
 
     def keys_to_set(self) -> dict[str, Any]:
-        """Return the keys with which the example task is for this network."""
-        (_, its, _), own = self.example_task(), self.d2_keys()
-        return {key: own[key] for key, value in its.items() if own[key] != value}
+        """Return the keys that adapt the example task to this network."""
+        (_, keys, _), own = self.example_task(), self.d2_keys()
+        return {key: own[key] for key, value in keys.items() if own[key] != value}
 
     def lost_options(self) -> list[str]:
         """Return the converter's options that restore what a plain state dict does not record."""
@@ -192,10 +192,10 @@ class Scheme:
             to another network.
         plain: Source name of a plain state dict in this scheme, or "" if none is accepted.
         without: Tensor that only another network has next to `first`, in a plain state dict.
-        metadata: Facts of the scheme's code that no tensor holds, as a family's `recognize` takes
-            them.
+        metadata: Facts of the scheme's code that no tensor holds, by the names that `recognize` of
+            the family reads.
         dropped: Drop rules in addition to the family's.
-        beside: Drop rules for what its files have next to the network, e.g. a text tower.
+        beside: Drop rules for other parts of such files, e.g. a text tower.
         reshape_tensor: Map from (the family's name, a file's tensor) to the tensor in the family's
             shape, if the scheme uses another one.
         has_reference_names: True if the reference implementation has these names.
@@ -227,11 +227,11 @@ class Option:
         name: Name of the property, e.g. "stride_in_1x1" for the option --stride-in-1x1.
         choices: Map from arguments of the command line to values, or None for an integer or string.
         is_text: True if the value is a string.
-        in_timm: Its argument in timm's networks that otherwise have the value of their name, or "".
+        in_timm: Argument of timm's `create_model` for this property, or "" without one.
         help: Help text of the command line.
-        convention: True if it is required when neither file nor project records the convention; it
-            may also change converted weights.
-        fixed: True if it is a field of the architecture that converted weights cannot change.
+        convention: True if the option is required when neither file nor project records the
+            convention; the option may also change converted weights.
+        fixed: True for a field of the architecture that converted weights cannot change.
     """
 
     name: str
@@ -257,9 +257,9 @@ class Hints:
         named: Map from the family's names to those in the file.
         notes, warnings: Messages for the report, to which a family appends.
         arch: Name of the architecture that the file records, or None.
-        metadata: Facts recorded by the file or, failing that, known of its project, as `recognize`
-            takes them.
-        recorded: Those recorded by the file or its configuration.
+        metadata: Facts that the file records or that are known of its project, by the names that
+            `recognize` reads.
+        recorded: Facts that the file or the configuration next to it records.
         requested: Values of the family's options.
         dropped: Drop rule -> number of entries of the file.
         tokens: Tensors of the rules in `Family.tokens`, by name.
@@ -314,7 +314,7 @@ class Adapted:
     Attributes:
         architecture, state: Architecture and tensors of the backbone.
         changes: Descriptions of the changes.
-        compared: Architecture and tensors of the network that its features are compared with.
+        compared: Architecture and tensors of the network that the features are compared with.
     """
 
     architecture: Any
@@ -328,15 +328,16 @@ class Pyramid:
     """Network of a family under an FPN, as both engines register it.
 
     Attributes:
-        network: Function that returns its class. Instances have `strides` and `stage_channels` of
-            the features "res2" to "res5", of strides 4 to 32, and a `size_divisibility`.
+        network: Function that returns the class of the network. Instances have `strides` and
+            `stage_channels` of the features "res2" to "res5", of strides 4 to 32, and a
+            `size_divisibility`.
         arguments: Map from (the family's keys, MODEL.BACKBONE) to arguments of the class. Raises
             UserError for values out of their range.
         num_parts: Map from the family's keys to the number of parts that FREEZE_AT can freeze.
-        freezes_whole: Whether FREEZE_AT -1 freezes all of it.
+        freezes_whole: True if FREEZE_AT -1 freezes the whole network.
         features: Map from the family's keys to the strides of the maps, by name.
-        kinds: What its builders may put on it: nothing, an FPN over four maps, ViTDet's simple
-            pyramid over one.
+        kinds: Suffixes of the builders' names: "" for the network alone, "_fpn" for an FPN over
+            four maps, "_sfp" for ViTDet's simple pyramid over one map.
     """
 
     network: Callable[[], type[Any]]
@@ -352,7 +353,7 @@ class Family(abc.ABC):
 
     Attributes:
         name: Name in the registry and in input contracts.
-        networks: Description of its networks, for messages.
+        networks: Description of the networks, for messages.
         architecture: Subclass of `Architecture`.
         schemes: Naming schemes of the tensors, by the name that convert/projects.py uses.
         dropped: Drop rule -> patterns of names inside a network that are not part of the backbone.
@@ -369,11 +370,11 @@ class Family(abc.ABC):
         options: Options of the converter for this family alone.
         lookalikes: Other networks that are often mistaken for this family: a description, and two
             keys under a common prefix.
-        obstacles: Description of a part that only other networks have -> patterns of its names.
+        obstacles: Description of a part that only other networks have -> patterns of names.
         tokens: Rules of `dropped` whose tensors contribute to the source's features. A backbone may
             have them (`complete`), and a detector may leave them out.
-        is_windowed: True if attention is within windows, so that timm's network needs the size of
-            its images, and its features have the channels last.
+        is_windowed: True if attention is within windows. timm's network then takes images of one
+            size and has features with the channels last.
         assumes: Properties of the reference implementation that no tensor determines, as text.
         required_option: Option that a file needs if it does not name its network, as text, or "".
         pixels: Common normalization other than ImageNet's, as text, or "".
@@ -465,7 +466,7 @@ class Family(abc.ABC):
         return soundness.check_trained(state, where, named, folded=folded)
 
     def complete(self, state: dict[str, Tensor], hints: Hints) -> dict[str, Tensor]:
-        """Return all tensors of a backbone of which the file has some in another form, or not."""
+        """Return all tensors of the backbone; files may lack some or have them in another form."""
         return state
 
     def image_size(self, architecture: Any) -> tuple[int, int]:
@@ -707,7 +708,7 @@ def network_arguments(
 
     Args:
         architecture: Class of the architecture.
-        node: Name of its node of the configuration, e.g. "MODEL.SWIN".
+        node: Name of the node of the configuration, e.g. "MODEL.SWIN".
     """
 
     def arguments(keys: Any, backbone: Any) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class ConvNeXtArchitecture(StagedArchitecture):
 
     Attributes:
         depths: Number of blocks in each of the four stages.
-        dims: Number of channels in each of them.
+        dims: Number of channels in each stage.
         layer_scale: True if blocks have LayerScale, as in V1.
         grn: True if their MLPs have a global response normalization, as in V2.
         layer_norm_eps: Epsilon of LayerNorm.

@@ -34,8 +34,8 @@ from moco.modeling.soundness import check_arch
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-# Blocks in res2..res5. 10 is this project's small network (one basic block per stage); the others
-# are from Table 1 of "Deep Residual Learning for Image Recognition" (arXiv:1512.03385).
+# Blocks in res2..res5. 10 is this project's small network (one basic block per stage); the other
+# rows are from Table 1 of "Deep Residual Learning for Image Recognition" (arXiv:1512.03385).
 NUM_BLOCKS: dict[int, tuple[int, int, int, int]] = {
     10: (1, 1, 1, 1),
     18: (2, 2, 2, 2),
@@ -127,9 +127,9 @@ class ResNetArchitecture(Architecture):
         else:
             file, depth, channels = "R_18_C4_small", 18, 64
             data = "DATASETS.VOC_DIR path/to/voc "
-        # All but the place of the stride, so that random weights get the same network.
-        its = ResNetArchitecture(self.stride_in_1x1, depth, "imagenet", 64, channels, 1, 64)
-        return f"configs/voc/faster_rcnn_{file}.yaml", its.d2_keys(), data
+        # The stride stays in place, so that random weights get the same network.
+        usual = ResNetArchitecture(self.stride_in_1x1, depth, "imagenet", 64, channels, 1, 64)
+        return f"configs/voc/faster_rcnn_{file}.yaml", usual.d2_keys(), data
 
 
 # Modules of a block: torchvision's -> Detectron2's. The tables below prefix them with the numbers
@@ -144,8 +144,8 @@ BLOCK_MODULES = {
     "downsample.0": "shortcut",
     "downsample.1": "shortcut.norm",
 }
-# Names in CIFAR ResNets, kuangliu/pytorch-cifar@49b7aa9 models/resnet.py, and in lightly's
-# own (lightly/models/resnet.py).
+# Names in CIFAR ResNets, kuangliu/pytorch-cifar@49b7aa9 models/resnet.py, and in lightly's ResNet
+# (lightly/models/resnet.py).
 SHORTCUT_BLOCK_MODULES = {name.replace("downsample", "shortcut"): name for name in BLOCK_MODULES}
 STAGES = {"layer1": "res2", "layer2": "res3", "layer3": "res4", "layer4": "res5"}
 CONV_TENSORS = ("weight",)
@@ -263,9 +263,10 @@ _CAFFE2_BRANCHES = {
 
 
 def _caffe2(norm_tensors: Mapping[str, str]) -> Scheme:
-    """Return the scheme of Caffe2's names with these tensors of its batch norms.
+    """Return the scheme of Caffe2's names; other names belong to a detector.
 
-    Every other name belongs to a detector.
+    Args:
+        norm_tensors: Caffe2's names of the tensors of batch norms -> torchvision's.
     """
     pairs = [("conv1_w", "conv1.weight")]
     pairs += [(f"res_conv1_bn_{old}", f"bn1.{new}") for old, new in norm_tensors.items()]
@@ -334,8 +335,8 @@ LOOKALIKES = (
 
 
 _OWN = re.compile(r"(conv|bn|layer)\d|(downsample|shortcut|stem)\b|res(\d|_conv)|net\.\d", re.ASCII)
-# "4.0.conv1.weight" is layer1 of torchvision's ResNet but layer3 of lightly's own, so the scheme
-# whose first stage has the lowest index comes first: it also has the higher ones.
+# "4.0.conv1.weight" is layer1 of torchvision's ResNet but layer3 of lightly's, so the scheme whose
+# first stage has the lowest index comes first, as it has the higher indices, too.
 SCHEMES = {
     USUAL: Scheme(
         ("conv1.weight", "layer1.0.conv1.weight"),
@@ -348,7 +349,7 @@ SCHEMES = {
     "detectron2": Scheme(
         ("stem.conv1.weight", "res2.0.conv1.weight"),
         DETECTRON2.own,
-        re.compile(""),  # files for detectors: any other name may be part of one
+        re.compile(""),  # any other name may be part of a detector
         lambda name: DETECTRON2.external(name) or name,
         PLAIN_DETECTRON2,
     ),
@@ -386,7 +387,7 @@ SCHEMES = {
 
 
 def _stride_of_transformers(hints: Hints) -> bool:
-    """Return whether transformers' configuration has the stride of bottlenecks in the 1x1 conv."""
+    """Return whether transformers' configuration puts strides in the 1x1 conv of bottlenecks."""
     found = hints.metadata
     if "of_transformers" not in found:
         return False

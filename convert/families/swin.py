@@ -1,7 +1,7 @@
 """Swin Transformer V1: architecture, names of tensors and recognition.
 
-The family's own names are timm's, whose stages start with the merging of patches. Detectors here
-have Detectron2's names, which are the official ones: there a stage ends with it.
+The family's own names are timm's, whose stages start with the merging of patches. Detectors have
+Detectron2's names, which are the official ones and in which stages end with the merging.
 
 Names: microsoft/Swin-Transformer@f82860b models/swin_transformer.py, which detectron2 0.6 modeling/
 backbone/swin.py has as well; timm/models/swin_transformer.py (1.0.31), transformers/models/swin/
@@ -51,7 +51,7 @@ class SwinArchitecture(StagedArchitecture):
     Attributes:
         embed_dim: Number of channels of the first stage; each further one has twice as many.
         depths: Number of blocks in each of the four stages.
-        num_heads: Number of attention heads in each of them.
+        num_heads: Number of attention heads in each stage.
         window_size: Side of a window, in cells.
         qkv_bias: True if queries, keys and values have a bias.
 
@@ -101,7 +101,7 @@ class SwinArchitecture(StagedArchitecture):
 def verification_size(architecture: SwinArchitecture) -> tuple[int, int]:
     """Return the height and width, in px, of an image whose last map is two windows.
 
-    All maps are whole windows: timm's class pads others after it shifted them, not before.
+    All maps are whole windows, because timm's class pads other maps after the shift, not before.
     """
     side = PATCH_PX * 2 ** (len(FEATURES) - 1) * architecture.window_size
     return side, 2 * side
@@ -124,9 +124,9 @@ def _names(
 
     Args:
         proj: Convolution of the patches.
-        norm: Norm after it.
-        merging: Stage -> name of the merging before it.
-        blocks: Stage -> prefix of its blocks.
+        norm: Norm after the convolution.
+        merging: Map from a stage to the name of the merging before it.
+        blocks: Map from a stage to the prefix of the blocks.
         modules: Modules of a block -> timm's.
         tables: Names of a block's bias table.
     """
@@ -146,8 +146,7 @@ TIMM = _names(*_PATCHES, lambda i: f"layers.{i}.downsample", lambda i: f"layers.
 OFFICIAL = _names(
     *_PATCHES, lambda i: f"layers.{i - 1}.downsample", lambda i: f"layers.{i}.blocks", _BLOCK
 )
-# Published files have the names of version 4. Networks of version 5 have the second ones, which
-# `torch.save` writes.
+# Published files have the names of version 4, state dicts of networks of version 5 the second ones.
 TRANSFORMERS = _names(
     "embeddings.patch_embeddings.projection",
     "embeddings.norm",
@@ -179,7 +178,7 @@ TORCHVISION = _names(
 )
 
 DROPPED = {
-    # The index follows from the window. The mask is that of images of one size.
+    # The index follows from the size of the window. The mask is for images of one size.
     "window index and mask": "*.relative_position_index *.attn_mask",
     "final norm": "norm.weight norm.bias layernorm.weight layernorm.bias",
     "output norms": "norm[0-3].weight norm[0-3].bias hidden_states_norms.*",

@@ -1,6 +1,6 @@
 """Networks of timm by their names, as timm builds them; see convert/modeling/timm_network.py.
 
-The tensors do not identify the network, so its name is an option, or recorded in the file. The
+The tensors do not identify the network, so the name is an option, or recorded in the file. The
 family's own names of tensors are timm's, prefixed with `net.`.
 """
 
@@ -58,15 +58,15 @@ _MAX_NUMBER, _MAX_DEPTH = 2**16, 256  # a network of more blocks takes long to d
 def network_arguments(recorded: Any, where: str) -> dict[str, Any]:
     """Return the recorded arguments of `timm.create_model` that may change features.
 
-    They are given to timm, whose signatures decide which ones there are, so they may hold numbers,
-    truth values, texts and lists of them alone.
+    timm's signatures decide which arguments there are. Values are numbers, truth values, texts, or
+    lists of these.
 
     Args:
-        recorded: Value in the record; None if there is none.
+        recorded: Value in the record, or None.
         where: Name of the record, for messages.
 
     Raises:
-        DataError: If it is no mapping, or an argument is not one of a network.
+        DataError: If the value is no mapping, or has other arguments than those of a network.
     """
     if recorded is None:
         return {}
@@ -93,19 +93,19 @@ def _is_plain_value(value: Any, limit: int) -> bool:
 
 
 def format_arguments(arguments: Mapping[str, Any]) -> str:
-    """Return arguments as text in one form, e.g. `act_layer="relu" depth=2`, "" for none.
+    """Format arguments as canonical text, e.g. `act_layer="relu" depth=2`.
 
-    A text of JSON would be read as a dict on a command line.
+    The text is not JSON, which a command line would read as a dict.
     """
     values = {name: json.dumps(value, separators=(",", ":")) for name, value in arguments.items()}
     return " ".join(f"{name}={values[name]}".replace(" ", r"\u0020") for name in sorted(values))
 
 
 def parse_arguments(text: str, where: str = "arguments") -> dict[str, Any]:
-    """Return arguments from their text; a value that is no JSON is a text itself.
+    """Parse the text of arguments; values that are not JSON are texts.
 
     Raises:
-        UserError: If they are no arguments of a network.
+        UserError: If the text has other arguments than those of a network.
     """
     found: dict[str, Any] = {}
     for word in text.split():
@@ -333,7 +333,7 @@ def other_networks(family: Family, requested: Mapping[str, Any], *every: Shapes)
 
 
 def pixels_note(model: str) -> str:
-    """Return the note on the normalization of a network without one of its own."""
+    """Return the note that a normalization is the one of a network of timm."""
     return f"mean and std are those of timm's {model}"
 
 
@@ -462,7 +462,7 @@ def requested_scheme(requested: Mapping[str, Any]) -> Scheme:
     own, usual = own_names(name, arguments), meta_tensors(name, arguments)
     original = {new: key for key, new in own.items()}
     weights = [key for key in own if key.endswith(".weight")]
-    heads = MappingProxyType({*(usual.keys() - own.keys())})
+    heads = {*(usual.keys() - own.keys())}
     its = published_config(model)
     # timm's defaults of some networks have no head, but fine-tuned ones do.
     names = (its.classifier,) if isinstance(its.classifier, str) else its.classifier or ()
@@ -557,7 +557,7 @@ class TimmFamily(Family):
             model: Node MODEL of the detector's configuration.
 
         Raises:
-            UserError: If timm does not resample them.
+            UserError: If timm does not resample the tensors.
         """
         from convert.modeling.timm_network import network_maps, resampled
 

@@ -1,7 +1,7 @@
 """timm's networks by the names and shapes of their tensors, for files that name none.
 
-timm_index.txt has a line for each network of timm, see `Row`, and for each of torchvision's that
-names its tensors differently. `python -m tests.golden.regenerate_timm_index` writes it.
+timm_index.txt has a line for each network of timm, see `Row`, and for each network of torchvision
+whose tensors have other names. `python -m tests.golden.regenerate_timm_index` writes it.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _VARYING = re.compile(
     r"(^|\.)(pos_emb\w*|rel_pos\w*|relative_\w+|attention_bias\w*|rope\w*|freqs\w*)(\.|$)"
     r"|^(fc_)?norm\."
 )
-# Tensors of a network (timm's largest has 3108), their part in a file, and the keys above them.
+# Limits: tensors of a network (timm's largest has 3108), share in a file, keys above the tensors.
 _MIN_TENSORS, _MAX_TENSORS, _MIN_PART, _MAX_DEPTH = 40, 5_000, 0.2, 8
 _MAX_NAMES = 5  # in a message
-# A tensor of efficientnet-pytorch, whose padding is TensorFlow's, as of timm's networks with `tf_`.
+# Tensor of efficientnet-pytorch, whose padding is TensorFlow's as in timm's networks with `tf_`.
 EFFICIENTNET_PYTORCH = "_conv_stem.weight"
 
 
@@ -51,7 +51,8 @@ class Row(NamedTuple):
 
     Attributes:
         exact: Digest of the names and shapes of all tensors but the classifier.
-        loose: Digest of those that do not depend on the size of the image, the pooling or the head.
+        loose: Digest of the tensors that depend neither on the image's size, the pooling nor the
+            head.
         order: Digest of the shapes of all tensors in order, without names or a last linear layer.
         maps: `MAPS` if it has maps for a pyramid, see `convert.modeling.timm_network.network_maps`.
         stands_for: Name of a network with equal tensors and features, often its own.
@@ -66,14 +67,14 @@ class Row(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Index:
-    """Networks of one version of timm, and torchvision's that have other names of tensors.
+    """Networks of one version of timm, and networks of torchvision with other names of tensors.
 
     Attributes:
         version: timm's version.
         classifiers: Names of timm's classifiers.
         rows: Networks of timm by name.
-        torchvision: Exact digests of torchvision's networks -> their names, and timm's networks of
-            the same tensors in order and the same layers.
+        torchvision: Exact digest of a network of torchvision -> name, and timm's networks of the
+            same tensors in order and the same layers.
     """
 
     version: str
@@ -86,13 +87,13 @@ class Index:
         return digests(shapes, self.classifiers).exact
 
     def named(self, **digests: str) -> list[str]:
-        """Return the networks of a digest; one stands for those with equal features."""
+        """Return the networks with a digest, one for all of equal features."""
         ((column, digest),) = digests.items()
         rows = (row for row in self.rows.values() if getattr(row, column) == digest)
         return list(dict.fromkeys(row.stands_for for row in rows))
 
     def twins(self, name: str) -> list[str]:
-        """Return the networks with the tensors of a network and other features."""
+        """Return the networks with the same tensors as a network, and other features."""
         row = self.rows.get(name)
         if row is None:
             return []
@@ -143,7 +144,7 @@ def _digest(lines: Iterable[str]) -> str:
 
 
 def candidate_networks(shapes: Shapes) -> Iterator[tuple[str, Shapes]]:
-    """Yield the prefixes of networks that may be in a file, and their tensors without it."""
+    """Yield prefixes of possible networks in a file, and the tensors without the prefix."""
     ends = ((key, itertools.islice(re.finditer(r"[./]", key), _MAX_DEPTH)) for key in shapes)
     starts = collections.Counter(key[: end.end()] for key, those in ends for end in those)
     for start, number in [("", len(shapes)), *starts.items()]:
@@ -153,7 +154,7 @@ def candidate_networks(shapes: Shapes) -> Iterator[tuple[str, Shapes]]:
 
 
 def fitting_networks_hint(shapes: Shapes, flag: str) -> str:
-    """Return the end of a message: the networks that have these tensors, or "".
+    """Return a hint that names timm's networks with the tensors of a file, or "".
 
     Args:
         shapes: Shapes of the tensors in a file by name, as `convert.read.Entry` has them.

@@ -1,6 +1,6 @@
 """Plain vision transformers, as in Detectron2's `ViT` (detectron2/modeling/backbone/vit.py).
 
-That class has no class token, registers or final norm; they are dropped by rules. Parts that only
+That class has no class token, registers or final norm, which are dropped by rules. Parts that only
 other transformers have (rotary or relative positions, gated MLPs) are in no table, so a file with
 them is refused by the tensor's name. Names in files are in vit_names.py.
 """
@@ -147,8 +147,8 @@ class ViTArchitecture(Architecture):
 
     def d2_keys(self) -> dict[str, Any]:
         """Return the keys MODEL.VIT.* in `KEYS`."""
-        its = dataclasses.asdict(self)
-        return {f"MODEL.VIT.{key}": its[name] for name, key in KEYS.items()}
+        fields = dataclasses.asdict(self)
+        return {f"MODEL.VIT.{key}": fields[name] for name, key in KEYS.items()}
 
     def details(self) -> str:
         """Describe patches, positions, epsilon and the dropped parts of the source."""
@@ -305,7 +305,7 @@ LOOKALIKES = (
 def _position_rule(metadata: Mapping[str, Any], is_dinov2_with_registers: bool) -> str:
     """Return the rule by which the source resizes positions.
 
-    timm's networks of a fixed size refuse other images, so those have Detectron2's rule.
+    timm's networks of a fixed size refuse other images and get Detectron2's rule.
     """
     if PATCHES in metadata.get("reshaped", ()):  # a linear layer of pixels: SigLIP 2's NaFlex
         return BILINEAR
@@ -314,7 +314,7 @@ def _position_rule(metadata: Mapping[str, Any], is_dinov2_with_registers: bool) 
 
 
 def _check_recorded(option: str, given: Any, recorded: Any, where: str) -> None:
-    """Refuse an option that contradicts what a file or the configuration next to it records."""
+    """Raise UserError if an option contradicts the record in a file or next to it."""
     if given != recorded:
         raise UserError(
             f"--{option} {given}: {where} or the configuration next to it records {recorded}; "
@@ -323,7 +323,7 @@ def _check_recorded(option: str, given: Any, recorded: Any, where: str) -> None:
 
 
 def _activation(hints: Hints, *, is_known: bool) -> str:
-    """Return the activation from the option, config.json, or what the names are known for."""
+    """Return the activation from the option, config.json, or the naming scheme."""
     metadata, where = hints.metadata, hints.where
     if is_known:
         if "activation" in hints.requested:
@@ -472,7 +472,7 @@ def tensors_in_timm(
 ) -> dict[str, Tensor]:
     """Return tensors by the names of timm's network; see `Family.tensors_in_timm`.
 
-    timm has rotary positions in its `Eva` (timm/models/eva.py), without a tensor for the periods.
+    timm has rotary positions in `Eva` (timm/models/eva.py), without a tensor for the periods.
     """
     if not architecture.rotary:
         return tensors
@@ -499,8 +499,8 @@ def tensors_in_timm(
 def fold_layer_scale(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Fold LayerScale into the layers before it: gamma * (W x + b) = (gamma W) x + gamma b.
 
-    Deviation: what is fine-tuned has other parameters than the source, so the optimizer's steps
-    and weight decay act on another network.
+    Deviation: the fine-tuned network has other parameters than the source, so the optimizer's
+    steps and weight decay act on another network.
 
     Raises:
         DataError: If shapes of tensors do not fit.

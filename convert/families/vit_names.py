@@ -20,7 +20,8 @@ TORCHVISION = "pytorch/vision ViT"
 DINOV3 = "facebookresearch/dinov3"
 CLIP = "openai/CLIP or open_clip"
 
-# Prefixes of names inside a transformer; those in neither the tables nor DROPPED are another's.
+# Prefixes of names inside a transformer. Names in neither the tables nor DROPPED belong to another
+# network.
 _OWN = re.compile(
     r"(patch_embed|blocks|pos_embed|norm_pre|rel_pos_bias|rope|rope_embed|storage_tokens|"
     r"dist_token|attn_pool)\b"
@@ -39,7 +40,7 @@ def _timm_names(start: str, *modules: str) -> Names:
     own = [*weights_and_biases(_BLOCK), *((f"ls{i}.gamma", f"ls{i}.gamma") for i in (1, 2))]
     # DeiT III's LayerScale: facebookresearch/deit models_v2.py, Layer_scale_init_Block.
     deit = [(f"gamma_{i}", f"ls{i}.gamma") for i in (1, 2)]
-    # facebookresearch/dinov2 dinov2/layers/swiglu_ffn.py, and its name of the registers.
+    # facebookresearch/dinov2 dinov2/layers/swiglu_ffn.py, and the name of the registers there.
     dinov2 = [*weights_and_biases({"mlp.w12": "mlp.fc1", "mlp.w3": "mlp.fc2"})]
     modules = ("patch_embed.proj", *modules)
     top = [("pos_embed", "pos_embed"), *weights_and_biases({name: name for name in modules})]
@@ -49,12 +50,12 @@ def _timm_names(start: str, *modules: str) -> Names:
 
 
 TIMM = _timm_names("blocks.*.", "norm_pre")
-# facebookresearch/dinov2 dinov2/models/vision_transformer.py, BlockChunk: chunk, then the number of
-# the block in the whole network.
+# facebookresearch/dinov2 dinov2/models/vision_transformer.py, BlockChunk: number of the chunk, then
+# number of the block in the whole network.
 CHUNKED = _timm_names("blocks.?.*.")
 
 
-# Detectron2's class has timm's names, and ours the periods as well.
+# Detectron2's class has timm's names; this project's class has the periods as well.
 DETECTRON2 = Names([(name, name) for name in (PERIODS, *TIMM.own_names)])
 
 
@@ -203,7 +204,7 @@ _TENSORS = (
 )  # all other entries of `top` are modules
 _VIT_NORMS = ("layernorm_before", "layernorm_after")
 _OLD_MLP, _MLP = "intermediate.dense output.dense", "mlp.fc1 mlp.fc2"
-# What else the files of two-tower networks hold. OpenAI's TorchScript archives have sizes, too.
+# Other parts of files of two-tower networks. OpenAI's TorchScript archives have sizes, too.
 TEXT_TOWER = {
     "text tower": "text_model.* text.* text_decoder.* text_projection* transformer.* "
     "token_embedding.* positional_embedding ln_final.* attn_mask",
@@ -222,7 +223,7 @@ _SIGLIP_PIXELS: dict[str, Any] = {"mean": HALF, "std": HALF}
 _CLIP_HEADS = {256: 4, 384: 6, 512: 8, 640: 10, 768: 12, 896: 14, 1024: 16, 1280: 16, 1408: 16}
 _CLIP_HEADS |= {1664: 16, 1792: 16}
 _SIGLIP_HEADS = {768: 12, 1024: 16, 1152: 16, 1536: 16}
-# "" is an activation that has to be recorded or given: the same names have several.
+# Activation "" has to be recorded or given, because networks of several have the same names.
 _CLIP: dict[str, Any] = {
     "activation": "",
     "layer_norm_eps": 1e-5,
@@ -230,7 +231,7 @@ _CLIP: dict[str, Any] = {
     "pixels": "CLIP's mean and std, which CLIPA (ImageNet's) and LAION's ViT-L/14 in timm (127.5) "
     "do not have",
 }
-# What no tensor of a DINOv3 says: facebookresearch/dinov3 dinov3/hub/backbones.py and
+# Facts that no tensor of a DINOv3 determines: facebookresearch/dinov3 dinov3/hub/backbones.py and
 # layers/rms_norm.py ("layernormbf16" has 1e-5).
 _OF_DINOV3 = {
     "rotary": True,
@@ -288,7 +289,7 @@ def _dinov3_of_hugging_face(blocks: str, *, gated: bool) -> Scheme:
 _TOKENS = {"cls_token": "cls_token", "mask_token": "mask_token"}
 _PATCHES = {"patch_embed.proj": "patch_embed.proj"}
 _MLPS = {name: name for name in ("mlp.fc1", "mlp.fc2")}
-# Before other schemes, which have some of these names.
+# These come before other schemes, which have some of the same names.
 _ROTARY = {
     # facebookresearch/dinov3 dinov3/models/vision_transformer.py, layers/{attention,ffn_layers}.py.
     DINOV3: _dinov3(

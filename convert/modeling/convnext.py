@@ -68,7 +68,7 @@ class Block(nn.Module):
 class ConvNeXt(nn.Module):
     """ConvNeXt backbone: (N, 3, H, W) normalized pixels -> {"res2", …, "res5": (N, C, h, w)}.
 
-    It is initialized as in the official detectors, where LayerScale starts at 1.
+    Initial weights are those of the official detectors, where LayerScale starts at 1.
 
     Args:
         architecture: Numbers of blocks and channels, and parts of the blocks.

@@ -66,7 +66,7 @@ class WindowAttention(nn.Module):
         )
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.proj = nn.Linear(dim, dim)
-        # Here, not with the other weights, to draw in Detectron2's order.
+        # Before the other weights, as in Detectron2, so that random numbers have the same order.
         if not self.relative_position_bias_table.is_meta:
             nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
 
@@ -151,7 +151,7 @@ class Stage(nn.Module):
     def forward(
         self, x: Tensor, height: int, width: int, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the map, and what the next stage takes: (N, H * W, C), (N, H/2 * W/2, 2C)."""
+        """Return the map and the input of the next stage: (N, H * W, C), (N, H/2 * W/2, 2C)."""
         rows, columns = (side + -side % self.window for side in (height, width))
         mask = shift_mask(rows, columns, self.window, x.device)
         for block in self.blocks:
@@ -160,7 +160,7 @@ class Stage(nn.Module):
 
 
 class PatchEmbed(nn.Module):
-    """Linear map of patches and a norm: (N, 3, H, W) -> (N, H/4 * W/4, C), and the map's size."""
+    """Patch embedding and a norm: (N, 3, H, W) -> (N, H/4 * W/4, C), and the map's size."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ class PatchEmbed(nn.Module):
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, x: Tensor) -> tuple[Tensor, int, int]:
-        """Embed the patches of images padded to whole ones."""
+        """Embed the patches, of images padded to a multiple of the patch size."""
         x = F.pad(x, (0, -x.shape[3] % PATCH_PX, 0, -x.shape[2] % PATCH_PX))
         x = self.proj(x)
         return self.norm(x.flatten(2).transpose(1, 2)), x.shape[2], x.shape[3]
@@ -244,7 +244,7 @@ def reference(
 ) -> nn.Module:
     """Build timm's own class without its head, for images of `verification_size`.
 
-    Its maps pass the identities `res2` .. `res5`, channels first.
+    The maps pass through the identities `res2` .. `res5`, channels first.
 
     Args:
         architecture: Architecture.

@@ -1,7 +1,7 @@
 """Networks of timm as backbones: their own modules, maps and tensors, by `forward_intermediates`.
 
-timm computes every block, with its tokens, windows and positions; here are the choice of the maps,
-the size of the image, and what a detector freezes.
+timm computes every block, with tokens, windows and positions. This module chooses the maps, the
+size of the image, and the parameters that a detector freezes.
 
 Shapes: N images, C channels, H W pixels.
 """
@@ -32,11 +32,11 @@ from convert.modeling.reference import TOLERANCE, module_outputs
 from moco.common.errors import DataError, UserError, first_few, shown
 from moco.modeling import soundness
 
-# How a network takes images of other sizes than its own.
+# Ways in which a network takes images of other sizes.
 ANY_SIZE, DYNAMIC, FIXED = "any", "dynamic", "fixed"
-# It warns of a head in the file, which is dropped by a rule.
+# timm warns of a head in the file, which a rule drops.
 logging.getLogger("timm.models._builder").setLevel(logging.ERROR)
-# Networks that look positions up in a table, of which the meta device does not see the end.
+# Networks that look positions up in a table, whose bounds the meta device does not check.
 _INDEXED = ("MultiScaleVit",)
 # Vision transformers on a whole ResNet, whose published weights timm loads first.
 _FETCHES = re.compile(r"_resnet(26|50)d_")
@@ -50,7 +50,7 @@ _FACTS = {
     "dynamic_img_size": "dynamic_img_size",
 }
 _ACTIVATIONS = {"GELU": "gelu", "GELUTanh": "gelu_tanh", "QuickGELU": "quick_gelu"}
-# What timm's constructors and networks raise for what they do not support.
+# Errors of timm's constructors and networks for unsupported arguments and images.
 NOT_BUILT = (
     *(AssertionError, AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError),
     *(TypeError, ValueError),
@@ -62,7 +62,7 @@ class Maps:
     """Maps that a detector takes from a network of timm.
 
     Attributes:
-        indices: Their indices in `forward_intermediates`.
+        indices: Indices of the maps in `forward_intermediates`.
         strides, channels: Strides and channels, by the name of the map: the last of each stride
             of 4 to 32, or the map of the last block if all have one stride.
         sizes: `ANY_SIZE`, `DYNAMIC` (with timm's `dynamic_img_size`) or `FIXED` (`img_size`).
@@ -79,7 +79,8 @@ class Maps:
 class TimmNetwork(nn.Module):
     """Network of timm: (N, 3, H, W) normalized pixels -> {"res2", …, "res5"} or {"last_feat"}.
 
-    The parts after the last map are removed. Maps are those before a final norm, without tokens.
+    The parts after the last map are removed. The maps are taken before a final norm, without
+    tokens.
 
     Args:
         name: timm's model name without a tag.
@@ -95,7 +96,7 @@ class TimmNetwork(nn.Module):
         stage_channels: Channels of the maps, by name.
 
     Raises:
-        UserError: If timm has no such network, or it lacks the maps or an argument.
+        UserError: If timm has no such network, or the network lacks maps or an argument.
     """
 
     strides: Mapping[str, int]
@@ -181,12 +182,12 @@ def size_arguments(maps: Maps, image_size: int, patch_size: int) -> dict[str, An
 def network_maps(name: str, arguments: str = "") -> Maps:
     """Return the maps of a network of timm.
 
-    The strides are those that timm states. The network runs on images on the meta device, which
-    shows whether they hold, and which sizes it takes.
+    The strides are those that timm states. A run on the meta device shows whether they are right,
+    and which sizes of images the network takes.
 
     Raises:
-        UserError: If timm has no such network, it has no maps for a pyramid, or takes no images of
-            another size than its own.
+        UserError: If timm has no such network, or the network has no maps for a pyramid or takes
+            images of a single size.
     """
     net = whole_network(name, arguments)
     if not hasattr(net, "forward_intermediates"):
@@ -235,7 +236,7 @@ def _own_size(net: Any, arguments: str) -> tuple[int, int]:
 
 
 def _difference(net: Any, maps: Maps, size: tuple[int, ...]) -> str:
-    """Return how the maps of an image of this size differ from what is expected, or ""."""
+    """Describe how the maps of an image of a size differ from the expected ones, or return ""."""
     try:
         with torch.device("meta"), torch.no_grad():
             image = torch.empty(1, 3, *size)
@@ -264,7 +265,10 @@ def verification_size(architecture: Any) -> tuple[int, int]:
 
 @functools.cache
 def size_problem(name: str, arguments: str, image_size: int, patch_size: int) -> str:
-    """Return why a network does not take images, patches of such a size, or ""; 0 is its own."""
+    """Return why a network does not take images or patches of a size, px, or "".
+
+    0 stands for the size of the network.
+    """
     maps = network_maps(name, arguments)
     try:
         net = whole_network(name, arguments, **size_arguments(maps, image_size, patch_size))
@@ -280,17 +284,17 @@ def size_problem(name: str, arguments: str, image_size: int, patch_size: int) ->
 def parts(name: str, arguments: str = "") -> tuple[tuple[str, ...], ...]:
     """Return the names of the parameters of each part that can be frozen, from stem to last stage.
 
-    They are timm's coarse groups; empty for a network without groups.
+    The parts are timm's coarse groups; a network without groups has none.
     """
     return _groups(name, arguments, coarse=True)
 
 
 @functools.cache
 def layers(name: str, arguments: str = "") -> dict[str, int]:
-    """Return the layer of each parameter for layer-wise decay of learning rates, by timm's groups.
+    """Return the layer of each parameter, for layer-wise decay of learning rates.
 
     Raises:
-        UserError: If timm has no groups of this network.
+        UserError: If timm has no groups of layers for this network.
     """
     groups = _groups(name, arguments, coarse=False)
     if not groups:
@@ -311,10 +315,10 @@ def _groups(name: str, arguments: str, *, coarse: bool) -> tuple[tuple[str, ...]
 
 @functools.cache
 def own_names(name: str, arguments: str = "") -> dict[str, str]:
-    """Return timm's names of the tensors that a backbone has -> those of `TimmNetwork`.
+    """Map timm's names of the tensors of a backbone to the names in `TimmNetwork`.
 
     Raises:
-        UserError: If the network has no maps for a pyramid, or timm has another network for its
+        UserError: If the network has no maps for a pyramid, or timm builds another network for
             published weights.
     """
     if _FETCHES.search(name):
@@ -333,7 +337,7 @@ def own_names(name: str, arguments: str = "") -> dict[str, str]:
 
 @functools.cache
 def meta_tensors(name: str, arguments: str = "") -> dict[str, Tensor]:
-    """Return the tensors of timm's whole network on the meta device, by timm's usual names."""
+    """Return the tensors of timm's whole network on the meta device, by timm's names."""
     state: dict[str, Tensor] = whole_network(name, arguments).state_dict()
     return state
 
@@ -341,7 +345,7 @@ def meta_tensors(name: str, arguments: str = "") -> dict[str, Tensor]:
 def whole_network(name: str, arguments: str = "", pretrained: bool = False, **options: Any) -> Any:
     """Return timm's whole network on the meta device.
 
-    With `pretrained`, it is the one that timm builds for published weights.
+    With `pretrained`, the network is the one that timm builds for published weights.
     """
     if pretrained:
         overlay = {"state_dict": dict(meta_tensors(name, arguments))}
@@ -358,7 +362,7 @@ def load_network(
     Args:
         name: timm's model name.
         arguments: Arguments of `timm.create_model` of the source.
-        tensors: Tensors by timm's names; what is missing, such as a head, is filled with zeros.
+        tensors: Tensors by timm's names; missing ones, such as those of a head, are zero.
         options: Further arguments of the network.
 
     Raises:
@@ -381,19 +385,19 @@ def resampled(
     Args:
         name: timm's model name.
         arguments: Arguments of the source.
-        state: Its tensors, by the names of `TimmNetwork`.
+        state: Tensors of the source by the names in `TimmNetwork`.
         image_size: Side of the images, px; 0 for the network's own.
         patch_size: Side of a patch, px; 0 for the network's own.
 
     Raises:
-        UserError: If timm does not resample them.
+        UserError: If timm does not resample the tensors.
     """
     maps = network_maps(name, arguments)
     options = size_arguments(maps, image_size, patch_size)
     tensors = {key.removeprefix("net."): value for key, value in state.items()}
     try:
         net = load_network(name, arguments, tensors, **options)
-    except UserError:  # its loader leaves the positions of some networks as they are
+    except UserError:  # the loaders of some networks do not resample positions
         changed = whole_network(name, arguments, **options).state_dict()
         try:
             net = load_network(name, arguments, _with_positions(tensors, changed), **options)
@@ -411,7 +415,7 @@ def resampled(
 def _with_positions(
     tensors: Mapping[str, Tensor], changed: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return tensors whose added positions, (1, h w, C), are resampled by timm's function."""
+    """Resample the added positions, (1, h w, C), among tensors by timm's function."""
     from timm.layers import resample_abs_pos_embed
 
     made = dict(tensors)
@@ -427,9 +431,10 @@ def _with_positions(
 def renamed_by_timm(
     name: str, arguments: str, tensors: Mapping[str, Tensor]
 ) -> dict[str, Tensor] | None:
-    """Return tensors of another project by timm's names, as timm's own loader renames them.
+    """Rename tensors of another project by timm's own loader.
 
-    None if the network has no such converter, or it does not take these tensors.
+    Returns:
+        The tensors by timm's names, or None if timm has no loader for them.
     """
     import timm
 
@@ -441,7 +446,7 @@ def renamed_by_timm(
         takes = len(inspect.signature(convert).parameters)
         try:
             made = convert(dict(tensors), *([net] if takes > 1 else []))
-        except Exception:  # it was written for other files
+        except Exception:  # the converter was written for other files
             continue
         needed = {key for key in own if not first_rule(key, LEFT_AT_INIT)}
         if made.keys() <= usual.keys() and needed <= made.keys() != tensors.keys():
@@ -450,7 +455,7 @@ def renamed_by_timm(
 
 
 class _WithoutInitialValues(TorchFunctionMode):
-    """Leave out initial values, whose operations on the meta device take most of the time."""
+    """Mode without the computation of initial values, the slowest part on the meta device."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _RANDOM and args[0].is_meta:
@@ -464,7 +469,7 @@ _RANDOM = (Tensor.normal_, Tensor.uniform_, Tensor.clamp_, Tensor.erfinv_, Tenso
 class LoadedByTimm(nn.Module):
     """Reference implementation: timm's whole network, filled by timm's own loader.
 
-    Its modules with names of maps are identities that the maps pass through.
+    The maps pass through identities that have their names.
     """
 
     def __init__(self, name: str, arguments: str = "") -> None:
@@ -495,7 +500,7 @@ def _pruned(net: Any, maps: Maps) -> Any:
 
 
 def _create(name: str, arguments: str, **options: Any) -> Any:
-    """Create timm's network; nothing is downloaded."""
+    """Create timm's network, without a download."""
     import timm
 
     if not timm.is_model(name):

@@ -39,7 +39,7 @@ class QuickGELU(nn.Module):
     """OpenAI's approximation of GELU."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply it to every element."""
+        """Apply the activation to every element."""
         return x * torch.sigmoid(1.702 * x)
 
 
@@ -141,7 +141,7 @@ class Attention(nn.Module):
             x: Tokens and positions.
             size: Height h and width w of the map.
             rotary: Output of `RotaryPositions`, or None without rotary positions.
-            copies: Number of windows that have copies of the tokens; each counts as much as that
+            copies: Number of windows with copies of the tokens; each copy counts as the 1 / copies
                 part of a token.
         """
         n, length, _ = x.shape
@@ -167,7 +167,7 @@ class Attention(nn.Module):
 def relative_positions(table: Tensor, size: int) -> Tensor:
     """Gather relative positions of query and key: (2 S - 1, C) -> (size, size, C).
 
-    The table has a row for each distance 1 - S .. S - 1; it is interpolated if `size` is not S.
+    The table has a row for each distance 1 - S .. S - 1, and is interpolated if `size` is not S.
     """
     if len(table) != 2 * size - 1:
         table = F.interpolate(table.T[None], size=2 * size - 1, mode="linear")[0].T
@@ -237,13 +237,14 @@ class Block(nn.Module):
     def _attend_in_windows(self, x: Tensor, size: tuple[int, int], rotary: Tensor | None) -> Tensor:
         """Apply attention in windows, each with a copy of the tokens, and average the copies.
 
-        Deviation: DINOv3's own detector makes each window an image of its own, with its tokens and
-        coordinates.
+        Deviation: DINOv3's own detector treats each window as an image, with tokens and coordinates
+        of the window.
 
         A window has fewer keys than the map, so that a token would draw more attention there.
-        Therefore a copy counts as the part of a token. Where tokens draw much attention, as trained
-        ones do, that moves features less from those without windows than copies that count fully,
-        tokens in global blocks alone, or none; docs/guides/finetuning.md has the numbers.
+        Therefore a copy counts as a fraction of a token. Where tokens draw much attention, as
+        trained ones do, features then stay closer to those without windows than with copies that
+        count fully, tokens in global blocks alone, or none; docs/guides/finetuning.md has the
+        numbers.
         """
         side, prefix = self.window_size, x.shape[1] - size[0] * size[1]
         windows = into_windows(x[:, prefix:].unflatten(1, size), side).flatten(1, 2)
@@ -262,11 +263,11 @@ class Block(nn.Module):
 class ViT(nn.Module):
     """Vision transformer: normalized pixels (N, 3, H, W) -> {"last_feat": (N, C, h, w)}.
 
-    H and W are multiples of the patch size. It is initialized as Detectron2's class under a seed.
-    With the default arguments it is the network of the pre-training; a detector sets the others.
+    H and W are multiples of the patch size. Under a seed, the initial weights are those of
+    Detectron2's class. With the default arguments the network is that of the pre-training.
 
     Args:
-        architecture: Architecture of the pre-training; it has the tokens that all blocks have.
+        architecture: Architecture of the pre-training, with the number of tokens.
         window_size: Side of the attention windows, in patches; 0 for global attention in all
             blocks.
         global_blocks: Indices of blocks with global attention.

@@ -1,4 +1,4 @@
-"""Reference of vision transformers: timm's own classes, which share no code with ours.
+"""Reference implementation of vision transformers: timm's classes, which share no code with `ViT`.
 
 Shapes: N images, C channels, h w patches.
 """
@@ -35,8 +35,8 @@ class _AsMap(nn.Module):
 def reference(architecture: ViTArchitecture, prefix: tuple[int, int] | None = None) -> nn.Module:
     """Build timm's own class; class token and registers get no position embedding.
 
-    It is `VisionTransformer`, or `Eva` for rotary positions. Its module `norm` outputs the map
-    after the last block, without a final norm.
+    The class is `VisionTransformer`, or `Eva` for rotary positions. The module `norm` outputs the
+    map after the last block, without a final norm.
 
     Args:
         architecture: Architecture.
@@ -84,7 +84,7 @@ def reference(architecture: ViTArchitecture, prefix: tuple[int, int] | None = No
             arguments["act_layer"] = a.activation
         arguments |= {"pre_norm": a.pre_norm, "no_embed_class": True}
         net = VisionTransformer(**arguments, reg_tokens=registers)
-        if a.patch_bias == a.pre_norm:  # timm's has a bias if there is no such norm
+        if a.patch_bias == a.pre_norm:  # timm's class has a bias unless it has that norm
             sizes = a.embed_dim, a.patch_size, a.patch_size
             net.patch_embed.proj = nn.Conv2d(3, *sizes, bias=a.patch_bias)
     if a.class_position:
@@ -101,7 +101,7 @@ def _drop_class_position(module: nn.Module, state: dict[str, Tensor], *_: Any) -
 
 
 def _fill_eva(a: ViTArchitecture, module: Any, state: dict[str, Tensor], *_: Any) -> None:
-    """Rename tensors to timm's, and set those that are no parameters there."""
+    """Rename tensors as in timm, and set those that are not parameters of timm's class."""
     module.rope.periods = state[PERIODS]
     for i, block in enumerate(module.blocks):
         if a.qkv_bias:
@@ -141,7 +141,7 @@ def token_features(
     tokens: Mapping[str, Tensor],
     image: Tensor,
 ) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Return the module of the last block in timm's networks, and the reference's output of it."""
+    """Return the last block of timm's networks by name, and the tokens after that block."""
     net: Any = _with_tokens(architecture, state, tokens)
     net.norm = nn.Identity()
     return {f"blocks.{architecture.depth - 1}": "tokens"}, {"tokens": net(image)}
