@@ -17,15 +17,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from moco.common.errors import DataError, UserError, shown
-from moco.common.keys import Keys
+from moco.common.keys import Key, Keys, Range, Role, below
 from moco.modeling import soundness
 from moco.modeling.soundness import Triple
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-
-from moco.common.keys import Key, below
 
 STRIDES = {"res2": 4, "res3": 8, "res4": 16, "res5": 32}  # of the maps under an FPN
 # Family of input contracts that name none.
@@ -663,6 +661,15 @@ def _matcher(patterns: str) -> Callable[[str], Any]:
 
 
 FEATURES = (*STRIDES,)
+
+
+def contract_key(
+    default: Any, doc: str, check: Range | None = None, *, role: Role = Role.WEIGHTS
+) -> Key:
+    """Return a key of a detector's configuration that the weights' contract sets."""
+    return Key(default, f"{doc} Set by the weights' contract.", check, role=role)
+
+
 DROP_PATH = Key(
     0.0,
     "Stochastic depth: drop probability of the last block; increases linearly from 0 at the first "

@@ -29,11 +29,12 @@ from convert.families.base import (
     Pyramid,
     Scheme,
     StagedArchitecture,
+    contract_key,
     count_blocks,
     network_arguments,
     register,
 )
-from moco.common.keys import Key, Keys, Role
+from moco.common.keys import Keys, Role
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -215,23 +216,15 @@ SCHEMES = {
 
 # Keys of a detector's configuration.
 TASK_KEYS: Keys = {
-    "MODEL.CONVNEXT.DEPTHS": Key(
-        [3, 3, 9, 3], "Blocks of the four stages. Set by the weights' contract."
+    "MODEL.CONVNEXT.DEPTHS": contract_key(
+        [3, 3, 9, 3], "Blocks of the four stages.", role=Role.PROTOCOL
     ),
-    "MODEL.CONVNEXT.DIMS": Key(
-        [96, 192, 384, 768], "Channels of the four stages. Set by the weights' contract."
+    "MODEL.CONVNEXT.DIMS": contract_key(
+        [96, 192, 384, 768], "Channels of the four stages.", role=Role.PROTOCOL
     ),
-    "MODEL.CONVNEXT.LAYER_SCALE": Key(
-        True, "Use LayerScale (V1). Set by the weights' contract.", role=Role.WEIGHTS
-    ),
-    "MODEL.CONVNEXT.GRN": Key(
-        False,
-        "Use global response normalization (V2). Set by the weights' contract.",
-        role=Role.WEIGHTS,
-    ),
-    "MODEL.CONVNEXT.LAYER_NORM_EPS": Key(
-        1e-6, "Epsilon of LayerNorm. Set by the weights' contract.", role=Role.WEIGHTS
-    ),
+    "MODEL.CONVNEXT.LAYER_SCALE": contract_key(True, "Use LayerScale (V1)."),
+    "MODEL.CONVNEXT.GRN": contract_key(False, "Use global response normalization (V2)."),
+    "MODEL.CONVNEXT.LAYER_NORM_EPS": contract_key(1e-6, "Epsilon of LayerNorm."),
     "MODEL.CONVNEXT.DROP_PATH": DROP_PATH,
 }
 

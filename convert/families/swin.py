@@ -29,13 +29,14 @@ from convert.families.base import (
     Pyramid,
     Scheme,
     StagedArchitecture,
+    contract_key,
     count_blocks,
     network_arguments,
     register,
     weights_and_biases,
 )
 from moco.common.errors import DataError, UserError, shown
-from moco.common.keys import Key, Keys, Role
+from moco.common.keys import Keys, Role
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -247,23 +248,17 @@ SCHEMES = {
 
 # Keys of a detector's configuration.
 TASK_KEYS: Keys = {
-    "MODEL.SWIN.EMBED_DIM": Key(
-        96, "Channels of the first of four stages. Set by the weights' contract."
+    "MODEL.SWIN.EMBED_DIM": contract_key(
+        96, "Channels of the first of four stages.", role=Role.PROTOCOL
     ),
-    "MODEL.SWIN.DEPTHS": Key(
-        [2, 2, 6, 2], "Blocks of the four stages. Set by the weights' contract."
+    "MODEL.SWIN.DEPTHS": contract_key(
+        [2, 2, 6, 2], "Blocks of the four stages.", role=Role.PROTOCOL
     ),
-    "MODEL.SWIN.NUM_HEADS": Key(
-        [3, 6, 12, 24], "Attention heads of the four stages. Set by the weights' contract."
+    "MODEL.SWIN.NUM_HEADS": contract_key(
+        [3, 6, 12, 24], "Attention heads of the four stages.", role=Role.PROTOCOL
     ),
-    "MODEL.SWIN.WINDOW_SIZE": Key(
-        7, "Side of a window, in cells. Set by the weights' contract.", role=Role.WEIGHTS
-    ),
-    "MODEL.SWIN.QKV_BIAS": Key(
-        True,
-        "Use a bias of queries, keys and values. Set by the weights' contract.",
-        role=Role.WEIGHTS,
-    ),
+    "MODEL.SWIN.WINDOW_SIZE": contract_key(7, "Side of a window, in cells."),
+    "MODEL.SWIN.QKV_BIAS": contract_key(True, "Use a bias of queries, keys and values."),
     "MODEL.SWIN.DROP_PATH": DROP_PATH,
 }
 

@@ -21,6 +21,7 @@ from convert.families.base import (
     Hints,
     Option,
     OtherNetworkError,
+    contract_key,
     register,
 )
 from convert.families.vit_names import DETECTRON2, PERIODS, SCHEMES
@@ -523,74 +524,43 @@ def fold_layer_scale(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 # Keys of a detector's configuration; ViT-B by default.
 TASK_KEYS: Keys = {
-    "MODEL.VIT.PATCH_SIZE": Key(
-        16, "Side of a patch, px: a power of two from 4. Set by the weights' contract."
+    "MODEL.VIT.PATCH_SIZE": contract_key(
+        16, "Side of a patch, px: a power of two from 4.", role=Role.PROTOCOL
     ),
-    "MODEL.VIT.EMBED_DIM": Key(768, "Width. Set by the weights' contract."),
-    "MODEL.VIT.DEPTH": Key(12, "Number of blocks. Set by the weights' contract."),
-    "MODEL.VIT.NUM_HEADS": Key(
-        12, "Number of attention heads. Set by the weights' contract.", role=Role.WEIGHTS
+    "MODEL.VIT.EMBED_DIM": contract_key(768, "Width.", role=Role.PROTOCOL),
+    "MODEL.VIT.DEPTH": contract_key(12, "Number of blocks.", role=Role.PROTOCOL),
+    "MODEL.VIT.NUM_HEADS": contract_key(12, "Number of attention heads."),
+    "MODEL.VIT.MLP_DIM": contract_key(3072, "Hidden width of the MLPs.", role=Role.PROTOCOL),
+    "MODEL.VIT.QKV_BIAS": contract_key(True, "Use a bias in queries, keys and values."),
+    "MODEL.VIT.LAYER_SCALE": contract_key(False, "Use LayerScale."),
+    "MODEL.VIT.CLASS_POSITION": contract_key(
+        True, "The position embedding starts with a slot for a class token (which is not used)."
     ),
-    "MODEL.VIT.MLP_DIM": Key(3072, "Hidden width of the MLPs. Set by the weights' contract."),
-    "MODEL.VIT.QKV_BIAS": Key(
-        True,
-        "Use a bias in queries, keys and values. Set by the weights' contract.",
-        role=Role.WEIGHTS,
+    "MODEL.VIT.PRETRAIN_IMAGE_SIZE": contract_key(
+        224, "Side of the images that the position embedding is for, px."
     ),
-    "MODEL.VIT.LAYER_SCALE": Key(
-        False, "Use LayerScale. Set by the weights' contract.", role=Role.WEIGHTS
+    "MODEL.VIT.LAYER_NORM_EPS": contract_key(1e-6, "Epsilon of LayerNorm."),
+    "MODEL.VIT.ACTIVATION": contract_key(
+        GELU, "Activation of the MLPs.", one_of(*ACTIVATIONS.values())
     ),
-    "MODEL.VIT.CLASS_POSITION": Key(
-        True,
-        "The position embedding starts with a slot for a class token (which is not used). Set "
-        "by the weights' contract.",
-        role=Role.WEIGHTS,
-    ),
-    "MODEL.VIT.PRETRAIN_IMAGE_SIZE": Key(
-        224,
-        "Side of the images that the position embedding is for, px. Set by the weights' contract.",
-        role=Role.WEIGHTS,
-    ),
-    "MODEL.VIT.LAYER_NORM_EPS": Key(
-        1e-6, "Epsilon of LayerNorm. Set by the weights' contract.", role=Role.WEIGHTS
-    ),
-    "MODEL.VIT.ACTIVATION": Key(
-        GELU,
-        "Activation of the MLPs. Set by the weights' contract.",
-        one_of(*ACTIVATIONS.values()),
-        role=Role.WEIGHTS,
-    ),
-    "MODEL.VIT.PRE_NORM": Key(
-        False,
-        "Use a norm before the first block, as CLIP. Set by the weights' contract.",
-        role=Role.WEIGHTS,
-    ),
-    "MODEL.VIT.PATCH_BIAS": Key(
-        True, "Use a bias in the patch embedding. Set by the weights' contract.", role=Role.WEIGHTS
-    ),
-    "MODEL.VIT.POSITION_RULE": Key(
+    "MODEL.VIT.PRE_NORM": contract_key(False, "Use a norm before the first block, as CLIP."),
+    "MODEL.VIT.PATCH_BIAS": contract_key(True, "Use a bias in the patch embedding."),
+    "MODEL.VIT.POSITION_RULE": contract_key(
         BICUBIC,
         "Interpolation of the position embedding for images of other sizes; Detectron2's is "
-        "bicubic. Set by the weights' contract.",
+        "bicubic.",
         one_of(*POSITION_RULES),
-        role=Role.WEIGHTS,
     ),
-    "MODEL.VIT.SWIGLU": Key(
+    "MODEL.VIT.SWIGLU": contract_key(
+        False, "Gate the MLPs with SiLU; MLP_DIM is the width after it."
+    ),
+    "MODEL.VIT.ROTARY": contract_key(
         False,
-        "Gate the MLPs with SiLU; MLP_DIM is the width after it. Set by the weights' contract.",
-        role=Role.WEIGHTS,
+        "Use the rotary positions of DINOv3 (arXiv 2508.10104), with coordinates of the whole"
+        " map in windows, too, instead of added ones.",
     ),
-    "MODEL.VIT.ROTARY": Key(
-        False,
-        "Use the rotary positions of DINOv3 (arXiv 2508.10104), with coordinates of the whole map "
-        "in windows, too, instead of added ones. Set by the weights' contract.",
-        role=Role.WEIGHTS,
-    ),
-    "MODEL.VIT.TOKENS": Key(
-        0,
-        "Number of tokens in the weights: the class token, then registers. Set by the weights' "
-        "contract.",
-        role=Role.WEIGHTS,
+    "MODEL.VIT.TOKENS": contract_key(
+        0, "Number of tokens in the weights: the class token, then registers."
     ),
     "MODEL.VIT.KEEP_TOKENS": Key(
         False,
