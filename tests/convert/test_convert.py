@@ -214,7 +214,7 @@ def test_a_wrong_row_of_the_table_is_seen_in_the_features(
     block |= {"conv2.norm": "bn1", "conv1.norm": "bn2"}
     stages = [f"{stage}.*" for stage in resnet.STAGES.values()]
     swapped = resnet.modules(("stem.conv1", "stem.conv1.norm"), stages, block)
-    monkeypatch.setattr(resnet, "DETECTRON2", Names(resnet.tensors(swapped)))
+    monkeypatch.setattr(resnet.ResNetFamily, "detectron2", Names(resnet.tensors(swapped)))
     assert_fails_without_a_trace(
         converted_before, tmp_path, "failed at res2 of the embedded backbone: features differ"
     )
