@@ -4,8 +4,8 @@
 
 Checkpoints of self-supervised projects, torchvision, timm and Detectron2 are recognized by content
 (docs/guides/converting.md). The output has Detectron2's names and the input contract, or with
-`--to torchvision` is a plain state dict. It gets its name only after it has been read back,
-compared with the source and shown to give the same features.
+`--to torchvision` is a plain state dict. The file gets its name only after it has been
+read back, compared with the source and shown to give the same features.
 """
 
 from __future__ import annotations

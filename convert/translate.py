@@ -39,7 +39,7 @@ from convert.families.timm_index import (
 )
 from convert.find import UnknownLayoutError
 from convert.metadata import NEXT_TO_IT, read_sidecar, recorded_arguments, recorded_names
-from convert.modeling.timm_network import compare_named_networks, meta_tensors, renamed_by_timm
+from convert.modeling.timm_network import compare_named_networks, meta_tensors, rename_with_timm
 from convert.read import (
     Entry,
     digests,
@@ -384,7 +384,7 @@ class TorchvisionNetwork:
             name: torch.tensor(float(i)).expand(value.shape)
             for i, (name, value) in enumerate(own.items())
         }
-        if renamed := renamed_by_timm(name, arguments, numbered):
+        if renamed := rename_with_timm(name, arguments, numbered):
             return {[*own][int(value.flatten()[0])]: new for new, value in renamed.items()}
         return dict(zip(own, usual, strict=True))
 
@@ -505,7 +505,7 @@ def rename_to_timm(
             for key in network
             if arrays[start + key].keys[:-1] == path
         }
-        made = renamed_by_timm(name, arguments, tensors)
+        made = rename_with_timm(name, arguments, tensors)
         if made is not None:
             text = f"timm's own loader renamed its {len(tensors)} tensors"
             return Renamed(_replaced(raw, path, prefix, made), text, is_assumed=False)

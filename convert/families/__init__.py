@@ -1,4 +1,4 @@
-"""Backbone families and their tables of names; importing this room registers all of them."""
+"""Backbone families and their tables of names; importing this package registers all families."""
 
 import importlib
 import pkgutil

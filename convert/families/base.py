@@ -593,7 +593,7 @@ def check_layer_norms(
     where: str,
     pattern: str,
 ) -> list[str]:
-    """Return no warnings if a LayerNorm was trained, or if the network has none.
+    """Check that one of the LayerNorms, if there are any, was trained; return no warnings.
 
     Args:
         state: Tensors by the family's names.

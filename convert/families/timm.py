@@ -559,7 +559,7 @@ class TimmFamily(Family):
         Raises:
             UserError: If timm does not resample the tensors.
         """
-        from convert.modeling.timm_network import network_maps, resampled
+        from convert.modeling.timm_network import network_maps, resample_tensors
 
         sizes = _sizes(model.TIMM, model.BACKBONE)
         maps = network_maps(architecture.name, architecture.arguments)
@@ -567,7 +567,7 @@ class TimmFamily(Family):
         has_own_size = not side or maps.image_size == (side, side)
         if has_own_size and not patch:
             return state, ""
-        made = resampled(architecture.name, architecture.arguments, state, **sizes)
+        made = resample_tensors(architecture.name, architecture.arguments, state, **sizes)
         number = sum(value.shape != state[key].shape for key, value in made.items())
         changes = []
         if patch:

@@ -377,7 +377,7 @@ def load_network(
     return net
 
 
-def resampled(
+def resample_tensors(
     name: str, arguments: str, state: Mapping[str, Tensor], image_size: int, patch_size: int
 ) -> dict[str, Tensor]:
     """Return the tensors of a `TimmNetwork` for images and patches of other sizes, as timm loads.
@@ -428,7 +428,7 @@ def _with_positions(
     return made
 
 
-def renamed_by_timm(
+def rename_with_timm(
     name: str, arguments: str, tensors: Mapping[str, Tensor]
 ) -> dict[str, Tensor] | None:
     """Rename tensors of another project by timm's own loader.

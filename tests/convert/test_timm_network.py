@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from convert.convert_to_d2 import convert_file, main
 from convert.families.timm import format_arguments, parse_arguments
-from convert.modeling.timm_network import TimmNetwork, layers, network_maps, parts, resampled
+from convert.modeling.timm_network import TimmNetwork, layers, network_maps, parts, resample_tensors
 from convert.translate import TYPES_IN_TIMM
 from convert.verify import build_backbone, read_converted
 from moco.common.errors import DataError, UserError
@@ -60,7 +60,7 @@ def test_other_sizes_are_those_of_timms_own_loader(
     net = TimmNetwork(name, text)
     own = {key: state[key.removeprefix("net.")] for key in net.state_dict()}
     side = changed.get("img_size", 0)
-    made = resampled(name, text, own, side, patch)
+    made = resample_tensors(name, text, own, side, patch)
     net = TimmNetwork(name, text, image_size=side, patch_size=patch)
     net.load_state_dict(made)
     image = torch.rand(1, 3, side, side)
@@ -76,7 +76,7 @@ def test_positions_that_timms_loader_leaves_are_resampled_by_its_function() -> N
     name = "hiera_tiny_224"
     text = format_arguments({"embed_dim": 24, "stages": [1, 1, 2, 1], "img_size": 64})
     state = TimmNetwork(name, text).state_dict()
-    made = resampled(name, text, state, 128, 0)
+    made = resample_tensors(name, text, state, 128, 0)
     key = "net.pos_embed"
     expected = resample_abs_pos_embed(state[key], [32, 32], num_prefix_tokens=0)
     assert torch.equal(made[key], expected)
@@ -87,7 +87,7 @@ def test_a_table_that_timm_does_not_resample() -> None:
     name = "mixer_s32_224"
     state = TimmNetwork(name).state_dict()
     with pytest.raises(UserError, match="does not resample its tables of 224 px; set MODEL"):
-        resampled(name, "", state, 320, 0)
+        resample_tensors(name, "", state, 320, 0)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from convert.modeling.timm_network import (
     FIXED,
     TimmNetwork,
     network_maps,
-    resampled,
+    resample_tensors,
     size_problem,
 )
 from convert.verify import Converted, build_backbone, read_converted, verification_image
@@ -179,7 +179,7 @@ def _trained(name: str, arguments: Mapping[str, Any]) -> Outcome:
         return Outcome(UNTRAINABLE, reason=f"{side or patch} px: {reason}")
     if side or patch:
         source = TimmNetwork(name, built).state_dict()
-        state = resampled(name, built, source, side, patch)
+        state = resample_tensors(name, built, source, side, patch)
     net = TimmNetwork(name, built, image_size=side, patch_size=patch).train()
     if side or patch:
         net.load_state_dict(state)
