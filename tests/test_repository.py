@@ -237,7 +237,7 @@ ONE_FUNCTION = {
     r"\bshlex\.(quote|join)\(": (
         "moco/common/command.py",
         "moco/common/run.py",
-        "benchmarks/suites/executors/slurm_script.py",
+        "benchmarks/suites/executors/slurm.py",
     ),
 }
 

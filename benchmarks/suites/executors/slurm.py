@@ -16,31 +16,194 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from benchmarks.suites import locks
 from benchmarks.suites.executors.base import EXECUTORS, Executor, Options, Process
-from benchmarks.suites.executors.slurm_script import JobOptions, make_script, parse_options
 from benchmarks.suites.locks import Lock
 from benchmarks.suites.runs import DONE, FAILED, QUEUED, RUNNING, Run, State, read_json
-from moco.common.errors import UserError, plural
+from moco.common.errors import Preempted, UserError, plural
 from moco.common.files import atomic_write_json, atomic_write_text
+from moco.common.shipped import own_modules
+from moco.engine.stop import signals_by_name
 
 NOTE_NAME = "job.json"
+JOB = "benchmarks.suites.executors.slurm_job"  # program of a job
 MAX_NODES = 1024  # of one run
 MAX_ARRAY = 500  # runs submitted together; Slurm's default MaxArraySize is 1001
 LOOK_SECONDS = 5.0  # interval of reading a run's files
 QUEUE_SECONDS = 30.0  # interval of calling squeue
 GONE_SECONDS = 20.0  # delay with which a shared file system may show a result
+PARTNER_SECONDS = 60  # time for the other machines of a run after the process on one has ended
+STOP_SIGNALS = signals_by_name("SIGTERM", "SIGUSR1", "SIGUSR2")
+# Options of sbatch that the project sets, as they follow from a run's size or from requeuing.
+OURS = (
+    "array",
+    "dependency",
+    "error",
+    "gpus-per-task",
+    "job-name",
+    "nodes",
+    "ntasks",
+    "ntasks-per-node",
+    "open-mode",
+    "output",
+    "requeue",
+    "no-requeue",
+    "signal",
+    "test-only",
+    "wait",
+    "wrap",
+)
+TIME = "24:00:00"
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """Options of `--slurm KEY=VALUE`.
+
+    Attributes:
+        gpus_per_node: GPUs of a node; a run of more GPUs gets several nodes. 0: no GPUs.
+        cpus_per_gpu: CPUs for each GPU; the default is a process and four data-loader workers.
+        cpus_per_task: CPUs of a node; 0: `cpus_per_gpu` times its GPUs.
+        signal_delay_s: Seconds before the time limit at which a job is asked to save.
+        array_parallelism: Jobs of an array that run at a time.
+        setup: Lines of the script before the run.
+        teardown: Lines of the script after the run.
+        srun_args: Further arguments of srun.
+        sbatch: Other options, by Slurm's names; an empty value is a flag. `time` is the limit of
+            one job; a run that needs more continues in the next.
+    """
+
+    gpus_per_node: int = 8
+    cpus_per_gpu: int = 5
+    cpus_per_task: int = 0
+    signal_delay_s: int = 90
+    array_parallelism: int = 256
+    setup: tuple[str, ...] = ()
+    teardown: tuple[str, ...] = ()
+    srun_args: tuple[str, ...] = ()
+    sbatch: Mapping[str, str] = field(default_factory=lambda: {"time": TIME})
+
+    @property
+    def save_seconds(self) -> float:
+        """Time that a run has to save; the job needs the rest of the delay to requeue itself."""
+        return max(self.signal_delay_s - 20.0, self.signal_delay_s / 2)
+
+
+_LEAST = {"gpus_per_node": 0, "cpus_per_gpu": 1, "cpus_per_task": 1, "array_parallelism": 1}
+_LEAST["signal_delay_s"] = 30
+
+
+def parse_options(arguments: Sequence[str]) -> JobOptions:
+    """Parse the `KEY=VALUE` items of `--slurm`; the last of a key counts, but lines add up.
+
+    Any other key is passed on to sbatch, which reports the ones that it does not know.
+
+    Raises:
+        UserError: If a value is invalid, or the project sets the option.
+    """
+    values: dict[str, Any] = {}
+    sbatch = {"time": TIME}
+    for argument in arguments:
+        key, equals, text = argument.partition("=")
+        where = f"--slurm {argument}"
+        if not equals or not text:
+            raise UserError(f"{where}: expected KEY=VALUE, e.g. partition=gpu")
+        option = key.removeprefix("sbatch.").replace("_", "-")
+        if key in ("setup", "teardown", "srun_args"):
+            values[key] = (*values.get(key, ()), text)
+        elif key in _LEAST:
+            if not text.isdecimal() or int(text) < _LEAST[key]:
+                raise UserError(f"{where}: expected an integer of at least {_LEAST[key]}")
+            values[key] = int(text)
+        elif option in OURS:
+            raise UserError(f"{where}: the suite sets this option; leave it out")
+        else:
+            sbatch[option] = "" if text.lower() == "true" else text
+    return JobOptions(**values, sbatch=sbatch)
+
+
+def make_script(
+    options: JobOptions,
+    name: str,
+    entries: Path,
+    number: int,
+    gpus: int,
+    nodes: int,
+    *,
+    after: Sequence[str] = (),
+) -> str:
+    """Format the batch script of an array of jobs.
+
+    A job starts slurm_job.py on each of its machines. If the program was asked to save, and the job
+    is still in state RUNNING, the job requeues itself under its id. A job in state COMPLETING was
+    cancelled, or is requeued by Slurm.
+
+    Args:
+        options: Options of `--slurm`.
+        name: Name of the jobs.
+        entries: File that describes their runs, in the folder of their logs.
+        number: Number of jobs.
+        gpus: GPUs of one run.
+        nodes: Nodes of one run.
+        after: Jobs that have to succeed before any of these starts.
+    """
+    cpus = options.cpus_per_task or max(gpus // nodes * options.cpus_per_gpu, 1)
+    comes_after = {"dependency": f"afterok:{':'.join(after)}", "kill-on-invalid-dep": "yes"}
+    own = {
+        "job-name": name,
+        "array": f"0-{number - 1}%{options.array_parallelism}",
+        "nodes": str(nodes),
+        "ntasks-per-node": "1",
+        "cpus-per-task": str(cpus),
+        **({"gpus-per-node": str(gpus // nodes)} if gpus else {}),
+        **(comes_after if after else {}),
+        "signal": f"TERM@{options.signal_delay_s}",
+        "requeue": "",
+        "open-mode": "append",
+        "output": f"{entries.parent}/%A_%a.log",
+    }
+    directives = [
+        f"#SBATCH --{key}{f'={shlex.quote(value)}' if value else ''}"
+        for key, value in (own | dict(options.sbatch)).items()
+    ]
+    # Since Slurm 22.05 srun does not inherit --cpus-per-task from the job.
+    srun = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", f"--cpus-per-task={cpus}"]
+    srun += [f"--wait={PARTNER_SECONDS}", *options.srun_args, sys.executable, "-u", "-m", JOB]
+    start = shlex.join([*srun, str(entries), str(options.save_seconds)])
+    # srun was ended by the signal itself, or its program before that had its handler.
+    preempted = [Preempted.exit_code, *(128 + number for number in STOP_SIGNALS)]
+    lines = [
+        "#!/bin/bash",
+        *directives,
+        "",
+        # `scancel --full` signals the shell as well, which by default would end, and the job.
+        "trap signaled=1 TERM",
+        shlex.join(["export", *(f"{key}={value}" for key, value in own_modules().items())]),
+        *options.setup,
+        f'{start} "$SLURMD_NODENAME"',
+        "code=$?",
+        *options.teardown,
+        f"case $code in 0) signaled= ;; {'|'.join(map(str, preempted))}) signaled=1 ;; esac",
+        "job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID",
+        'if [ "$signaled" ] && [ "$(squeue -h -j "$job" -o %T)" = RUNNING ]; then',
+        '    scontrol requeue "$job"',
+        "fi",
+        "exit $code",
+    ]
+    return "\n".join([*lines, ""])
 
 
 @EXECUTORS.register()
@@ -212,15 +375,13 @@ class SlurmExecutor(Executor):
             self._pending.remove(job)
 
     def _script(self, entries: Path, number: int, gpus: int, after: Sequence[str] = ()) -> str:
-        jobs, nodes = self.jobs_folder, self.machines(gpus)
-        return make_script(
-            self._options, self.name, jobs, entries, number, gpus, nodes, after=after
-        )
+        nodes = self.machines(gpus)
+        return make_script(self._options, self.name, entries, number, gpus, nodes, after=after)
 
     def problems(self, sizes: Collection[int]) -> list[str]:
         """Test with sbatch whether jobs of these sizes are accepted: partition, account, limits."""
         tests = {
-            gpus: sbatch(["--test-only"], self._script(Path("none.json"), 1, gpus))
+            gpus: sbatch(["--test-only"], self._script(self.jobs_folder / "none.json", 1, gpus))
             for gpus in sorted(sizes)
         }
         return [
