@@ -74,7 +74,7 @@ from benchmarks.suites.suite_file import (
     without_tasks,
 )
 from benchmarks.suites.tables import TablesSoFar, refresh_tables, results_of, write_tables
-from benchmarks.suites.tuning import read_description, with_grids
+from benchmarks.suites.tuning import choice_command, read_description, with_grids
 from benchmarks.suites.until_decided import (
     SeedPlan,
     check_options,
@@ -170,14 +170,16 @@ class Prepared:
         """Copy the weights, and return the runs; the caller holds the folder's lock."""
         folder = self.folder
         folder.write(self.content, specs, self.findings.scores)
-        copies, products = folder.copy_weights(self.inits), folder.products(specs)
+        copies = folder.copy_weights(self.inits)
         sizes = {spec.gpus for spec in specs}
         machines = {size: self.executor.machines(size) for size in sizes}
         runs = []
         for spec in specs:
-            weights = copies[spec.init] if spec.weights else ""  # a choice has none
-            own = folder.resolve(replace(spec, weights=weights), products)
-            argv = programs.command(own, folder.product_path(spec), machines[spec.gpus])
+            if spec.program == CHOOSE:
+                argv = choice_command(spec, folder.grid)
+            else:
+                own = replace(spec, weights=copies[spec.init], config=folder.task_file(spec))
+                argv = programs.command(own, folder.folder_of(spec), machines[spec.gpus])
             runs.append(folder.run(spec, argv))
         return runs
 
@@ -341,11 +343,12 @@ def time_open(
     measured: Speeds,
 ) -> Speeds:
     """Time a few iterations of the runs that could start now, see benchmarks/suites/forecast.py."""
-    by_name, products = {spec.name: spec for spec in specs}, folder.products(specs)
+    by_name = {spec.name: spec for spec in specs}
     done = {run.name for run in runs if run.state().kind == DONE}
 
     def command(run: Run, where: Path) -> Sequence[str]:
-        return programs.command(folder.resolve(by_name[run.name], products), where)
+        spec = by_name[run.name]
+        return programs.command(replace(spec, config=folder.task_file(spec)), where)
 
     ready = [run for run in runs if run.name not in done and done >= set(run.after)]
     return time_runs(ready, executor, command, measured)

@@ -5,6 +5,7 @@ reachable.json           scores of perfect predictions on the tests, by `metric_
 inits/<name>.pth         copies of the weights, so that a run is named after its init
 inits/<name>.knn.json    kNN accuracy during the pre-training whose checkpoints are inits
 runs/<task>/<init>/seed<k>-<id>/    see benchmarks/suites/runs.py
+grid/                    runs of the grids of --tune, and the files of the tuned tasks
 tables/                  written at the end
 """
 
@@ -14,7 +15,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -32,7 +33,6 @@ from benchmarks.suites.suite import (
     RunSpec,
     Suite,
     row_of,
-    with_products,
     without_places,
 )
 from moco.common.cfgnode import flatten
@@ -69,7 +69,7 @@ class SuiteFolder:
     def __init__(self, path: Path, marker: str = "") -> None:
         self.path = path = expanded(path)
         self._marker = marker
-        self.runs, self.tables = path / "runs", path / "tables"
+        self.runs, self.grid, self.tables = path / "runs", path / "grid", path / "tables"
 
     def run(self, spec: RunSpec, argv: Sequence[str] = ()) -> Run:
         """Return the run of a spec; without `argv` it can be inspected, but not started."""
@@ -94,30 +94,25 @@ class SuiteFolder:
             iterations=spec.iterations,
             seconds_per_iteration=spec.seconds_per_iteration,
             after=spec.after,
-            product=self.product_path(spec) if spec.makes else None,
+            product=self.tuned_file(spec) if spec.program == CHOOSE else None,
             expected=expected,
             in_grid=spec.in_grid,
         )
 
     def folder_of(self, spec: RunSpec) -> Path:
         """Return a run's folder; the tables read those below `runs`."""
-        return (self.path / "grid" if spec.in_grid else self.runs) / spec.name
+        return (self.grid if spec.in_grid else self.runs) / spec.name
 
-    def product_path(self, spec: RunSpec) -> Path:
-        """Return the path of a run's product: `makes` of a choice, or the run's own folder."""
-        return self.path / spec.makes if spec.makes else self.folder_of(spec)
+    def tuned_file(self, choice: RunSpec) -> Path:
+        """Return the path of the task's file that a choice writes."""
+        return self.folder_of(choice) / choice.config.name
 
-    def resolve(self, spec: RunSpec, products: Mapping[str, str]) -> RunSpec:
-        """Replace `${run}` in what a run reads by the paths of the products of earlier runs."""
-        return replace(
-            spec,
-            config=Path(with_products(spec.reads, products)) if spec.reads else spec.config,
-            arguments=tuple(with_products(value, products) for value in spec.arguments),
-        )
-
-    def products(self, specs: Sequence[RunSpec]) -> dict[str, str]:
-        """Return name of a run → path of its product."""
-        return {spec.name: str(self.product_path(spec)) for spec in specs}
+    def task_file(self, spec: RunSpec) -> Path:
+        """Return the task's file that a run reads; that of a tuned run is written by a choice."""
+        if spec.program == CHOOSE or not spec.after:
+            return spec.config
+        [choice] = spec.after
+        return self.grid / choice / spec.config.name
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -292,13 +287,20 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _spec(run: Mapping[str, Any]) -> RunSpec:
-    """Make a run of its untrusted part of `suite.json`; raise an error for another shape."""
+    """Make a run from an untrusted part of `suite.json`; raise an error for another shape.
+
+    Suites of earlier versions have further fields.
+    """
     tuples: dict[str, Any] = {
         "overrides": tuple((str(key), str(value)) for key, value in run["overrides"])
     }
-    tuples |= {name: tuple(map(str, run[name])) for name in ("after", "arguments")}
-    spec = RunSpec(**{**run, "config": Path(run["config"]), **tuples})
-    for name, kind in get_type_hints(RunSpec).items():
+    tuples |= {
+        name: tuple(map(str, run.get(name, ()))) for name in ("after", "arguments", "points")
+    }
+    kinds = get_type_hints(RunSpec)
+    known = {name: value for name, value in run.items() if name in kinds}
+    spec = RunSpec(**{**known, "config": Path(run["config"]), **tuples})
+    for name, kind in kinds.items():
         if isinstance(kind, type) and not isinstance(value := getattr(spec, name), kind):
             raise TypeError(f"{name}: got {shown(value)}")
     return spec

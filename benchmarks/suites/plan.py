@@ -102,12 +102,11 @@ def expand(
     keys_of = cache(task_keys)  # each file is read once instead of once per run
     for seed, task, name, engine in wanted:
         init, size = inits[name], min(gpus or task.gpus, available)
-        of_data, reads = (data or {}).get(task.name, ""), ""
+        of_data = (data or {}).get(task.name, "")
         after: tuple[str, ...] = ()
         if task.tunes:
             choice = _choice(task, name, points[task.tunes, name])
-            runs[choice.name] = choice
-            reads, after = f"${{{choice.name}}}", (choice.name,)
+            runs[choice.name], after = choice, (choice.name,)
             of_data = ", ".join(filter(None, (of_data, f"chosen by {choice.id}")))
         digits = run_id(
             task,
@@ -134,7 +133,6 @@ def expand(
             gpus=size,
             seconds_per_iteration=task.seconds_of(size),
             after=after,
-            reads=reads,
             in_grid=bool(task.point_of),
         )
         runs[spec.name] = spec
@@ -144,14 +142,13 @@ def expand(
 
 
 def _choice(task: SuiteTask, init: str, points: Sequence[tuple[SuiteTask, RunSpec]]) -> RunSpec:
-    """Return the run that chooses a point of a grid, and writes the file of the tuned task."""
+    """Return the run that chooses a point of a grid and writes the file of the tuned task."""
     grid = dict(task.overrides)["SOLVER.TUNED"]
     found = [(_pairs(each.point), run) for each, run in points]
     digits = _hash({"choose": [task.tunes, grid], "from": [run.id for _, run in found]})
-    folder = f"{task.tunes}.choose/{init}/{digits}"
     return RunSpec(
         id=digits,
-        name=folder,
+        name=f"{task.tunes}.choose/{init}/{digits}",
         task=f"{task.tunes}.choose",
         program=CHOOSE,
         config=task.config,
@@ -170,9 +167,8 @@ def _choice(task: SuiteTask, init: str, points: Sequence[tuple[SuiteTask, RunSpe
             f"--init={init}",
             f"--grid={grid}",
             f"--untuned={_pairs(task.point)}",
-            *(part for point, run in found for part in ("--run", point, f"${{{run.name}}}")),
         ),
-        makes=f"grid/{folder}/{task.config.name}",
+        points=tuple(point for point, _ in found),
         in_grid=True,
     )
 

@@ -9,7 +9,6 @@ from benchmarks.suites import children
 from benchmarks.suites.checks import Findings, check, command_keys
 from benchmarks.suites.executors.base import HOST, PORT, RANK
 from benchmarks.suites.suite import (
-    CHOOSE,
     DETECTION,
     DETECTRON2,
     EMBEDDED,
@@ -83,13 +82,10 @@ class Programs:
         benchmarks/suites/executors/base.py.
 
         Args:
-            spec: Run with the paths of its dependencies filled in.
-            folder: Folder of the run, or the path of the product of a choice.
+            spec: Run with the paths of its weights and of the task's file.
+            folder: Folder of the run.
             machines: Number of machines of the run.
         """
-        if spec.program == CHOOSE:
-            module = "benchmarks.suites.tuning"
-            return [sys.executable, "-m", module, *spec.arguments, str(folder)]
         keys = [*command_keys(spec), "OUTPUT_DIR", str(folder), "SEED", str(spec.seed)]
         if spec.program in _DETECTION:
             gpus = max(spec.gpus // machines, 1)

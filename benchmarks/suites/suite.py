@@ -1,7 +1,6 @@
 """Data classes of a suite: the tasks and inits of a table. plan.py expands them to runs."""
 
 import ast
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,6 @@ _JSON_FILES = ("DATASETS.COCO_TRAIN_JSON", "DATASETS.COCO_TEST_JSON")
 DETECTION, LINEAR, FINETUNE = "detection", "linear", "finetune"
 PROGRAMS = (DETECTION, LINEAR, FINETUNE)
 POINT, CHOOSE = "point", "choose"  # the training of one point of a grid, the choice of the best
-_PRODUCT = re.compile(r"\$\{([^}]*)\}")  # placeholder of another run's product
 DETECTRON2, EMBEDDED, MOCO = "detectron2", "embedded", "moco"
 DETECTION_ENGINES = (DETECTRON2, EMBEDDED)
 
@@ -133,9 +131,8 @@ class RunSpec:
         iterations: Iterations of the whole run; 0 if not known yet.
         seconds_per_iteration: Stated speed, or None.
         after: Names of the runs that it depends on.
-        arguments: Arguments of a choice; `${run}` stands for the folder of that run.
-        makes: Path of a choice's product below the suite's folder.
-        reads: `${run}`, whose product is read instead of `config`.
+        arguments: Arguments of a choice, except for the points.
+        points: Points among which a choice is made, in the order of `after`.
         in_grid: Whether it is a point of a grid, or the choice of one.
     """
 
@@ -155,8 +152,7 @@ class RunSpec:
     seconds_per_iteration: float | None = None
     after: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
-    makes: str = ""
-    reads: str = ""
+    points: tuple[str, ...] = ()
     in_grid: bool = False
 
     @property
@@ -171,11 +167,6 @@ class RunSpec:
 def row_of(init: str) -> str:
     """Return the row of the tables that an init belongs to."""
     return init.partition(SEVERAL)[0]
-
-
-def with_products(value: str, products: Mapping[str, str]) -> str:
-    """Replace the placeholders `${run}` of a value by the paths of the products."""
-    return _PRODUCT.sub(lambda match: products.get(match[1], match[0]), value)
 
 
 def task_keys(task: SuiteTask, init: str) -> dict[str, Any]:

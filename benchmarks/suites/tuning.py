@@ -12,6 +12,7 @@ the test split. The choice is a run of the suite, which writes the file that the
 import argparse
 import itertools
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks.suites.suite import DETECTION, Suite, SuiteTask, all_keys, parsed
+from benchmarks.suites.suite import DETECTION, RunSpec, Suite, SuiteTask, all_keys, parsed
 from detection.config.keys import KEYS, at_edge, tuned_axes
 from detection.evaluation.metrics import headline_names
 from moco.common.cfgnode import flatten, read_yaml
@@ -131,6 +132,19 @@ def with_grids(suite: Suite) -> Suite:
         own = {"tunes": task.name, "point": grid.untuned, "paper": ()}
         tasks.append(replace(task, name=name, overrides=overrides, **own))
     return replace(suite, tasks=tuple(tasks))
+
+
+def choice_command(choice: RunSpec, grid: Path) -> list[str]:
+    """Return the command that chooses among the points that were trained, and writes the file.
+
+    Args:
+        choice: Run of the choice.
+        grid: Folder of the runs of grids, see benchmarks/suites/folder.py.
+    """
+    pairs = zip(choice.points, choice.after, strict=True)
+    runs = [word for point, name in pairs for word in ("--run", point, str(grid / name))]
+    program = [sys.executable, "-m", "benchmarks.suites.tuning", *choice.arguments, *runs]
+    return [*program, str(grid / choice.name / choice.config.name)]
 
 
 def choose(

@@ -107,6 +107,24 @@ def test_the_signed_rank_test_is_exact():
     assert signed_rank([1.0, -1.0, 5.0]) == 0.75
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("decimals", [15, 1])
+@pytest.mark.parametrize("datasets", [6, 9, 14])
+def test_simulated_error_rates_of_the_signed_rank_test(datasets, decimals):
+    """Rows without a difference, also with ties: p < 0.05 at most as often as the level says."""
+    times, level = 4000, 0.05
+    drawn = stats.t.rvs(3, size=(times, datasets), random_state=datasets).round(decimals)
+    p_values = [signed_rank(differences) for differences in drawn]
+    false_positives = sum(p < level for p in p_values)
+    assert false_positives <= stats.binom.ppf(0.999, times, level)
+    # With ranks from 1 to n, the attained level is that of scipy's exact distribution.
+    if decimals == 15:
+        signs = [stats.wilcoxon(each, method="exact").pvalue < level for each in drawn[:500]]
+        assert [p < level for p in p_values[:500]] == signs
+    moved = [signed_rank(differences + 2.0) < level for differences in drawn[:500]]
+    assert sum(moved) / 500 > 2 * false_positives / times, "a difference is found more often"
+
+
 def test_what_a_number_of_datasets_can_reach():
     assert [datasets_needed(pairs) for pairs in (1, 2, 3, 10)] == [6, 7, 7, 9]
     five, six = reach(5, 2), reach(6, 2)

@@ -174,9 +174,24 @@ def test_simulated_error_rates():
     families = zip(welch(first + largest, base), welch(second, base), strict=True)
     found = np.mean([holm(dict(enumerate(p)))[0] < 0.05 for p in families])
     assert found == pytest.approx(0.8, abs=0.03)
-    # A true gap of the margin itself is called equal in at most 5%, none in nearly all.
-    assert rate(equivalence, first + 7, base, 7.0) < 0.08
-    assert rate(equivalence, first, base, 7.0) > 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("n", "margin"), [(3, 7.0), (5, 3.0)])
+def test_simulated_error_rates_of_equivalence(n, margin):
+    """A true gap of the margin is called equal in at most 5 % of tables, none in nearly all."""
+    times, level = 500, 0.05
+    first, base = stats.norm.rvs(size=(2, times, n), random_state=n)
+
+    def equal(gap: float, scale: float) -> int:
+        """Count the tables whose rows have this gap, one with `scale` times the spread."""
+        pairs = zip(scale * first + gap, base, strict=True)
+        p_values = [equivalence(Cell(tuple(a)), Cell(tuple(b)), margin) for a, b in pairs]
+        return sum(p < level for p in p_values)
+
+    for gap, scale in ((margin, 1.0), (-margin, 2.0)):
+        assert equal(gap, scale) <= stats.binom.ppf(0.999, times, level)
+    assert equal(0.0, 1.0) > 0.9 * times
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import ast
 import json
 import math
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -70,7 +71,7 @@ def test_what_is_chosen_comes_after_the_grid_and_before_the_tuned_task(suite):
     tuned = [spec for spec in specs if spec.task == "voc_tuned" and spec.init == "mine"]
     assert choice.after == tuple(spec.name for spec in grid) and len(grid) == 4
     assert len(tuned) == 5 and all(spec.after == (choice.name,) for spec in tuned)
-    assert all(spec.reads == f"${{{choice.name}}}" for spec in tuned)
+    assert choice.points == tuple(f"{LR}={dict(spec.overrides)[LR]}" for spec in grid)
     # The untuned rows are those of the suite without a grid.
     plain = {spec.id for spec in expand(suite, inits, ["embedded"], version="1")}
     assert plain == {spec.id for spec in specs if spec.task == "voc" and spec.program == DETECTION}
@@ -182,6 +183,32 @@ def test_a_tuned_suite(lab, capsys):
     with pytest.raises(UserError, match=r"another command \(tasks\.a\.0\.3\."):
         lab.run("--tune", "--dry-run")
     assert lab.events() == after
+
+
+@pytest.mark.slow
+def test_a_suite_that_an_earlier_version_left_half_done(tmp_path, quick, capsys):
+    """Its `suite.json` had templates of the choice's command, and of the file that it writes."""
+    lab = Lab(tmp_path, inits=("random",), trials=1)
+    write_suite(lab.path, {"name": "a"}, name="small", trials=1, tune={"values": {LR: [0.1, 0.2]}})
+    lab.run("--tune")
+    content = json.loads((lab.out / "suite.json").read_text())
+    for run in content["runs"]:
+        points = zip(run.pop("points"), run["after"], strict=False)
+        run["arguments"] += [word for point, name in points for word in ("--run", point, name)]
+        run |= {"makes": "", "reads": ""}
+        if run["program"] == CHOOSE:
+            run["makes"] = f"grid/{run['name']}/task.yaml"
+        elif run["after"]:
+            run["reads"] = f"${{{run['after'][0]}}}"
+            shutil.rmtree(lab.out / "runs" / run["name"])
+    (lab.out / "suite.json").write_text(json.dumps(content))
+    lab.run("--tune", "--status")
+    assert "4 done, 1 waiting of 5" in capsys.readouterr().out
+    before = lab.events()
+    lab.run("--tune")
+    again = {name for _, name, _ in lab.events()[len(before) :]}
+    assert {name.partition("/")[0] for name in again} == {"a_tuned"} and len(again) == 1
+    assert lab.states() == {"done": 5}
 
 
 @pytest.mark.slow
