@@ -2,20 +2,24 @@
 
 import json
 import os
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks import evaluate, run_suite
+from benchmarks.suites.executors import slurm
 from benchmarks.suites.synthetic import write_scenes
 from detection.config.resolve import resolve_names
 from detection.config.task import default_task, load_task
 from detection.datasets import custom_keys, find_custom, read_split
 from moco.common.cfgnode import split_assignments
 from moco.common.errors import DataError, UserError
+from tests.benchmarks.suites.fake_slurm import FakeSlurm
 from tests.benchmarks.suites.fake_trainer import FakePrograms
-from tests.benchmarks.suites.lab import Lab
+from tests.benchmarks.suites.lab import ROOT, Lab
 from tests.oracles.resnets import make_resnet
 
 
@@ -272,6 +276,41 @@ def test_what_other_machines_compute_is_not_timed(tmp_path, weights, capsys, mon
         assert len(json.loads((tmp_path / "plan.json").read_text())["runs"]) == 1
     else:
         assert "1 to do; how long that takes is not known" in shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["auto", "cpu", "local", "slurm", "--plan"])
+def test_each_executor(tmp_path, weights, capsys, monkeypatch, executor):
+    """Each computes the runs once and makes the table; a plan has their commands."""
+    monkeypatch.chdir(ROOT)
+    lab, cluster = Lab(tmp_path), FakeSlurm(tmp_path / "slurm")
+    listed = "GPU 0: H100 (UUID: GPU-a)" if executor == "local" else ""
+    (cluster.bin / "nvidia-smi").write_text(f"#!/bin/sh\necho '{listed}'\n")
+    (cluster.bin / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(cluster.bin), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for name in ("LOOK_SECONDS", "QUEUE_SECONDS"):
+        monkeypatch.setattr(slurm, name, 0.05)
+    write_scenes(tmp_path / "scenes", 4, 2, seed=0)
+    argv = ["--data", str(tmp_path / "scenes"), "--init", f"mine={weights}", "--init", "random"]
+    argv += ["--trials", "1", "--output", str(lab.out)]
+    plan = tmp_path / "plan.json"
+    if executor == "--plan":
+        evaluate.main([*argv, "--plan", str(plan)], FakePrograms(lab.journal))
+        runs = json.loads(plan.read_text())["runs"]
+        assert len(runs) == 2 and not lab.events()
+        for run in runs:
+            subprocess.run(run["command"], cwd=ROOT, check=True)
+    else:
+        argv += ["--executor", executor]
+    if executor != "slurm":  # runs of the fake trainer are too short to be timed
+        argv += ["--seconds-per-iteration", "1"]
+    evaluate.main(argv, FakePrograms(lab.journal))
+    lab.assert_once(2)
+    assert set(cluster.ended().values()) == ({"COMPLETED"} if executor == "slurm" else set())
+    shown = capsys.readouterr().out
+    assert "timing" not in shown and re.search(r"^random +1 ", shown, re.M), shown
+    assert {"table.md", "table.html"} <= set(lab.tables())
 
 
 @pytest.mark.parametrize("place", ["inside", "beside"])

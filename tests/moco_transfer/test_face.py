@@ -13,6 +13,7 @@ from torch import nn
 from torchvision.models import resnet18
 
 import moco_transfer as mt
+from tests.benchmarks.suites.fake_slurm import FakeSlurm
 from tests.conftest import ROOT
 from tests.oracles.checkpoints import own
 from tests.oracles.resnets import make_resnet, randomize
@@ -116,6 +117,20 @@ def test_a_module_in_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
         net.conv1.weight.add_(1)
     with pytest.raises(mt.UserError, match=r"out was made by another command \(inits\.mine"):
         mt.evaluate({"mine": net}, **how, engine="embedded")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["cpu", "slurm"])
+def test_each_executor(folder: Path, monkeypatch: pytest.MonkeyPatch, executor: str) -> None:
+    cluster = FakeSlurm(folder / "slurm")
+    monkeypatch.setenv("PATH", str(cluster.bin), prepend=os.pathsep)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    how = {"task": "tiny.yaml", "seeds": 1, "options": {"SOLVER.MAX_ITER": 1, "SOLVER.STEPS": ()}}
+    result = mt.evaluate({"random": None}, **how, out="out", executor=executor, engine="embedded")
+    [record] = result.runs
+    assert (record.init, record.iterations) == ("random", 1)
+    assert list(cluster.ended().values()) == (["COMPLETED"] if executor == "slurm" else [])
 
 
 @pytest.mark.parametrize(
