@@ -48,6 +48,7 @@ class Lab:
     def __init__(self, path: Path, inits: Sequence[str] = ("random", "mine"), trials: int = 2):
         self.with_tables = False
         self.path, self.out, self.journal = path, path / "out", path / "journal"
+        path.mkdir(exist_ok=True)
         write_suite(
             path, {"name": "a"}, {"name": "b"}, name="small", title="Two tasks", trials=trials
         )

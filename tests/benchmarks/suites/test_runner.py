@@ -121,6 +121,33 @@ class TestProcesses:
         page = (lab.out / "tables" / "table.html").read_text()
         assert "<title>Transfer results</title>" in page and 'id="progress"' not in page
 
+    def test_killed_at_six_points(self, tmp_path, quick):
+        """After each kill of the whole group, the same command continues to the same table."""
+        labs = [Lab(tmp_path / name, trials=1) for name in ("killed", "whole")]
+        for lab in labs:
+            lab.with_tables = True
+        killed, whole = labs
+        points = (
+            lambda: "reading tasks and weights" in killed.log(),
+            lambda: (killed.out / "suite.json").exists(),
+            lambda: killed.count("start"),
+            lambda: killed.count("iteration-4"),
+            lambda: killed.count("done"),
+            lambda: len(killed.count("done")) == 4 and killed.tables(),  # the page is written
+        )
+        for is_reached in points:
+            runner = killed.start(delay=0.2, start_new_session=True)
+            killed.wait_for(is_reached)
+            os.killpg(runner.pid, signal.SIGKILL)
+            assert runner.wait() == -signal.SIGKILL, killed.log()
+        for lab in labs:
+            lab.run()
+        killed.assert_once(4)
+        assert killed.states() == whole.states() == {"done": 4}
+        tables = [lab.tables() for lab in labs]
+        assert tables[0].keys() == tables[1].keys()
+        assert tables[0]["table.csv"] == tables[1]["table.csv"] != b""
+
     def test_a_folder_has_one_runner(self, lab):
         """The error of the second one names the process and the host of the first."""
         with lab.held_runner() as first:
