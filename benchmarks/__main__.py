@@ -78,7 +78,7 @@ def build_parser(every: bool = False) -> argparse.ArgumentParser:
     return parser
 
 
-def usual() -> str:
+def format_usual_commands() -> str:
     """Format the usual commands in the order of use, each with an example."""
     lines = ["The usual commands, in the order of use:"]
     for name, example in USUAL.items():
@@ -87,7 +87,7 @@ def usual() -> str:
 
 
 def module_of(command: str) -> Any:
-    """Import and return the module of a command, which has `build_parser` and `main`."""
+    """Import the module of a command, which has `build_parser` and `main`."""
     return importlib.import_module(COMMANDS[command][0])
 
 
@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int | None:
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv:
-        print(usual())
+        print(format_usual_commands())
         return 0
     name = build_parser().parse_args(argv[:1]).command
     run = module_of(name).main

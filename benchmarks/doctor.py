@@ -138,7 +138,7 @@ def _tasks(root: Path, root_argument: str) -> Iterator[str]:
 
 
 def _lacks(file: Path, sources: "Mapping[str, Source]", root_argument: str) -> Iterator[str]:
-    """Yield what a detection task lacks on this machine, each with the command that gets it."""
+    """Yield what a detection task lacks on this machine, with the commands to install it."""
     from detection.config.task import default_task
     from detection.datasets.archives import fetch_command
     from detection.datasets.base import require_package
@@ -184,7 +184,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Show this machine, or examine the dataset that the arguments name; return the exit code."""
+    """Print facts about this machine, or examine a dataset; return the exit code."""
     from detection.datasets.layout import datasets_root
 
     args = build_parser().parse_args(argv)

@@ -2,9 +2,9 @@
 
 moco-transfer evaluate --data DIR --init mine=FILE --init random
 
-It finds the layout of the dataset, a task that the weights fit, and a budget for the number of
-images, prints what it chose, and runs the suite of this one task with all options of
-`moco-transfer suite`; --dry-run stops before that. 20 iterations are timed first to know the hours,
+The command finds the layout of the dataset, a task that fits the weights, and a budget for the
+number of images, prints these choices, and runs the suite of this task with all options of
+`moco-transfer suite`; --dry-run stops before the runs. To know the hours, 20 iterations are timed
 once for a folder, unless the runs are computed elsewhere (--executor slurm, --plan).
 """
 
@@ -36,21 +36,21 @@ from moco.common.errors import UserError, plural, run_cli, say
 from moco.common.files import expanded
 from moco.common.shipped import resolve, shown
 
-# Each image is seen in this many epochs, but a detector needs some iterations on any dataset, and
-# more than the paper's for VOC does not pay off.
+# Epochs, and limits of the iterations: a detector needs a minimum on any dataset, and more than the
+# schedule of the paper for VOC does not pay off.
 EPOCHS, LEAST, MOST = 50, 300, 24_000
 DECAYS = (3 / 4, 11 / 12)  # of the schedule; VOC's are at 18k and 22k of 24k iterations
 SEEDS = 3
 
 
 def budget(images: int, batch: int, warmup: int, iterations: int | None = None) -> dict[str, Any]:
-    """Return the keys of a schedule for a number of training images.
+    """Compute the keys of a schedule for a number of training images.
 
     Args:
-        images: Training images.
-        batch: Images of an iteration.
+        images: Number of training images.
+        batch: Images per iteration.
         warmup: Iterations of the task's warm-up, which is shortened to a tenth of the schedule.
-        iterations: Length of the schedule; None: chosen for the number of images.
+        iterations: Length of the schedule; None: follows from the number of images.
     """
     if iterations is None:
         iterations = min(max(ceil(EPOCHS * images / batch), LEAST), MOST)
@@ -68,7 +68,7 @@ def choose(
 
     Args:
         data: Folder of the dataset.
-        weights: Weights whose backbone the task has to fit.
+        weights: Weights whose backbone the task must fit.
         task: Task file or its shipped name; None: the example task of the backbone.
         opts: `KEY VALUE` overrides, which replace what is chosen.
 
@@ -119,9 +119,9 @@ def choose(
 
 
 def _options(task: str | None, given: Mapping[str, str | None]) -> dict[str, str]:
-    """Return the options with which a task reads weights: a task for timm's networks, as timm's.
+    """Return the options for reading weights: family timm for tasks with networks of timm.
 
-    The file names the network, unless `given` does: the one in the task file is an example.
+    The weights or `given` name the network; the name in the task file is an example.
     """
     from detection.modeling.backbones import backbone_type
 
@@ -170,7 +170,7 @@ def main(argv: Sequence[str] | None = None, programs: Programs | None = None) ->
     content = {"tasks": [{"config": file, "overrides": keys}], "trials": args.trials}
     name = data.resolve().name
     folder = SuiteFolder(args.output or Path("output", name))
-    suite = run_suite.configured(read_suite(content, Path(as_name(name))), args)
+    suite = run_suite.configure_suite(read_suite(content, Path(as_name(name))), args)
     timing = not args.seconds_per_iteration
     run_suite.run(suite, folder, args, programs or Programs(), timing=timing)
 

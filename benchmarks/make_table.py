@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(verify(path))
         return
     from benchmarks.report.bundle import read_all
-    from benchmarks.report.export import find_renderers, to_terminal, whereabouts, write_files
+    from benchmarks.report.export import find_renderers, format_paths, to_terminal, write_files
     from benchmarks.report.records import collect
     from benchmarks.report.report import Report, make_tables
     from benchmarks.suites.until_decided import with_looks
@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         ]
         write_bundle(args.bundle, report, Report(own, others, near=args.near, shared=shared), about)
     print(to_terminal(report, sys.stdout.isatty()))
-    print(whereabouts(written, None if about else args.bundle))
+    print(format_paths(written, None if about else args.bundle))
     if about:
         say(
             f"wrote {args.bundle}; next: {program('table', 'python -m benchmarks.make_table')} "
@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _about(args: argparse.Namespace) -> "About | None":
-    """Return who measured the results of `--bundle`, or None if nobody is named.
+    """Return who measured the results of `--bundle`, or None if no name is given.
 
     Raises:
         UserError: If a text is not one short line.

@@ -73,7 +73,7 @@ def plot_curves(runs: Mapping[str, Mapping[str, Curve]]) -> Plot:
 
 
 def label_runs(runs: Sequence[Path]) -> list[str]:
-    """Return the shortest ends of the folders' paths that tell the runs apart."""
+    """Return the shortest ends of the paths that distinguish the runs."""
     paths = [run.resolve().parts for run in runs]
     for length in range(1, max(map(len, paths)) + 1):
         labels = ["/".join(parts[-length:]) for parts in paths]

@@ -26,7 +26,7 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks import run_suite
-from benchmarks.suites import children
+from benchmarks.suites import forkserver
 from benchmarks.suites.folder import SUITE_NAME, SuiteFolder
 from benchmarks.suites.options import SuiteOptions
 from benchmarks.suites.prepare import (
@@ -99,7 +99,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Network:
-    """Choice of `--arch`: its pre-training and its detector. Seconds are of one idle core.
+    """Choice of `--arch`: pre-training and detector. Seconds are those of one idle core.
 
     Attributes:
         pretraining: YAML file of the pre-training.
@@ -185,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         # The rows from random weights need no pre-training, so that both are computed at once.
         run({RANDOM: RANDOM}, lambda *seen: None)
         with folder.lock():
-            agreement = children.call(convert_checkpoint, pretraining.folder, weights)
+            agreement = forkserver.call(convert_checkpoint, pretraining.folder, weights)
         say(f"converted: {weights}, features of one image {agreement} to the checkpoint's")
     finish = partial(report, args=args, trials=trials)
     run({RANDOM: RANDOM, "moco": str(weights)}, finish)
@@ -245,7 +245,7 @@ def make_suite(args: Options, output: Path) -> Suite:
 
 
 def own_images(args: Options) -> list[Path]:
-    """Return the user's images to pre-train on; empty without --images and --voc.
+    """Return the images of the user for pre-training; empty without --images and --voc.
 
     Raises:
         UserError: If there are too few.
@@ -263,12 +263,12 @@ def own_images(args: Options) -> list[Path]:
 
 
 def scenes_of(args: Options, output: Path) -> Path:
-    """Return the folder of the scenes, which for the user's own has the name of the dataset."""
+    """Return the folder of the scenes; for data of the user, it is named after the dataset."""
     return output / "data" / (args.voc.resolve().name if args.voc else "scenes")
 
 
 def make_data(args: Options, own: Sequence[Path], output: Path) -> None:
-    """Draw images and scenes, or make small copies of the user's; leave out those that exist."""
+    """Draw images and scenes, or make small copies of those of the user, unless they exist."""
     images, knn, scenes = (
         output / "data" / "images",
         output / "data" / "knn",
@@ -289,7 +289,7 @@ def make_data(args: Options, own: Sequence[Path], output: Path) -> None:
 
 
 def make_pretraining(args: Options, own: Sequence[Path], output: Path) -> Run:
-    """Return the run of the pre-training, on the user's own images if there are any."""
+    """Return the run of the pre-training, on the images of the user if there are any."""
     network = NETWORKS[args.arch]
     config, folder = CONFIGS / network.pretraining, output / "runs" / "pretrain"
     keys = {"DATA.ROOT": str(output / "data" / "images")}
@@ -325,7 +325,7 @@ def queue_length(num_images: int) -> int:
 
 
 def remove_outputs(output: Path) -> None:
-    """Remove the files of an earlier quickstart; the caller holds the folder's lock."""
+    """Remove the files of an earlier quickstart; the caller holds the lock of the folder."""
     for path in (output / name for name in OUTPUTS):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -342,7 +342,7 @@ def report(
     trials: int,
 ) -> None:
     """Write the tables and figures; print the files, the next commands and, last, the table."""
-    from benchmarks.report.export import to_terminal, whereabouts, write_files
+    from benchmarks.report.export import format_paths, to_terminal, write_files
     from benchmarks.report.records import collect
     from benchmarks.report.report import Report, make_tables
     from benchmarks.report.samples import save_samples
@@ -363,7 +363,7 @@ def report(
     say("", "Files:", *(f"  {each}" for each in (*files, folder.path / "moco.pth", folder.runs)))
     print(next_commands(folder.path, args, trials))
     print(f"\n{to_terminal(report_, color=sys.stdout.isatty())}")
-    print(whereabouts(files))
+    print(format_paths(files))
 
 
 def next_commands(output: Path, args: Options, trials: int) -> str:

@@ -28,25 +28,25 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import benchmarks.suites.executors  # noqa: F401 - registers them
-from benchmarks.suites import children
-from benchmarks.suites.checkpoints import FINAL, disk_line, remove_checkpoints
+from benchmarks.suites import forkserver
+from benchmarks.suites.checkpoints import FINAL, format_disk_space, remove_checkpoints
 from benchmarks.suites.checks import Findings, option_pairs
 from benchmarks.suites.data_digest import check_outside, data_digests
 from benchmarks.suites.executors.base import EXECUTORS, Executor, Options, PlanExecutor
 from benchmarks.suites.folder import (
     SuiteFolder,
-    identify,
+    hash_inits,
     project_version,
     suite_content,
 )
 from benchmarks.suites.forecast import (
     Speeds,
     TimedSpeeds,
-    detectable,
-    listing,
+    format_detectable_gaps,
+    format_listing,
     make_forecast,
     measured_speeds,
-    status,
+    print_status,
     time_runs,
 )
 from benchmarks.suites.options import FIRST_SEEDS, SuiteOptions, add_arguments
@@ -65,9 +65,9 @@ from benchmarks.suites.suite import (
     with_metric,
 )
 from benchmarks.suites.suite_file import (
-    announce,
+    describe_datasets,
+    expand_datasets,
     load_suite,
-    over_datasets,
     parse_inits,
     parse_stated,
     with_options,
@@ -76,10 +76,10 @@ from benchmarks.suites.suite_file import (
 from benchmarks.suites.tables import TablesSoFar, refresh_tables, results_of, write_tables
 from benchmarks.suites.tuning import choice_command, read_description, with_grids
 from benchmarks.suites.until_decided import (
-    SeedPlan,
+    InterimPlan,
     check_options,
+    make_interim_plan,
     next_runs,
-    seed_plan,
     with_seeds,
 )
 from moco.common.command import RANDOM, parse_options, program
@@ -107,19 +107,19 @@ def main(argv: Sequence[str] | None = None, programs: Programs | None = None) ->
     suite = load_suite(resolve(args.suite))
     folder = SuiteFolder(args.output or Path("output", suite.name))
     if args.status:
-        status(folder)
+        print_status(folder)
         return
-    suite = without_tasks(over_datasets(suite, args.data, args.task), args.skip)
+    suite = without_tasks(expand_datasets(suite, args.data, args.task), args.skip)
     if args.data is not None:
         rows = {row_of(name) for name in parse_inits(args.init) or suite.inits}
-        say(*announce(suite, len(rows)))
+        say(*describe_datasets(suite, len(rows)))
     for name in args.skip:
         say(f"left out: {name}, by --skip")
-    run(configured(suite, args), folder, args, programs or Programs())
+    run(configure_suite(suite, args), folder, args, programs or Programs())
 
 
-def configured(suite: Suite, options: SuiteOptions) -> Suite:
-    """Return a suite with the seeds, keys, speeds and grids of its options.
+def configure_suite(suite: Suite, options: SuiteOptions) -> Suite:
+    """Apply the seeds, keys, speeds and grids of the options to a suite.
 
     Raises:
         UserError: If an option does not fit the suite.
@@ -141,8 +141,8 @@ class Prepared:
 
     Attributes:
         content: Content of `suite.json`, from `suite_content`.
-        specs: All runs that the suite may compute.
-        plan: Plan of the looks after which it computes more of them; None: all are computed.
+        specs: All runs that the suite may need.
+        plan: Plan of the looks after which seeds are added; None: all runs are computed.
         keep: Policy of the checkpoints, see benchmarks/suites/checkpoints.py.
         measured: Speeds of runs that are done.
         problems: Reasons why some runs would fail, one line each.
@@ -158,16 +158,16 @@ class Prepared:
     measured: Speeds
     findings: Findings
     problems: Sequence[str]
-    plan: SeedPlan | None = None
+    plan: InterimPlan | None = None
 
     def next_specs(self) -> tuple[tuple[RunSpec, ...], list[str]]:
-        """Return the runs up to the next looks, and a line on each look that was taken."""
+        """Return the runs up to the next looks, and lines about the last looks."""
         if self.plan is None:
             return self.specs, []
         return next_runs(self.specs, self.folder, self.plan)
 
     def runs(self, specs: Sequence[RunSpec], programs: Programs) -> list[Run]:
-        """Copy the weights, and return the runs; the caller holds the folder's lock."""
+        """Copy the weights, and return the runs; the caller holds the lock of the folder."""
         folder = self.folder
         folder.write(self.content, specs, self.findings.scores)
         copies = folder.copy_weights(self.inits)
@@ -199,15 +199,15 @@ def run(
     """Check and compute a suite; `--dry-run` stops after the checks, `--plan` writes the runs.
 
     Args:
-        suite: Suite from `configured`.
+        suite: Suite from `configure_suite`.
         folder: Folder of the suite.
         options: Options of the suite.
         programs: Programs of the runs.
         timing: Time runs of unknown speed as `--time` does, if this machine computes them.
         fail_fast: Stop everything at the first failure.
         finish: Function that makes the tables; None: `write_tables`.
-        beside: Further runs, which are computed with those of the suite.
-        show_notes: Print what the checks note.
+        beside: Further runs to compute with those of the suite.
+        show_notes: Print the notes of the checks.
 
     Returns:
         The result of `finish`, or None if nothing was computed.
@@ -218,15 +218,15 @@ def run(
         Preempted: If a signal stopped the suite.
         SuiteFailed: If some runs failed; raised when the others are done.
     """
-    prepared = prepare(suite, folder, options, programs, timing)
+    prepared = prepare_suite(suite, folder, options, programs, timing)
     for note in prepared.findings.notes if show_notes else ():
         say(f"note: {note}")
     if options.dry_run:
-        show(prepared, options.retry_failed)
-        refuse(prepared.problems)
+        print_runs(prepared, options.retry_failed)
+        raise_problems(prepared.problems)
         print("\nchecked every task, dataset and weights file; no run was started")
         return None
-    refuse(prepared.problems)
+    raise_problems(prepared.problems)
     with folder.lock():
         if options.plan:
             runs = prepared.runs(prepared.specs, programs)
@@ -241,19 +241,19 @@ def run(
         while len(specs) > computed:
             print(*lines, sep="\n", end="\n" if lines else "", flush=True)
             runs = [*beside, *prepared.runs(specs, programs)]
-            states = compute(suite, runs, prepared, options, fail_fast)
+            states = compute_runs(suite, runs, prepared, options, fail_fast)
             computed = len(specs)
             specs, lines = prepared.next_specs()
         print(*lines, sep="\n", end="\n" if lines else "")
-        return conclude(runs, states, prepared, options, finish or write_tables)
+        return finish_suite(runs, states, prepared, options, finish or write_tables)
 
 
-def prepare(
+def prepare_suite(
     suite: Suite, folder: SuiteFolder, options: SuiteOptions, programs: Programs, timing: bool
 ) -> Prepared:
     """Expand a suite into its runs, and check those that are not done.
 
-    It writes nothing but the speeds that were timed, so that the next call knows them.
+    Only timed speeds are written, for the next call.
     """
     print(f"suite {suite.name}: reading tasks and weights", flush=True)
     keep = options.keep or FINAL
@@ -277,7 +277,7 @@ def prepare(
         for init, what in programs.not_downloaded(weights).items():
             say(f"would download {init}: {what}; its runs are checked as if from random weights")
             later[init] = Init(weights[init], None)
-    found = identify(
+    found = hash_inits(
         programs.locate({name: text for name, text in weights.items() if name not in later})
     )
     inits = {name: later.get(name) or found[name] for name in weights}
@@ -289,7 +289,7 @@ def prepare(
     version, data = project_version(), data_digests(suite, folder.recorded_data())
     keys: dict[str, Any] = {"version": version, "gpus": options.gpus_per_run, "data": data}
     baseline = options.baseline or suite.baseline
-    plan = seed_plan(options, inits, baseline)
+    plan = make_interim_plan(options, inits, baseline)
     most = suite if plan is None else with_seeds(suite, plan.most)
     everything = specs = expand(most, inits, engines, available=executor.gpus, **keys)
     content = suite_content(suite, inits, engines, plan=asdict(plan) if plan else None, **keys)
@@ -306,8 +306,8 @@ def prepare(
     if plan and undone:  # a later look adds seeds to rows whose runs so far are done
         undone = [spec for spec in everything if folder.run(spec).state().kind != DONE]
     checked = [replace(s, weights=RANDOM) if s.init in later else s for s in undone]
-    findings, problems = check_open(checked, executor, programs, [*folder.scores()])
-    lengths = {spec.name: with_length(folder, spec, findings) for spec in everything}
+    findings, problems = check_undone(checked, executor, programs, [*folder.scores()])
+    lengths = {spec.name: set_length(folder, spec, findings) for spec in everything}
     everything, specs = tuple(lengths.values()), tuple(lengths[spec.name] for spec in specs)
     hardware = None if executor.remote else findings.hardware or None
     seen = [folder.run(spec) for spec in specs]
@@ -316,7 +316,7 @@ def prepare(
         timed = TimedSpeeds(folder.path, content, findings.hardware)
         known = timed.read()
         measured = known | measured
-        if new := time_open(specs, seen, folder, executor, programs, measured):
+        if new := time_undone(specs, seen, folder, executor, programs, measured):
             timed.write(known | new)
             measured |= new
     return Prepared(
@@ -334,7 +334,7 @@ def prepare(
     )
 
 
-def time_open(
+def time_undone(
     specs: Sequence[RunSpec],
     runs: Sequence[Run],
     folder: SuiteFolder,
@@ -342,7 +342,7 @@ def time_open(
     programs: Programs,
     measured: Speeds,
 ) -> Speeds:
-    """Time a few iterations of the runs that could start now, see benchmarks/suites/forecast.py."""
+    """Time a few iterations of the runs that can start now, see benchmarks/suites/forecast.py."""
     by_name = {spec.name: spec for spec in specs}
     done = {run.name for run in runs if run.state().kind == DONE}
 
@@ -354,32 +354,34 @@ def time_open(
     return time_runs(ready, executor, command, measured)
 
 
-def show(prepared: Prepared, retry_failed: bool) -> None:
-    """Print the runs, their hours and disk space, and the smallest gap that they can detect."""
+def print_runs(prepared: Prepared, retry_failed: bool) -> None:
+    """Print the runs with their hours and disk space, and the smallest gap that they detect."""
     from benchmarks.report.report import tables_so_far
 
     specs, _ = prepared.next_specs()
     seen = [prepared.folder.run(spec) for spec in specs]
-    print(listing(specs, seen, prepared.measured, prepared.executor, retry_failed))
+    print(format_listing(specs, seen, prepared.measured, prepared.executor, retry_failed))
     undone = [spec for spec, each in zip(specs, seen, strict=True) if not each.state().settled]
     if trained := [spec for spec in undone if spec.program != CHOOSE]:
         print(
-            disk_line(trained, prepared.findings.checkpoints, prepared.keep, prepared.folder.path)
+            format_disk_space(
+                trained, prepared.findings.checkpoints, prepared.keep, prepared.folder.path
+            )
         )
     if prepared.plan is not None:
         return
     compared = [spec for spec in specs if spec.program in PROGRAMS]
-    print(f"\n{detectable(compared, tables_so_far(results_of(seen), None))}")
+    print(f"\n{format_detectable_gaps(compared, tables_so_far(results_of(seen), None))}")
 
 
-def compute(
+def compute_runs(
     suite: Suite,
     runs: Sequence[Run],
     prepared: Prepared,
     options: SuiteOptions,
     fail_fast: bool,
 ) -> dict[str, State]:
-    """Compute runs while the page shows their progress, and return their states by name."""
+    """Compute runs while the page shows the progress, and return name → state."""
     folder, title = prepared.folder, suite.title or suite.name
     states = {each.name: each.state() for each in runs}
     if number := sum(not state.settled for state in states.values()):
@@ -404,16 +406,16 @@ def compute(
         ).run()
 
 
-def conclude(
+def finish_suite(
     runs: Sequence[Run],
     states: Mapping[str, State],
     prepared: Prepared,
     options: SuiteOptions,
     finish: Callable[[SuiteFolder, Sequence[Run], str | None], Any],
 ) -> Any:
-    """Make the tables of runs that are over, and return the result of `finish`."""
+    """Write the tables when the runs are over, and return the result of `finish`."""
     folder = prepared.folder
-    if options.keep:  # by default, runs that were done before keep all they have
+    if options.keep:  # by default, runs of earlier calls keep all checkpoints
         for each in runs:
             if states[each.name].kind == DONE:
                 remove_checkpoints(each.folder, options.keep, done=True)
@@ -424,7 +426,7 @@ def conclude(
     if len(runs) < MANY:
         result = finish(folder, runs, prepared.baseline)
     else:  # a process of its own frees the memory of that many records
-        result = children.call(finish, folder, runs, prepared.baseline)
+        result = forkserver.call(finish, folder, runs, prepared.baseline)
     raise_failures(runs, states, options.retry_failed)
     return result
 
@@ -441,12 +443,16 @@ def make_executor(name: str, options: Options) -> Executor:
     return executor
 
 
-def check_open(
+def check_undone(
     specs: Sequence[RunSpec], executor: Executor, programs: Programs, scored: Sequence[str]
 ) -> tuple[Findings, list[str]]:
-    """Check runs; return the findings, and all problems, also the executor's.
+    """Check runs; return the findings, and all problems including those of the executor.
 
-    The scores of perfect predictions with the digests `scored` are known.
+    Args:
+        specs: Runs that are not done.
+        executor: Executor of the runs.
+        programs: Programs of the runs.
+        scored: Digests whose scores of perfect predictions are known.
     """
     if not specs:
         return Findings(), []
@@ -456,7 +462,7 @@ def check_open(
     return findings, [*findings.problems, *executor.problems({spec.gpus for spec in specs})]
 
 
-def refuse(problems: Sequence[str]) -> None:
+def raise_problems(problems: Sequence[str]) -> None:
     """Raise UserError if there are problems, after printing one line for each."""
     if len(problems) == 1:
         raise UserError(f"nothing was started: {problems[0]}")
@@ -465,8 +471,8 @@ def refuse(problems: Sequence[str]) -> None:
         raise UserError(f"nothing was started: {len(problems)} problems, see above")
 
 
-def with_length(folder: SuiteFolder, spec: RunSpec, findings: Findings) -> RunSpec:
-    """Return a run with its number of iterations, from the check or from its record."""
+def set_length(folder: SuiteFolder, spec: RunSpec, findings: Findings) -> RunSpec:
+    """Return a run with the number of iterations from the check or from the record."""
     length = findings.iterations.get((spec.task, spec.engine, spec.init))
     if not length:
         state = folder.run(spec).state()

@@ -21,12 +21,19 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.report.along import epoch_of
-from benchmarks.run_suite import SuiteFailed, configured, run
+from benchmarks.run_suite import SuiteFailed, configure_suite, run
 from benchmarks.suites.folder import SuiteFolder
 from benchmarks.suites.options import SuiteOptions, add_arguments
 from benchmarks.suites.programs import Programs
 from benchmarks.suites.suite import Suite
-from benchmarks.suites.suite_file import as_name, by_epoch, is_pattern, matching, read_suite, series
+from benchmarks.suites.suite_file import (
+    as_name,
+    is_pattern,
+    match_files,
+    name_checkpoints,
+    order_by_epoch,
+    read_suite,
+)
 from moco.common.command import parse_options, program
 from moco.common.errors import DataError, UserError, first_few, plural, run_cli, say
 from moco.common.files import expanded
@@ -73,7 +80,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None, programs: Programs | None = None) -> int:
-    """Watch a folder, and return 130 if Ctrl-C ended that, as run_cli does."""
+    """Watch a folder, and return 130 after Ctrl-C, as run_cli does."""
     args = parse_options(build_parser(), argv, WatchOptions)
     if not args.poll_seconds > 0:
         raise UserError(f"--poll-seconds: got {args.poll_seconds}, expected seconds above 0")
@@ -87,7 +94,7 @@ def main(argv: Sequence[str] | None = None, programs: Programs | None = None) ->
     name = name or as_name(expanded(place).resolve().parent.name)
     tasks = [{"config": str(resolve(task).absolute())} for task in args.task]
     suite = read_suite({"name": name, "tasks": tasks, "trials": args.trials}, Path(name))
-    suite = configured(suite, args)
+    suite = configure_suite(suite, args)
     folder = SuiteFolder(args.output or Path("output", name))
     try:
         _watch(place, suite, folder, args, programs or Programs())
@@ -100,7 +107,7 @@ def main(argv: Sequence[str] | None = None, programs: Programs | None = None) ->
 def _watch(
     pattern: str, suite: Suite, folder: SuiteFolder, options: WatchOptions, programs: Programs
 ) -> None:
-    """Run the suite with the checkpoints so far, again whenever there are more."""
+    """Run the suite with the checkpoints so far, and again whenever there are more."""
     once = bool(options.dry_run or options.plan)
     evaluated: set[str] = set()
     failure: SuiteFailed | None = None
@@ -112,13 +119,13 @@ def _watch(
         now = _versions(pattern)
         whole = [path for path, version in now.items() if once or before.get(path) == version]
         if once and not whole:
-            by_epoch(whole, pattern)  # raises
+            order_by_epoch(whole, pattern)  # raises
         new = [path for path in whole if judged.get(path) != now[path]]
         judged |= {path: now[path] for path in new}
         bad |= dict.fromkeys(new, "") | programs.unreadable(new)
         whole.sort(key=lambda path: path in new)  # an epoch belongs to the file that was first
         copied = _copied(folder, suite.name)
-        rows = copied | series(suite.name, _usable(whole, bad, pattern))
+        rows = copied | name_checkpoints(suite.name, _usable(whole, bad, pattern))
         rows |= {row: path for row, path in copied.items() if Path(path).is_file()}
         for path in new:
             if bad[path]:
@@ -153,11 +160,11 @@ def _watch(
 
 
 def _usable(files: Sequence[Path], bad: dict[Path, str], pattern: str) -> dict[int, Path]:
-    """Return the usable ones of checkpoints by epoch, and add those without a place to `bad`."""
+    """Return epoch → usable checkpoint, and add checkpoints without an epoch to `bad`."""
     found: dict[int, Path] = {}
     for path in (each for each in files if not bad[each]):
         try:
-            [epoch] = by_epoch([path], pattern)
+            [epoch] = order_by_epoch([path], pattern)
         except (DataError, OSError) as error:
             bad[path] = str(error)
             continue
@@ -169,16 +176,16 @@ def _usable(files: Sequence[Path], bad: dict[Path, str], pattern: str) -> dict[i
 def _versions(pattern: str) -> dict[Path, tuple[int, int]]:
     """Return the size and time of the files that match a pattern."""
     found = {}
-    for path in matching(pattern):
+    for path in match_files(pattern):
         with suppress(FileNotFoundError):  # deleted since
             found[path] = path.stat().st_size, path.stat().st_mtime_ns
     return found
 
 
 def _copied(folder: SuiteFolder, name: str) -> dict[str, str]:
-    """Return row → copy in the suite's folder, of checkpoints that earlier looks have found.
+    """Return row → copy, in the suite folder, of checkpoints that were found earlier.
 
-    The pre-training may have deleted them since.
+    The pre-training may have deleted the originals.
     """
     found: dict[str, str] = {}
     for row in folder.recorded().get("inits", {}):

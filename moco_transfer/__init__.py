@@ -75,9 +75,9 @@ class Result:
     report: Report = field(repr=False)
 
     def __str__(self) -> str:
-        from benchmarks.report.export import to_terminal, whereabouts
+        from benchmarks.report.export import format_paths, to_terminal
 
-        return f"{to_terminal(self.report, color=False)}\n{whereabouts([self.html])}"
+        return f"{to_terminal(self.report, color=False)}\n{format_paths([self.html])}"
 
     def _repr_html_(self) -> str:
         page = escape(read_text(self.html))  # in a frame, for its own style

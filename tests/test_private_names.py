@@ -19,7 +19,7 @@ PACKAGES = ("benchmarks", "convert", "detection", "moco", "moco_transfer")
 # The class or module that has a name, the name, the file that uses it.
 PRIVATE = (
     # what a program has registered, which a child of multiprocessing runs itself from 3.13 on
-    ("atexit", "_run_exitfuncs", "benchmarks/suites/children.py"),
+    ("atexit", "_run_exitfuncs", "benchmarks/suites/forkserver.py"),
     # a second training in one process starts from nothing
     ("detectron2.utils.comm", "_LOCAL_PROCESS_GROUP", "detection/d2/engine.py"),
     # likewise

@@ -382,7 +382,7 @@ def write_files(out: Path, report: "Report", formats: Sequence[str] = FORMATS) -
     return written
 
 
-def whereabouts(written: Sequence[Path], bundle: Path | None = None) -> str:
+def format_paths(written: Sequence[Path], bundle: Path | None = None) -> str:
     """Return the last line on a terminal: where the page is.
 
     Args:

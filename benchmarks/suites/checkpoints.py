@@ -24,14 +24,14 @@ RESERVE = 2  # kept of an unfinished run: the newest, and the one before in case
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Size of one checkpoint of a run, and the number of them if none is deleted."""
+    """Size of one checkpoint of a run, and the number of checkpoints if none is deleted."""
 
     num_bytes: int
     number: int
 
 
 def number_kept(keep: str, done: bool) -> int | None:
-    """Return the number of checkpoints of a run that a policy keeps; None: all."""
+    """Return the number of checkpoints of a run that a policy keeps, or None for all."""
     return {FINAL: 1 if done else RESERVE, LAST: RESERVE, ALL: None}[keep]
 
 
@@ -48,17 +48,17 @@ def remove_checkpoints(folder: Path, keep: str, *, done: bool) -> None:
         path.unlink(missing_ok=True)
 
 
-def disk_line(
+def format_disk_space(
     specs: "Sequence[RunSpec]",
     checkpoints: Mapping[tuple[str, str, str], Checkpoints],
     keep: str,
     folder: Path,
 ) -> str:
-    """Format the disk space that the checkpoints of the runs will take by policy, and what is free.
+    """Format the disk space that checkpoints will take under each policy, and the free space.
 
     Args:
         specs: Runs that are not done.
-        checkpoints: (task, engine, init) → checkpoints of such a run, if they are known.
+        checkpoints: (task, engine, init) → known checkpoints of such runs.
         keep: The chosen policy, which is named first.
         folder: Folder of the suite, which need not exist yet.
     """

@@ -66,7 +66,7 @@ class Findings:
 
 
 def check(specs: Sequence[RunSpec], on_gpus: bool, scored: Sequence[str] = ()) -> Findings:
-    """Check one run of each (task, engine, init) of `specs`, as its trials differ in the seed only.
+    """Check one run of each (task, engine, init); the trials differ in the seed only.
 
     Args:
         specs: Runs that are not done.
@@ -131,11 +131,11 @@ class _Outcome:
     """Result of the check of one run.
 
     Attributes:
-        problem: Reason why it would fail; empty if it would not.
+        problem: Reason why the run would fail; empty if it would not.
         iterations: Length of the run; 0 if unknown.
-        checkpoints: Checkpoints that it writes; None if unknown.
-        notes: Facts that a reader of its numbers should know.
-        title: Name of its task in tables.
+        checkpoints: Checkpoints that the run writes; None if unknown.
+        notes: Facts that a reader of the numbers should know.
+        title: Name of the task in tables.
         task: Resolved task of a detection run; None if it is not known.
     """
 
@@ -150,9 +150,9 @@ class _Outcome:
 def _decoded(
     outcome: _Outcome, known: dict[tuple[tuple[str, str], ...], tuple[str, str]], end: float
 ) -> _Outcome:
-    """Decode the images of a run's data, and add a damaged one to its outcome.
+    """Decode the images of a run, and add a damaged image to the outcome as its problem.
 
-    Otherwise the run would end at that image, or at its evaluation, after the training.
+    Otherwise the run would end at that image, or in the evaluation, after the training.
 
     Args:
         outcome: Outcome of the run.
@@ -177,7 +177,7 @@ def _decoded(
 
 
 def _scored(outcome: _Outcome, known: "dict[str, tuple[Reachable | None, str]]") -> _Outcome:
-    """Score perfect predictions on a run's test split, and note on its outcome why it is not 100.
+    """Score perfect predictions on the test split, and note why the score is below 100.
 
     Args:
         outcome: Outcome of the run, whose task, and with it its data, is left out of the result.
@@ -217,7 +217,7 @@ def _outcome(spec: RunSpec) -> _Outcome:
 
 
 def command_keys(spec: RunSpec) -> list[str]:
-    """Return the `KEY VALUE` arguments of a run's overrides, with the folder of datasets."""
+    """Return the overrides of a run as `KEY VALUE` arguments, with the folder of datasets."""
     return [part for key, text in spec.overrides for part in (key, with_datasets_folder(text))]
 
 
@@ -232,7 +232,10 @@ def option_pairs(
 ) -> dict[str, list[tuple[str, str]]]:
     """Split `--opts KEY VALUE ...` by program: each key goes to the programs that have it.
 
-    Messages call the arguments `where`.
+    Args:
+        suite_tasks: Tasks of the suite.
+        arguments: `KEY VALUE` or `KEY=VALUE` words.
+        where: Name of the arguments in messages.
 
     Raises:
         UserError: If a key has no value, or no program of the suite has the key.
@@ -292,9 +295,9 @@ def _check_detection(spec: RunSpec) -> _Outcome:
 
 
 def _without_data(spec: RunSpec) -> _Outcome:
-    """Determine a detection run's length without reading its data.
+    """Determine the length of a detection run without reading the data.
 
-    The checkpoints of a custom dataset stay unknown, as their size depends on its classes.
+    Checkpoints on a custom dataset stay unknown, as their size depends on the classes.
     """
     from detection.config.task import keys_without_data
     from detection.datasets import custom_keys
@@ -328,7 +331,7 @@ def _length(cfg: "CfgNode", engine: str) -> _Outcome:
 
 
 def _without_initialization() -> AbstractContextManager[Any]:
-    """Return a context in which initializers do nothing: on meta, torch imports its compiler."""
+    """Return a context without initializers, for which torch imports its compiler on meta."""
     from torch.overrides import TorchFunctionMode
 
     class NoInitialization(TorchFunctionMode):

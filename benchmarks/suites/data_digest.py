@@ -1,4 +1,4 @@
-"""Digests of custom datasets: equal files have the same digest wherever they are.
+"""Digests of custom datasets, which do not depend on the place of the files.
 
 The digest of a folder covers the relative names of all files, the bytes of annotations and lists
 (`*.xml`, `*.txt`, `*.json`), and the sizes of the others. At most `MAX_FILES` of either kind are
@@ -33,7 +33,7 @@ MAX_FILES = 20_000
 
 
 def data_digests(suite: Suite, before: Mapping[str, str] | None) -> dict[str, str]:
-    """Return task → digest of its custom data; empty if it has none.
+    """Return task → digest of custom data; empty if the task has none.
 
     Args:
         suite: Suite with the overrides of the command line.
@@ -47,7 +47,7 @@ def data_digests(suite: Suite, before: Mapping[str, str] | None) -> dict[str, st
 
 
 def data_digest(keys: Mapping[str, Any], digest_of: Callable[[str], str] | None = None) -> str:
-    """Hash the files and folders that keys name; empty if there are none or one is missing.
+    """Hash the files and folders that keys name; return "" if there are none or one is missing.
 
     Args:
         keys: Values of a task's keys.
@@ -78,10 +78,10 @@ def data_paths(keys: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check_outside(file: Path, suite: Suite) -> None:
-    """Check that a file to write is in no folder of custom data, whose digest it would change.
+    """Check that an output file is in no folder of custom data, as it would change the digest.
 
     Raises:
-        UserError: If it is.
+        UserError: If the file is in such a folder.
     """
     for task in suite.tasks:
         for path in data_paths(all_keys(task)).values():
@@ -93,7 +93,7 @@ def check_outside(file: Path, suite: Suite) -> None:
 
 
 def folder_digest(folder: str) -> str:
-    """Compute the digest of one folder, as the module's docstring defines it."""
+    """Compute the digest of a folder, as the docstring of the module defines it."""
     names = sorted(files_below(folder, OUTPUTS))
     digest = hashlib.sha256("\n".join(names).encode(errors="surrogateescape"))
     for is_read in (True, False):

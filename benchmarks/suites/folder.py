@@ -2,7 +2,7 @@
 
 suite.json               requested content; every later call on this folder has to agree with it
 reachable.json           scores of perfect predictions on the tests, by `metric_sha256`
-inits/<name>.pth         copies of the weights, so that a run is named after its init
+inits/<name>.pth         copies of the weights, named after their inits
 inits/<name>.knn.json    kNN accuracy during the pre-training whose checkpoints are inits
 runs/<task>/<init>/seed<k>-<id>/    see benchmarks/suites/runs.py
 grid/                    runs of the grids of --tune, and the files of the tuned tasks
@@ -63,7 +63,8 @@ class SuiteFolder:
 
     Args:
         path: Folder, which need not exist.
-        marker: File of a folder that has other files before the suite's; empty: none has.
+        marker: Name of a file that marks a folder with files of other programs; empty: no such
+            folder is accepted.
     """
 
     def __init__(self, path: Path, marker: str = "") -> None:
@@ -72,7 +73,7 @@ class SuiteFolder:
         self.runs, self.grid, self.tables = path / "runs", path / "grid", path / "tables"
 
     def run(self, spec: RunSpec, argv: Sequence[str] = ()) -> Run:
-        """Return the run of a spec; without `argv` it can be inspected, but not started."""
+        """Return the run of a spec; a run without `argv` can be inspected, but not started."""
         expected = {
             "kind": spec.program,
             "engine": spec.engine,
@@ -100,7 +101,7 @@ class SuiteFolder:
         )
 
     def folder_of(self, spec: RunSpec) -> Path:
-        """Return a run's folder; the tables read those below `runs`."""
+        """Return the folder of a run; the tables read the folders below `runs`."""
         return (self.grid if spec.in_grid else self.runs) / spec.name
 
     def tuned_file(self, choice: RunSpec) -> Path:
@@ -116,15 +117,15 @@ class SuiteFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the folder's lock, as its only runner.
+        """Hold the lock of the folder, as its only runner.
 
         Raises:
-            LockedError: If another process holds it; names the process and its host.
+            LockedError: If another process holds the lock; names the process and the host.
         """
         path = self.path / LOCK_NAME
-        lock = Lock.take(path)
+        lock = Lock.acquire(path)
         if lock is None:
-            holder = locks.read(path)
+            holder = locks.read_holder(path)
             raise LockedError(
                 f"{self.path}: process {holder.get('runner', '?')} on {holder.get('host', '?')} "
                 f"has computed it since {holder.get('utc', '?')}; --status shows its progress"
@@ -158,7 +159,7 @@ class SuiteFolder:
         return content
 
     def check(self, content: Mapping[str, Any]) -> None:
-        """Check that the folder is this suite's, or new.
+        """Check that the folder is new or belongs to this suite.
 
         Args:
             content: Result of `suite_content`.
@@ -172,7 +173,7 @@ class SuiteFolder:
     def write(
         self, content: Mapping[str, Any], specs: Sequence[RunSpec], scores: Mapping[str, Any]
     ) -> None:
-        """Check the folder, and write `suite.json` and the scores; the caller holds its lock."""
+        """Check the folder, and write `suite.json` and the scores; the caller holds the lock."""
         remove_stale(self.path)
         self.check(content)
         runs = json.loads(json.dumps([asdict(spec) for spec in specs], default=str))
@@ -183,10 +184,10 @@ class SuiteFolder:
             atomic_write_json(self.path / SCORES_NAME, {**self.scores(), **scores})
 
     def read(self) -> tuple[dict[str, Any], tuple[RunSpec, ...]]:
-        """Read `suite.json`: its content, and its runs.
+        """Read the content and the runs of `suite.json`.
 
         Raises:
-            UserError: If there is none, or it has another version.
+            UserError: If the file is missing or of another version.
         """
         path = self.path / SUITE_NAME
         content = _read(path)
@@ -213,10 +214,10 @@ class SuiteFolder:
     def copy_weights(self, inits: Mapping[str, Init]) -> dict[str, str]:
         """Copy the weights into the folder, named after their inits.
 
-        They are copied because a link to the weights of one machine is broken on another.
+        Links to the weights would be broken on other machines.
 
         Returns:
-            Init → weights of its runs: `random`, or the path of the copy.
+            Init → weights of the runs: `random`, or the path of the copy.
         """
         weights = {name: init.weights for name, init in inits.items() if init.sha256 is None}
         for name in [name for name in inits if name not in weights]:
@@ -236,7 +237,7 @@ class SuiteFolder:
         return weights
 
     def _copy_knn(self, inits: Mapping[str, Init]) -> None:
-        """Copy the kNN accuracies next to checkpoints, which their pre-training has logged."""
+        """Copy the kNN accuracies that pre-trainings have logged next to their checkpoints."""
         found = {name: epoch_of(name) for name, init in inits.items() if init.sha256}
         folders = {at[0]: Path(inits[name].weights).parent for name, at in found.items() if at}
         for pretraining, folder in folders.items():
@@ -262,7 +263,7 @@ def _are_tasks(value: Any) -> bool:
     )
 
 
-# Parts of `suite.json` that are read again → whether they are required, and a check of the value.
+# Part of `suite.json` that is read again → whether it is required, and a check of the value.
 _SHAPE: dict[str, tuple[bool, Callable[[Any], bool]]] = {
     "suite": (True, lambda value: isinstance(value, str)),
     "trials": (True, _is_named(int)),
@@ -273,10 +274,10 @@ _SHAPE: dict[str, tuple[bool, Callable[[Any], bool]]] = {
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Read `suite.json`, which may be somebody else's file of this name; empty if there is none.
+    """Read `suite.json`, which may be a file of another program; empty if there is none.
 
     Raises:
-        UserError: If it is damaged, or not of a suite.
+        UserError: If the file is damaged, or not of a suite.
     """
     content = read_json(path)
     for key, (required, is_valid) in _SHAPE.items() if content else ():
@@ -306,8 +307,11 @@ def _spec(run: Mapping[str, Any]) -> RunSpec:
     return spec
 
 
-def identify(weights: Mapping[str, LocalWeights | None]) -> dict[str, Init]:
-    """Hash the files of the inits; None stands for random initialization.
+def hash_inits(weights: Mapping[str, LocalWeights | None]) -> dict[str, Init]:
+    """Hash the files of the inits.
+
+    Args:
+        weights: Init → file; None stands for random initialization.
 
     Raises:
         DataError: If files do not exist; one line names all of them.
@@ -359,8 +363,8 @@ def suite_content(
         engines: Detection engines.
         version: Version of this project.
         gpus: Value of --gpus-per-run, if given.
-        data: Task → digest of its custom data; empty if it has none.
-        plan: Plan of the looks after which seeds are added, if there is one.
+        data: Task → digest of custom data; empty if there is none.
+        plan: Plan of the looks after which seeds are added, or None.
     """
     tasks: dict[str, dict[str, Any]] = {
         task.name: {
@@ -389,12 +393,12 @@ def suite_content(
 
 
 def check_agreement(before: Mapping[str, Any], now: Mapping[str, Any], where: str) -> None:
-    """Check that a later call requests the content of the first, or more trials, inits or engines.
+    """Check that a call requests what the first call did, or more trials, inits or engines.
 
     Raises:
         UserError: If they differ; names the first difference.
     """
-    # A task may be new, as the tuned ones are, but the content of a task may not change.
+    # New tasks are fine, e.g. tuned ones, but the content of a task may not change.
     known = {name: task for name, task in now["tasks"].items() if name in before["tasks"]}
     old, new = (
         flatten({**call, "tasks": {name: _without_grid(task) for name, task in tasks.items()}})
@@ -416,7 +420,7 @@ def check_agreement(before: Mapping[str, Any], now: Mapping[str, Any], where: st
 
 
 def _without_grid(task: Mapping[str, Any]) -> dict[str, Any]:
-    """Remove a task's grid, which may change: a wider one has other runs."""
+    """Remove the grid of a task, which may change: the points of a wider grid are further runs."""
     keys = {key: value for key, value in task["keys"].items() if key != "SOLVER.TUNED"}
     return {**task, "keys": keys}
 
@@ -428,7 +432,7 @@ def remove_stale(folder: Path) -> None:
 
 
 def project_version() -> str:
-    """Return the version of the installed package, or `source` for a tree that is not installed."""
+    """Return the version of the installed package, or `source` if it is not installed."""
     try:
         return importlib.metadata.version("moco-transfer")
     except importlib.metadata.PackageNotFoundError:

@@ -44,14 +44,14 @@ if TYPE_CHECKING:
 
 
 class Estimate(NamedTuple):
-    """Expected seconds of a run, None if unknown, and their source."""
+    """Expected seconds of a run, or None if unknown, and the source of the estimate."""
 
     seconds: float | None
     source: str
 
 
 class Forecast(NamedTuple):
-    """Share of the work that is done, 0..1, and seconds until the rest is, infinity if unknown."""
+    """Finished share of the work, 0..1, and the seconds that are left, infinity if unknown."""
 
     done: float
     seconds_left: float
@@ -61,7 +61,7 @@ Speeds = dict[tuple[str, str, int], list[float]]  # `Run.speed_key` → seconds 
 
 
 def estimate(run: Run, measured: Speeds) -> Estimate:
-    """Estimate a run's seconds from measured runs of the same speed, or from the stated speed."""
+    """Estimate the seconds of a run from measured runs of the same kind, or a stated speed."""
     speeds = measured.get(run.speed_key)
     if run.iterations and speeds:
         seconds = run.iterations * math.fsum(speeds) / len(speeds)
@@ -74,12 +74,12 @@ def estimate(run: Run, measured: Speeds) -> Estimate:
 def make_forecast(
     runs: Sequence[Run], states: Mapping[str, State], measured: Speeds, parallel: int
 ) -> Forecast:
-    """Forecast when the runs of a plan will be done.
+    """Forecast when the runs of a suite will be done.
 
-    A run without an estimate is assumed to take the mean of the others.
+    A run without an estimate is assumed to take as long as the others on average.
 
     Args:
-        runs: All runs of the plan.
+        runs: All runs of the suite.
         states: Name → state.
         measured: Speeds of finished runs.
         parallel: Number of runs that are computed at once.
@@ -110,8 +110,14 @@ def time_left(
 ) -> float:
     """Simulate the schedule, and return the seconds until all runs in `left` are done.
 
-    Running ones keep their slot; others start in order when a slot is free and the runs that they
-    depend on are done. `left` is name → seconds of work.
+    Running runs keep their slots; the others start in order, when a slot is free and the runs on
+    which they depend are done.
+
+    Args:
+        runs: All runs, in the order of starting.
+        left: Name → seconds of work that are left.
+        running: Names of the runs that have started.
+        parallel: Number of slots.
     """
     order = {run.name: place for place, run in enumerate(runs)}
     before = {
@@ -143,9 +149,9 @@ def time_left(
 
 
 def known_speeds(runs: Iterable[Run], states: Mapping[str, State], measured: Speeds) -> Speeds:
-    """Add the speeds of running runs to those of finished ones.
+    """Return the speeds of finished runs, or else of running runs.
 
-    Finished runs come first, as the speed of a running one lacks its start and its end.
+    Finished runs come first, as the speed of a running run lacks the start and the end.
     """
     return speeds_of(runs, states, RUNNING) | measured
 
@@ -160,9 +166,9 @@ def speeds_of(runs: Iterable[Run], states: Mapping[str, State], kind: str) -> Sp
 
 
 def speed(run: Run, state: State | None, kind: str) -> float | None:
-    """Return a run's seconds per iteration, or None if unknown or the run is not in state `kind`.
+    """Return the seconds per iteration of a run in state `kind`, or None if unknown.
 
-    The speed of a running one is known when its process has done a twentieth of the iterations.
+    The speed of a running run is known after a twentieth of the iterations.
     """
     if state is None or not run.iterations or state.kind != kind:
         return None
@@ -174,7 +180,7 @@ def speed(run: Run, state: State | None, kind: str) -> float | None:
     return None
 
 
-def summary(runs: Sequence[Run], states: Mapping[str, State]) -> str:
+def format_progress(runs: Sequence[Run], states: Mapping[str, State]) -> str:
     """Format the states as `3/18 done, 1 failed; voc mine seed 0 45%, …`."""
     kinds = [state.kind for state in states.values()]
     text = f"{kinds.count(DONE)}/{len(runs)} done"
@@ -187,7 +193,7 @@ def summary(runs: Sequence[Run], states: Mapping[str, State]) -> str:
 
 
 class Display(Bar):
-    """Progress bar of a plan on a terminal, or lines in a log."""
+    """Progress bar of a suite on a terminal, or lines in a log."""
 
     def __init__(self, name: str) -> None:
         bar_format = "{desc} {percentage:3.0f}%|{bar}| {elapsed}{postfix}"
@@ -196,7 +202,7 @@ class Display(Bar):
         self._latest = self._start[0], Forecast(0, math.inf)
 
     def show(self, forecast: Forecast, text: str) -> None:
-        """Show a forecast and the text of `summary`."""
+        """Show a forecast and the text of `format_progress`."""
         now = time.monotonic()
         if math.isnan(self._start[1]):
             self._start = now, forecast.done
@@ -223,7 +229,7 @@ def measured_speeds(runs: Sequence[Run], hardware: Mapping[str, Any] | None) -> 
 
     Args:
         runs: All runs; those that are not done are ignored.
-        hardware: Ignore runs on other hardware than this, in the form of records; None: on any.
+        hardware: Hardware in the form of records, to ignore runs on other hardware; None: any.
     """
     states = {each.name: each.state() for each in runs}
     done = [each for each in runs if states[each.name].kind == DONE]
@@ -240,14 +246,14 @@ def _ran_on(run: Run, hardware: Mapping[str, Any]) -> bool:
     return same_gpus and bool(run.gpus or recorded.get("cpu") == hardware.get("cpu"))
 
 
-def listing(
+def format_listing(
     specs: Sequence[RunSpec],
     runs: Sequence[Run],
     measured: Speeds,
     executor: Executor,
     retry_failed: bool = False,
 ) -> str:
-    """Format a table of all runs with the hours of each, and the hours that are left in all."""
+    """Format a table of all runs with their hours, and the total of the hours that are left."""
     unit = "GPU hours" if executor.gpus else "CPU hours"
     states = {each.name: each.state() for each in runs}
     rows, hours, unknown, number = [], 0.0, [], 0
@@ -284,7 +290,7 @@ def listing(
     return f"\n{tabulate(rows, headers=head, disable_numparse=True)}\n\n{total}"
 
 
-def detectable(specs: Sequence[RunSpec], tables: Sequence["Table"]) -> str:
+def format_detectable_gaps(specs: Sequence[RunSpec], tables: Sequence["Table"]) -> str:
     """Format the smallest gap that the runs can detect, in standard deviations and in points.
 
     Args:
@@ -324,13 +330,13 @@ def detectable(specs: Sequence[RunSpec], tables: Sequence["Table"]) -> str:
 
 
 def inspect_runs(runs: Sequence[Run]) -> tuple[dict[str, State], Forecast]:
-    """Read the states of runs that another process computes, and forecast their end."""
+    """Read the states of runs that another process computes, and forecast their ends."""
     states = with_jobs(runs, {each.name: each.state() for each in runs})
     parallel = sum(state.kind == RUNNING for state in states.values())
     return states, make_forecast(runs, states, speeds_of(runs, states, DONE), parallel)
 
 
-def status(folder: SuiteFolder) -> None:
+def print_status(folder: SuiteFolder) -> None:
     """Print the progress of every run; write nothing."""
     content, specs = folder.read()
     runs = [folder.run(spec) for spec in specs]
@@ -362,7 +368,7 @@ POLL_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class TimedSpeeds:
-    """File of the speeds that were timed for a suite, so that a later call does not time again.
+    """File of the speeds that were timed for a suite, which later calls reuse.
 
     Attributes:
         folder: Folder of the suite, which need not exist.
@@ -382,7 +388,7 @@ class TimedSpeeds:
         return {(task, engine, gpus): [seconds] for task, engine, gpus, seconds in stored["timed"]}
 
     def write(self, speeds: Speeds) -> None:
-        """Store speeds; the folder is made."""
+        """Write the speeds, and create the folder."""
         timed = [[*key, math.fsum(each) / len(each)] for key, each in speeds.items()]
         atomic_write_json(self.folder / SPEEDS_NAME, {"of": self._of(), "timed": timed})
 
@@ -398,13 +404,13 @@ def time_runs(
     command: Callable[[Run, Path], Sequence[str]],
     measured: Speeds,
 ) -> Speeds:
-    """Start a run of each kind in a temporary folder, and kill it after `ITERATIONS`.
+    """Start a run of each kind in a temporary folder, and kill it after `ITERATIONS` iterations.
 
     Args:
         runs: Runs whose dependencies are done.
         executor: Executor of this machine.
         command: Function that returns a run's command for another folder.
-        measured: Speeds that are known, which are not measured again.
+        measured: Known speeds, which are not measured again.
 
     Returns:
         The speeds that could be measured.
@@ -426,8 +432,8 @@ def time_runs(
 
 
 def _seconds(run: Run, executor: Executor) -> list[float]:
-    """Measure a run's seconds per iteration; return none if it ends before."""
-    devices, lock = executor.reserve(run.gpus), Lock.take(run.lock)
+    """Measure the seconds per iteration of a run; return an empty list if the run ends before."""
+    devices, lock = executor.reserve(run.gpus), Lock.acquire(run.lock)
     assert devices is not None and lock is not None  # no other run has been started
     say(f"timing {run.title}")
     process = executor.start(run, lock, devices)

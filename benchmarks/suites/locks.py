@@ -19,7 +19,7 @@ with suppress(ImportError):  # on Windows, where these modules are only imported
 
 
 class Lock:
-    """Exclusive lock on a file; create it with `take`.
+    """Exclusive lock on a file; create it with `acquire`.
 
     Attributes:
         fd: File descriptor; a child inherits the lock by `subprocess.Popen(pass_fds=...)`.
@@ -29,7 +29,7 @@ class Lock:
         self.fd = fd
 
     @classmethod
-    def take(cls, path: Path) -> "Lock | None":
+    def acquire(cls, path: Path) -> "Lock | None":
         """Lock `path`, which is created if missing and never removed.
 
         Returns:
@@ -45,7 +45,7 @@ class Lock:
         return None
 
     def write(self, content: Mapping[str, Any]) -> None:
-        """Write what other processes may `read` while the lock is held."""
+        """Write what other processes can read while the lock is held."""
         data = json.dumps(dict(content)).encode()
         os.pwrite(self.fd, data, 0)
         os.ftruncate(self.fd, len(data))
@@ -55,20 +55,20 @@ class Lock:
         os.close(self.fd)
 
 
-def held(path: Path) -> bool:
-    """Return whether a process holds the lock; change nothing on disk."""
+def is_held(path: Path) -> bool:
+    """Return whether a process holds the lock, without changing the file."""
     try:
         fd = open_descriptor(path, os.O_RDONLY)
     except OSError:
         return False
-    # A shared lock, so that several processes can test at once; `Lock.take` is retried soon.
+    # A shared lock, so that several processes can test at once; `Lock.acquire` is retried soon.
     free = _locked(fd, path, fcntl.LOCK_SH | fcntl.LOCK_NB)
     os.close(fd)
     return not free
 
 
-def read(path: Path) -> dict[str, Any]:
-    """Read what the holder has written; empty if there is nothing, or only part of it."""
+def read_holder(path: Path) -> dict[str, Any]:
+    """Read what the holder of a lock has written; empty if nothing or only a part is there."""
     try:
         content = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError):

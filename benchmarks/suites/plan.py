@@ -1,8 +1,8 @@
-"""Plan of a suite: its runs and their dependencies.
+"""Plan of a suite: the runs and their dependencies.
 
-`expand` is pure: it maps a suite and inits to runs. A run's id is a hash of everything that
-determines its numbers: the task's keys, the content of custom data, the bytes of the weights or the
-run that makes them, the engine, the seed and the version of this project.
+`expand` is pure: it maps a suite and inits to runs. The id of a run is a hash of everything that
+determines the numbers: the keys of the task, the content of custom data, the bytes of the weights,
+the choice of a tuned task, the engine, the seed and the version of this project.
 """
 
 import fnmatch
@@ -38,7 +38,7 @@ SCHEMA = 1
 
 
 def engines_of(task: SuiteTask, engines: Sequence[str]) -> tuple[str, ...]:
-    """Return those of the requested engines that a task can run on.
+    """Return the requested engines on which a task can run.
 
     Raises:
         UserError: If there are none.
@@ -70,11 +70,11 @@ def expand(
     Args:
         suite: Suite with the options of the command line.
         inits: Name → init.
-        engines: Detection engines; a task takes those that it can run on.
+        engines: Detection engines; a task runs on those that support it.
         version: Version of this project.
-        gpus: GPUs of one run; None: the task's number, but at most those that are available.
+        gpus: GPUs of one run; None: the number of the task, but at most `available`.
         available: Number of GPUs; 0: everything runs on the CPU.
-        data: Task → digest of its custom data, from benchmarks/suites/data_digest.py.
+        data: Task → digest of custom data, from benchmarks/suites/data_digest.py.
 
     Raises:
         UserError: If there is no run, a task supports none of the engines, or GPUs are missing.
@@ -191,7 +191,7 @@ def run_id(
     data: str = "",
     keys_of: Callable[[SuiteTask, str], dict[str, Any]] | None = None,
 ) -> str:
-    """Return the first 10 hex digits of the hash of everything that determines a run's numbers.
+    """Return the first 10 hex digits of the hash of everything that determines the numbers.
 
     `data` is the digest of custom data, and `keys_of` a cached `task_keys`.
     """
@@ -211,7 +211,11 @@ def run_id(
 def write_plan(path: Path, suite: str, runs: Sequence[Run], measured: Speeds) -> None:
     """Write the runs as JSON: command, GPUs, dependencies, and the file that exists at the end.
 
-    Their seconds are estimated from `measured`, the speeds of earlier runs.
+    Args:
+        path: File to write.
+        suite: Name of the suite.
+        runs: Runs of the suite.
+        measured: Speeds of earlier runs, from which the seconds are estimated.
     """
     content = {
         "schema": SCHEMA,

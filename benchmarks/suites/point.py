@@ -1,4 +1,4 @@
-"""Training at one point of a grid: `detection.train_net`, of which divergence is a result."""
+"""Training at one point of a grid: `detection.train_net`, where divergence is a result."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from moco.common.errors import NumericError, UserError, run_cli, say
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train, and return 0 even if it diverged; the record tells, for the choice of a point."""
+    """Train, and return 0 even after divergence, which the record tells the choice of a point."""
     try:
         return train_net.main(argv)
     except UserError as error:

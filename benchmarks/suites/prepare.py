@@ -29,7 +29,7 @@ LIMIT = 20_000  # images
 
 @contextmanager
 def atomic_folder(folder: PathLike) -> Iterator[Path]:
-    """Yield a temporary folder that gets its name when all of its files are written.
+    """Yield a temporary folder that is renamed to `folder` when all files are written.
 
     Raises:
         UserError: If the folder exists already.
@@ -86,7 +86,7 @@ def voc_splits(root: PathLike) -> tuple[str, str]:
 
 
 def training_images(root: PathLike) -> list[Path]:
-    """List the images of a VOC-layout folder's training list that are not in its test list.
+    """List the images in the training list of a VOC-layout folder that are not in the test list.
 
     Raises:
         DataError: If there are no lists, or a listed image is missing.

@@ -1,11 +1,11 @@
-"""Programs that a suite runs: their checks, and the commands that start them."""
+"""Programs that a suite runs: checks, and the commands that start them."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from benchmarks.suites import children
+from benchmarks.suites import forkserver
 from benchmarks.suites.checks import Findings, check, command_keys
 from benchmarks.suites.executors.base import HOST, PORT, RANK
 from benchmarks.suites.suite import (
@@ -29,31 +29,30 @@ _SIGNALS = "SIGTERM,SIGINT,SIGUSR1,SIGUSR2"  # by default the last two would kil
 
 
 class Programs:
-    """This project's programs, which tests replace by small ones.
+    """Programs of this project, which tests replace by small ones.
 
-    Only processes of their own import torch. benchmarks/suites/checks.py documents the checks.
+    Only child processes import torch. benchmarks/suites/checks.py documents the checks.
     """
 
     def not_downloaded(self, weights: Mapping[str, str]) -> dict[str, str]:
-        """Return init → description of its download, for those that need one."""
-        needed = _each(pretrained.not_downloaded, weights)
+        """Return init → description of the download, for inits that need one."""
+        needed = _map_inits(pretrained.not_downloaded, weights)
         return {init: what for init, what in needed.items() if what}
 
     def locate(self, weights: Mapping[str, str]) -> dict[str, LocalWeights | None]:
-        """Find the file of each init, and download it if necessary; None stands for random.
+        """Find or download the file of each init; None stands for random initialization.
 
         Raises:
             UserError: If weights cannot be downloaded, or are in a folder without any.
         """
         files = {init: text for init, text in weights.items() if text != RANDOM}
-        found = _each(find_file, files)
+        found = _map_inits(find_file, files)
         return {init: found.get(init) for init in weights}
 
     def choose_engines(self, wanted: str) -> tuple[str, ...]:
         """Return the detection engines for `auto`, `detectron2`, `embedded` or `each`.
 
-        This does not import Detectron2, which takes longer than the rest of a dry run; `check`
-        does.
+        Only `check` imports Detectron2, which takes longer than the rest of a dry run.
 
         Raises:
             UserError: If Detectron2 is needed and not installed.
@@ -68,17 +67,17 @@ class Programs:
         return (DETECTRON2, EMBEDDED) if wanted == "each" else (DETECTRON2,)
 
     def unreadable(self, files: Sequence[Path]) -> dict[Path, str]:
-        """Return file → why its weights cannot be read, for those that cannot."""
-        return children.call(_unreadable, list(files)) if files else {}
+        """Return file → reason why its weights cannot be read, for unreadable files."""
+        return forkserver.call(_unreadable, list(files)) if files else {}
 
     def check(self, specs: Sequence[RunSpec], on_gpus: bool, scored: Sequence[str]) -> Findings:
-        """Check the runs in a process of its own, see benchmarks/suites/checks.py."""
-        return children.call(check, list(specs), on_gpus, list(scored))
+        """Check the runs in a child process, see benchmarks/suites/checks.py."""
+        return forkserver.call(check, list(specs), on_gpus, list(scored))
 
     def command(self, spec: RunSpec, folder: Path, machines: int = 1) -> list[str]:
         """Return the command that starts or resumes a run.
 
-        On several machines it has placeholders that each machine fills in, see
+        The command for several machines has placeholders that each machine replaces, see
         benchmarks/suites/executors/base.py.
 
         Args:
@@ -127,16 +126,16 @@ def _unreadable(files: Sequence[Path]) -> dict[Path, str]:
     return found
 
 
-def _each(function: Callable[[str], _T], weights: Mapping[str, str]) -> dict[str, _T]:
-    """Return init → `function` of its weights.
+def _map_inits(function: Callable[[str], _T], weights: Mapping[str, str]) -> dict[str, _T]:
+    """Return init → result of `function` for the weights.
 
-    If one of them imports timm, and with it torch, all are computed in a process of their own.
+    If weights need timm, and with it torch, a child process computes all of them.
     """
     apart = any(text.startswith("timm://") for text in weights.values())
     texts = list(weights.values())
-    found = children.call(_map, function, texts) if apart else _map(function, texts)
+    found = forkserver.call(_map_texts, function, texts) if apart else _map_texts(function, texts)
     return dict(zip(weights, found, strict=True))
 
 
-def _map(function: Callable[[str], _T], texts: Sequence[str]) -> list[_T]:
+def _map_texts(function: Callable[[str], _T], texts: Sequence[str]) -> list[_T]:
     return [function(text) for text in texts]

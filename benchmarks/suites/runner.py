@@ -1,7 +1,8 @@
-"""Runner of a plan: starts the runs that are ready, watches them, stops them.
+"""Runner of a suite: starts the runs that are ready, watches them, stops them.
 
-A folder has one runner at a time. Its processes end with it, so that the next runner needs only the
-files: a run whose record is complete is done, and any other resumes from its checkpoint.
+A folder has one runner at a time. Processes on this machine end with the runner, so that the next
+runner needs only the files: a run with a complete record is done, and any other run resumes from
+its checkpoint.
 """
 
 import signal
@@ -13,7 +14,14 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from benchmarks.suites import locks
 from benchmarks.suites.checkpoints import ALL, KEEP_SECONDS, remove_checkpoints
 from benchmarks.suites.executors.base import Executor, Process
-from benchmarks.suites.forecast import Display, Forecast, Speeds, make_forecast, speed, summary
+from benchmarks.suites.forecast import (
+    Display,
+    Forecast,
+    Speeds,
+    format_progress,
+    make_forecast,
+    speed,
+)
 from benchmarks.suites.locks import Lock
 from benchmarks.suites.runs import (
     DONE,
@@ -35,12 +43,12 @@ REMOTE_SHOW_SECONDS = 10.0  # interval of reading the progress of jobs on other 
 REST = 500  # minimum pause of a periodic task, in multiples of the time that it took
 AGAIN_SECONDS = 10.0  # pause before retrying a run whose folder another process holds
 SIGNALS = signals_by_name("SIGTERM", "SIGINT", "SIGHUP")
-# Exit codes of a process that was asked to end; its run is resumed.
+# Exit codes of a process that was asked to end, whose run is resumed.
 INTERRUPTED = (Preempted.exit_code, *(-number for number in SIGNALS))
 
 
 class RunFailed(UserError):
-    """Failure of a run that ended its plan, with the exit code of the run."""
+    """Failure of a run that ended the suite, with the exit code of the run."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -52,8 +60,8 @@ class _Active:
     """Run that was started, or whose job was found in the queue.
 
     Attributes:
-        lock: Lock of the run; None if its job takes it.
-        log_start: Offset in the log at which the output of its process begins.
+        lock: Lock of the run; None if the job acquires the lock.
+        log_start: Offset in the log at which the output of the process begins.
     """
 
     run: Run
@@ -66,11 +74,11 @@ class _Active:
 
 @dataclass
 class Runner:
-    """Runner of every run that is not done; the caller holds the lock of the suite's folder.
+    """Runner of all runs that are not done; the caller holds the lock of the suite folder.
 
     Attributes:
         runs: Runs in the order of starting, as far as `Run.after` allows.
-        executor: Executor that starts their processes.
+        executor: Executor that starts the processes.
         name: Title of the progress line.
         retry_failed: Repeat failed runs; by default they are only reported.
         fail_fast: Stop the other runs and raise `RunFailed` when one fails.
@@ -142,7 +150,7 @@ class Runner:
         return self._states
 
     def _begin(self, run: Run) -> None:
-        """Settle a run that is over, and adopt the job of one that is in the queue."""
+        """Settle a run that is over, or adopt its job that is in the queue."""
         state = self._states[run.name]
         if state.kind == DONE or (
             state.kind == FAILED and (state.foreign or not self.retry_failed)
@@ -159,7 +167,7 @@ class Runner:
             raise RunFailed(f"{run.title} failed: {state.text}", max(exit_code, 1))
 
     def _periodically(self, work: Callable[[], None], seconds: float) -> None:
-        """Do a periodic task every `seconds`, or less often if it takes long."""
+        """Do a periodic task every `seconds`, or less often if the task takes long."""
         name, now = work.__name__, time.monotonic()
         if now >= self._next.get(name, 0.0):
             start = time.thread_time()
@@ -172,7 +180,7 @@ class Runner:
             remove_checkpoints(active.run.folder, self.keep, done=False)
 
     def _start(self) -> None:
-        """Start runs in order while there are free devices; skip those that need too many."""
+        """Start runs in order while devices are free; skip runs that need too many."""
         too_large = 1 << 30
         for run in list(self._open.values()):
             if self._signals or self._smallest >= too_large:
@@ -183,7 +191,7 @@ class Runner:
             if devices is None:
                 too_large = run.gpus
                 continue
-            lock = Lock.take(run.lock)
+            lock = Lock.acquire(run.lock)
             if lock is None:  # a process of a killed runner holds it while it saves
                 self.executor.release(devices)
                 continue
@@ -228,7 +236,7 @@ class Runner:
                 continue
             del self._active[name]
             self.executor.release(active.devices)
-            if active.lock is None and locks.held(active.run.lock):  # its job was requeued
+            if active.lock is None and locks.is_held(active.run.lock):  # its job was requeued
                 self._open[name] = active.run
                 continue
             try:
@@ -238,7 +246,7 @@ class Runner:
                     active.lock.release()
 
     def _end(self, active: _Active, code: int) -> None:
-        """Update the run of a process that has ended: settle it, or open it again."""
+        """Settle the run of a process that has ended, or open the run again."""
         run, process = active.run, active.process
         state = run.state(locked=True)
         if state.kind == DONE or (self.executor.remote and run.failure()):
@@ -294,7 +302,7 @@ class Runner:
 
     @contextmanager
     def _noted_signals(self) -> Iterator[None]:
-        """Handle signals by recording them, so that `run` stops at its next step."""
+        """Record signals instead of handling them, so that `run` stops at the next step."""
         before = {
             number: signal.signal(number, lambda number, _: self._signals.append(number))
             for number in SIGNALS
@@ -323,4 +331,4 @@ class Runner:
         parallel = self.executor.parallel(max((run.gpus for run in self.runs), default=0))
         forecast = make_forecast(self.runs, self._states, self.measured, parallel)
         self.watch(self._states, forecast, self.measured)
-        self._display.show(forecast, summary(self.runs, self._states))
+        self._display.show(forecast, format_progress(self.runs, self._states))

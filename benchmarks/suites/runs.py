@@ -1,9 +1,9 @@
-"""Run of a suite: one process, in a folder of its own. No number is read from a log.
+"""Run of a suite: one process with a folder. No number is read from a log.
 
 run.json      the run's record, written last: the run is done when its status is `done`
 suite.log     output of its processes
-.claim        lock of the process that computes it, with that process's id and host
-failed.json   why it failed; no table has such a run
+.claim        lock of the process that computes the run, with the id and host of the process
+failed.json   why the run failed; no table has a failed run
 """
 
 import json
@@ -43,11 +43,11 @@ class State:
     Attributes:
         kind: `done`, `running`, `failed`, `interrupted` (to be resumed), `waiting` or `queued`.
         iteration: The last logged iteration.
-        text: Why it failed, or which process computes it.
-        seconds: Of a running one, since its process started; of a done one, of the whole run, or 0
-            if its record has only the seconds of its last process.
-        began_at: Iteration at which its process started.
-        foreign: Whether it failed because its folder holds another run, which cannot be resumed.
+        text: Reason of a failure, or the process that computes the run.
+        seconds: Seconds since the process of a running run started, or those of a finished run; 0
+            if the record has only the seconds of the last process.
+        began_at: Iteration at which the process started.
+        foreign: Whether the folder holds another run, which cannot be resumed.
     """
 
     kind: str
@@ -65,21 +65,21 @@ class State:
 
 @dataclass(frozen=True)
 class Run:
-    """One training or other process of a suite, and its folder.
+    """Training or other process of a suite, with its folder.
 
     Attributes:
         name: Unique name in a plan.
         title: Human-readable name.
-        folder: Folder of its files.
-        argv: Command that starts or resumes it: the interpreter, `-m`, a module, arguments.
+        folder: Folder of the files of the run.
+        argv: Command that starts or resumes the run: the interpreter, `-m`, a module, arguments.
         speed_key: Task, engine and number of GPUs; runs of one key take equally long per iteration.
-        gpus: Number of its GPUs; 0: on the CPU.
+        gpus: Number of GPUs; 0: on the CPU.
         iterations: Iterations of the whole run; 0 if not known yet.
         seconds_per_iteration: Stated speed, or None.
-        after: Names of the runs that it depends on.
-        product: File or folder that it makes in one step; None if it writes a record.
-        expected: Name → value of those fields of its record that are known.
-        in_grid: Whether it is a point of a grid: it is in no table, and may diverge.
+        after: Names of the runs on which the run depends.
+        product: File or folder that the run makes in one step; None if it writes a record.
+        expected: Name → value of the fields of the record that are known in advance.
+        in_grid: Whether the run is a point of a grid, which is in no table and may diverge.
     """
 
     name: str
@@ -97,12 +97,12 @@ class Run:
 
     @property
     def log(self) -> Path:
-        """Path of the log that its processes append to."""
+        """Path of the log to which the processes of the run append."""
         return self.folder / LOG_NAME
 
     @property
     def lock(self) -> Path:
-        """Path of the file that the process computing it locks."""
+        """Path of the file that the process of the run locks."""
         return self.folder / LOCK_NAME
 
     def iteration(self) -> float:
@@ -122,7 +122,7 @@ class Run:
         return 0.0
 
     def fraction(self, state: State) -> float:
-        """Return the share of the iterations that is done, 0..1; 0 if their number is unknown."""
+        """Return the finished share of the iterations, 0..1; 0 if their number is unknown."""
         return min(state.iteration / self.iterations, 1.0) if self.iterations else 0.0
 
     def checkpoint(self) -> str:
@@ -134,15 +134,15 @@ class Run:
         return newest_name(self.folder)
 
     def record(self) -> RunRecord | None:
-        """Read its record, or return None if there is none."""
+        """Read the record, or return None if there is none."""
         path = self.folder / RECORD_NAME
         return read_record(path) if path.is_file() else None
 
     def state(self, *, locked: bool = False) -> State:
-        """Read its state from its files; write nothing.
+        """Read the state from the files of the run; write nothing.
 
         Args:
-            locked: Whether the caller holds its lock, so that no other process computes it.
+            locked: Whether the caller holds the lock, so that no other process computes the run.
         """
         iteration = self.iteration()
         remedy = f"remove {self.folder}, and the same command computes it again"
@@ -158,13 +158,13 @@ class Run:
                     text = f"{self.folder / RECORD_NAME} is not of this run: "
                     text += f"{name} is {got}, expected {value}; {remedy}"
                     return State(FAILED, text=text, foreign=True)
-            began = locks.read(self.lock)
+            began = locks.read_holder(self.lock)
             resumed = began.get(CHECKPOINT) or began.get("iteration")
             # The record of a resumed detection run has the seconds of its last process alone.
             partial = record.kind == "detection" and resumed
             return State(DONE, record.iterations, seconds=0.0 if partial else record.seconds)
-        if not locked and locks.held(self.lock):
-            holder = locks.read(self.lock)
+        if not locked and locks.is_held(self.lock):
+            holder = locks.read_holder(self.lock)
             return State(
                 RUNNING,
                 iteration,
@@ -180,33 +180,33 @@ class Run:
         return State(STOPPED if iteration > 0 or self.log.exists() else WAITING, iteration)
 
     def note_holder(self, lock: Lock, **more: Any) -> None:
-        """Write into the lock which process computes it, and from which checkpoint it starts."""
+        """Write into the lock which process computes the run, and from which checkpoint."""
         at = {"iteration": self.iteration(), CHECKPOINT: self.checkpoint()}
         lock.write(holder_info() | at | more)
 
     def has_progressed(self) -> bool:
-        """Return whether there is a newer checkpoint than when its process started."""
-        return self.checkpoint() != locks.read(self.lock).get(CHECKPOINT, "")
+        """Return whether a checkpoint was written since the process started."""
+        return self.checkpoint() != locks.read_holder(self.lock).get(CHECKPOINT, "")
 
     def note_start(self, where: str = "") -> int:
-        """Log the process that starts, and return the offset at which its own output begins."""
+        """Log the start of a process, and return the offset at which the output begins."""
         with open_file(self.log, "a", encoding="utf-8") as file:
             now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
             file.write(f"--- {now}{where}: {quoted(*self.argv)}\n")
         return self.log.stat().st_size
 
     def fail(self, error: str, exit_code: int) -> None:
-        """Write `failed.json`; the caller holds its lock."""
+        """Write `failed.json`; the caller holds the lock."""
         utc = datetime.now(UTC).isoformat(timespec="microseconds")
         content = {"error": error, "exit_code": exit_code, "utc": utc}
         atomic_write_json(self.folder / FAILED_NAME, content)
 
     def failure(self) -> dict[str, Any]:
-        """Read `failed.json`; empty if it has not failed. `utc` tells one failure from the next."""
+        """Read `failed.json`; empty without a failure. The time `utc` identifies a failure."""
         return read_json(self.folder / FAILED_NAME)
 
     def forget_failure(self) -> None:
-        """Remove the traces of a failure, before the run is repeated; the caller holds its lock."""
+        """Remove the traces of a failure before the run is repeated; the caller holds the lock."""
         (self.folder / FAILED_NAME).unlink(missing_ok=True)
         record = self.record()
         if record is not None and record.status != "done":
@@ -214,7 +214,7 @@ class Run:
 
 
 def holder_info() -> dict[str, Any]:
-    """Return host, process and time of this process, as the holder of a lock."""
+    """Return host, id and time of this process, the holder of a lock."""
     now = datetime.now(UTC)
     return {
         "host": socket.gethostname(),
@@ -231,7 +231,7 @@ def interrupted_error(why: str = "") -> str:
 
 
 def why_failed(run: Run, code: int, log_start: int) -> str:
-    """Return why a run failed: the last `error:` line of its process, else the last line.
+    """Return why a run failed: the last `error:` line of the process, or else the last line.
 
     Args:
         run: Run whose process has ended.
@@ -253,7 +253,7 @@ def why_failed(run: Run, code: int, log_start: int) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a mapping from a JSON file that is written atomically; empty if there is no file.
+    """Read a mapping from a JSON file; empty if there is no file.
 
     Raises:
         UserError: If the file is damaged.

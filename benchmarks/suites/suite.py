@@ -32,18 +32,17 @@ class SuiteTask:
         overrides: `KEY VALUE` pairs on top of the file.
         random_overrides: Further pairs for random initialization only, e.g. the architecture, which
             otherwise follows from the weights.
-        gpus: Number of GPUs that the task is meant for.
+        gpus: Number of GPUs for which the task is meant.
         engines: Detection engines that can run it.
-        without: Patterns of inits that this task is not run for.
+        without: Patterns of inits for which the task is not run.
         trials: Number of seeds per row.
         seeds: The seeds; empty: 0, 1, ... below `trials`.
-        paper: Tables of the paper that it reproduces.
+        paper: Tables of the paper that the task reproduces.
         seconds_per_iteration: Speed on `gpus` GPUs that the suite states; None if unknown.
         seconds_here: Speed on this machine that the command line states; None if not given.
-        point_of: Name of the task whose grid has this point; empty for other tasks.
-        point: Pairs of the point, which are the last of `overrides`. Of a tuned task: the untuned
-            values.
-        tunes: Name of the task that this one repeats with the values chosen for each init.
+        point_of: Name of the task to whose grid the point belongs; empty for other tasks.
+        point: Pairs of the point, which end `overrides`; the untuned values if the task is tuned.
+        tunes: Name of the task that a tuned task repeats with the values chosen for each init.
     """
 
     name: str
@@ -103,7 +102,7 @@ class Init:
     Attributes:
         weights: `random`, or the path of a file.
         sha256: Hash of the file; None for `random`.
-        origin: Address that the file was downloaded from.
+        origin: Address from which the file was downloaded.
     """
 
     weights: str
@@ -117,7 +116,7 @@ class RunSpec:
 
     Attributes:
         id: 10 hex digits, see `run_id`.
-        name: `<task>/<init>/seed<k>-<id>`, its folder below `runs/`.
+        name: `<task>/<init>/seed<k>-<id>`, the folder of the run below `runs/`.
         task: Name of the task.
         program: One of `PROGRAMS`, `POINT` and `CHOOSE`.
         config: YAML file of the task.
@@ -127,13 +126,13 @@ class RunSpec:
         weights_sha256: Hash of the file; None for the others.
         seed: Seed of the run, which is the number of the trial.
         engine: Detection engine, or `moco`.
-        gpus: Number of its GPUs; 0: on the CPU.
+        gpus: Number of GPUs; 0: on the CPU.
         iterations: Iterations of the whole run; 0 if not known yet.
         seconds_per_iteration: Stated speed, or None.
-        after: Names of the runs that it depends on.
+        after: Names of the runs on which the run depends.
         arguments: Arguments of a choice, except for the points.
         points: Points among which a choice is made, in the order of `after`.
-        in_grid: Whether it is a point of a grid, or the choice of one.
+        in_grid: Whether the run is a point of a grid or the choice of a point.
     """
 
     id: str
@@ -165,27 +164,27 @@ class RunSpec:
 
 
 def row_of(init: str) -> str:
-    """Return the row of the tables that an init belongs to."""
+    """Return the row of an init in the tables."""
     return init.partition(SEVERAL)[0]
 
 
 def task_keys(task: SuiteTask, init: str) -> dict[str, Any]:
-    """Return a task's keys as `all_keys` does, as plain JSON values and without paths."""
+    """Return the keys of `all_keys` as plain JSON values, without paths."""
     keys = all_keys(task, init).items()
-    return without_places({key: plain(value) for key, value in keys})
+    return without_places({key: to_plain(value) for key, value in keys})
 
 
 def all_keys(task: SuiteTask, init: str = "") -> dict[str, Any]:
-    """Return the keys of a task's file (and its bases) and overrides as a flat dict."""
+    """Return the keys of a task as a flat dict: those of its file and bases, and the overrides."""
     keys = flatten(read_yaml(task.config))
-    return keys | {key: parsed(value) for key, value in task.keys(init)}
+    return keys | {key: parse_value(value) for key, value in task.keys(init)}
 
 
 def with_metric(suite: Suite, before: Mapping[str, Any]) -> tuple[Suite, list[str]]:
-    """Set the metric of the tasks on custom folders in VOC's layout that name none.
+    """Set the metric of tasks on custom folders in VOC's layout that name no metric.
 
-    It is COCO's, as `resolve_metric` of detection/config/resolve.py chooses it, and so enters the
-    ids of the runs. A suite that was begun when it was VOC's keeps that.
+    COCO's metric, the choice of `resolve_metric` (detection/config/resolve.py), thereby enters the
+    ids of the runs. A suite that was begun with VOC's metric keeps that.
 
     Args:
         suite: Suite with the options of the command line.
@@ -210,10 +209,10 @@ def with_metric(suite: Suite, before: Mapping[str, Any]) -> tuple[Suite, list[st
 
 
 def without_places(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys that enter a run's id. Paths, which differ between machines, are left out.
+    """Return the keys that enter the id of a run, without paths, which differ between machines.
 
-    Of some files the name is kept. VOC's metric is left out, too: it was once that of every folder
-    in VOC's layout, without a key.
+    The names of COCO's JSON files are kept. VOC's metric is left out, as it was once the metric of
+    every folder in VOC's layout, without a key.
     """
     left_out = {*names_of(TASK_KEYS, Role.PLACE, Role.RUN)} - {_PART_INDEX, *_JSON_FILES}
     return {
@@ -223,20 +222,20 @@ def without_places(keys: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def parsed(text: str) -> Any:
-    """Parse the VALUE of `KEY VALUE`: a Python literal, or else the text itself."""
+def parse_value(text: str) -> Any:
+    """Parse VALUE of `KEY VALUE` as a Python literal, or return the text."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """Convert a value to plain JSON types: tuples to lists, 1.0 to 1."""
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [to_plain(item) for item in value]
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value if isinstance(value, str | int | float | bool) or value is None else str(value)

@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.report.datasets import DOMAIN, reach
 from benchmarks.report.records import TASK_KEYS
-from benchmarks.suites import children
+from benchmarks.suites import forkserver
 from benchmarks.suites.suite import (
     DETECTION,
     DETECTION_ENGINES,
@@ -104,9 +104,9 @@ _TASK_KEYS: dict[str, Check] = {
 
 
 def as_name(folder: str) -> str:
-    """Return the name of a folder as that of a suite or a task.
+    """Turn the name of a folder into a valid name of a suite or a task.
 
-    It replaces what such a name cannot have, and `--`, which separates a domain from its datasets.
+    Invalid characters are replaced, and `--`, which separates a domain from a dataset.
     """
     name = re.sub(r"[^A-Za-z0-9._-]+", "_", folder).lstrip("._-") or "dataset"
     name = re.sub("-{2,}", "-", name).rstrip("-")
@@ -114,7 +114,7 @@ def as_name(folder: str) -> str:
 
 
 def load_suite(path: PathLike) -> Suite:
-    """Read a suite's YAML file, in which `config` is a path relative to it, or a shipped name.
+    """Read the YAML file of a suite; `config` is a path relative to the file, or a shipped name.
 
     Raises:
         UserError: If the file is unreadable, or its content is invalid.
@@ -124,7 +124,7 @@ def load_suite(path: PathLike) -> Suite:
 
 
 def read_suite(content: Any, path: Path) -> Suite:
-    """Read the content of a suite's file at `path`, which need not exist.
+    """Parse the content of a suite file at `path`, which need not exist.
 
     Raises:
         UserError: If a key is unknown or missing, a value is invalid, a name is used twice, or a
@@ -186,7 +186,9 @@ def parse_inits(arguments: Sequence[str], where: str = "--init") -> dict[str, st
         numbered = [f"{name}{SEVERAL}{i}" for i in range(1, len(files) + 1)]
         along = {}
         if is_pattern(files[0]):
-            along = series(name, by_epoch(matching(files[0]), f"{where} {argument}"))
+            along = name_checkpoints(
+                name, order_by_epoch(match_files(files[0]), f"{where} {argument}")
+            )
         if {name, numbered[0], *along} & inits.keys():
             raise UserError(f"{where} {argument}: {name} is given twice; one name, one row")
         if len(set(files)) < len(files) or not all(files) or len(files) > MAX_TRIALS:
@@ -307,10 +309,11 @@ def _task(path: Path, number: int, tree: Mapping[str, Any]) -> SuiteTask:
 
 
 def _checked(where: str, tree: Any, keys: Mapping[str, Check], required: str) -> dict[str, Any]:
-    """Check the keys and values of a mapping, and return it without the keys that have no value.
+    """Check the keys and values of a mapping, and return the keys that have a value.
 
     Raises:
-        UserError: If it is no mapping, a key is unknown, a value invalid, or `required` is missing.
+        UserError: If the tree is no mapping, a key is unknown, a value is invalid, or `required` is
+            missing.
     """
     found = dict(check(where, tree, _PAIRS))
     for key, value in found.items():
@@ -356,14 +359,14 @@ def is_pattern(weights: str) -> bool:
     return bool(_SIGNS.search(weights)) and not is_file
 
 
-def matching(pattern: str) -> list[Path]:
+def match_files(pattern: str) -> list[Path]:
     """Return the files that a pattern matches, in alphabetical order."""
     paths = map(Path, glob.glob(os.path.expanduser(pattern)))
     return sorted(path for path in paths if path.is_file())
 
 
-def by_epoch(files: Sequence[Path], where: str) -> dict[int, Path]:
-    """Order checkpoints by the epoch that they record, or else by that in their names.
+def order_by_epoch(files: Sequence[Path], where: str) -> dict[int, Path]:
+    """Order checkpoints by the recorded epoch, or else by the epoch in their names.
 
     Args:
         files: Files of one pre-training.
@@ -376,7 +379,7 @@ def by_epoch(files: Sequence[Path], where: str) -> dict[int, Path]:
         raise DataError(f"{where}: no file has such a name; expected checkpoints")
     versions = [(path, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     if unread := [version for version in versions if version not in _known]:
-        epochs = children.call(_recorded_epochs, [path for path, *_ in unread])
+        epochs = forkserver.call(_recorded_epochs, [path for path, *_ in unread])
         _known.update(zip(unread, epochs, strict=True))
     found: dict[int, Path] = {}
     for version in versions:
@@ -397,7 +400,7 @@ def by_epoch(files: Sequence[Path], where: str) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def series(name: str, files: Mapping[int, Path]) -> dict[str, str]:
+def name_checkpoints(name: str, files: Mapping[int, Path]) -> dict[str, str]:
     """Return the inits of checkpoints by epoch: `mine-epoch0100` → file."""
     return {f"{name}{EPOCH}{epoch:04d}": str(path) for epoch, path in files.items()}
 
@@ -407,7 +410,7 @@ def _recorded_epochs(files: Sequence[Path]) -> list[int | None]:
 
 
 def _recorded_epoch(path: Path) -> int | None:
-    """Return the `epoch` of a checkpoint, also in mmengine's `meta`; None if it has none."""
+    """Return the `epoch` of a checkpoint or of mmengine's `meta` in it, or None."""
     from convert.read import read_file
 
     raw: Any = None
@@ -430,8 +433,8 @@ SPLITS = ("train", "valid", "val", "test")
 _LAYOUT = "folders of datasets with train/, valid/ and test/, as Roboflow exports COCO's format"
 
 
-def over_datasets(suite: Suite, data: Path | None, config: str | None = None) -> Suite:
-    """Return a suite with one task per dataset; a suite of other tasks is returned unchanged.
+def expand_datasets(suite: Suite, data: Path | None, config: str | None = None) -> Suite:
+    """Return a suite with one task per dataset; other suites are returned unchanged.
 
     Args:
         suite: Suite as its file defines it.
@@ -498,8 +501,8 @@ def find_datasets(folder: Path) -> dict[str, Path]:
     return found
 
 
-def announce(suite: Suite, rows: int) -> list[str]:
-    """Return the datasets of a suite, and what they can show at best, before the first run."""
+def describe_datasets(suite: Suite, rows: int) -> list[str]:
+    """Return lines about the datasets of a suite, and the smallest p-value that they allow."""
     names = [task.name for task in suite.tasks]
     return [f"{plural(len(names), 'dataset')}: {', '.join(names)}", reach(len(names), rows)]
 

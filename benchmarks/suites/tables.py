@@ -1,7 +1,7 @@
-"""Tables of a suite's runs, while they are computed and at the end.
+"""Tables of the runs of a suite, while runs are computed and at the end.
 
-While runs are computed, the tables and the page are written when one has ended, in a process of
-its own: that takes seconds and hundreds of MiB, and a failure of it does not stop the suite.
+Whenever a run has ended, a child process writes the tables and the page: this takes seconds and
+hundreds of MiB, and a failure does not stop the suite.
 """
 
 import sys
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.report.records import Results, Unusable, collect
 from benchmarks.report.style import Progress
-from benchmarks.suites import children
+from benchmarks.suites import forkserver
 from benchmarks.suites.folder import SuiteFolder, remove_stale
 from benchmarks.suites.forecast import Forecast, Speeds, estimate, known_speeds
 from benchmarks.suites.runs import DONE, FAILED, QUEUED, RUNNING, STOPPED, WAITING, Run, State
@@ -27,7 +27,7 @@ from moco.common.progress import format_seconds
 if TYPE_CHECKING:
     from benchmarks.report.report import Report
 
-# State of a run → reason why it has no numbers.
+# State of a run → reason why there are no numbers.
 UNDONE = {
     FAILED: "failed: {}",
     RUNNING: "unfinished: it is still running",
@@ -41,12 +41,12 @@ REST = 10  # pause after making the tables, in multiples of the time that they t
 
 
 class TablesSoFar:
-    """Context manager that makes the tables of a suite whenever its runner says that a run ended.
+    """Context manager that writes the tables of a suite whenever a run has ended.
 
     Args:
         name: Name of the suite.
         runs: Runs of the suite.
-        refresh: Picklable function that writes the tables of finished runs and the page.
+        refresh: Picklable function that writes the tables of the finished runs, and the page.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class TablesSoFar:
         self._check()
 
     def update(self, states: Mapping[str, State], forecast: Forecast, speeds: Speeds) -> None:
-        """Make the tables, unless no run has ended since the last ones or these are being made."""
+        """Write the tables if a run has ended since, unless tables are being written."""
         ended = sum(state.settled for state in states.values())
         if self._making is not None and not self._making.done():
             return
@@ -78,12 +78,12 @@ class TablesSoFar:
 
     def _make(self, progress: Progress) -> float:
         start = time.monotonic()
-        children.call(self._refresh, progress)
+        forkserver.call(self._refresh, progress)
         end = time.monotonic()
         return end + REST * (end - start)
 
     def _check(self) -> None:
-        """Note when the next tables may be made, or that the last ones failed."""
+        """Record when the next tables may be written, or print that the last ones failed."""
         if self._making is None:
             return
         try:
@@ -100,7 +100,7 @@ class TablesSoFar:
 def refresh_tables(
     out: Path, runs: Sequence[Run], baseline: str | None, progress: Progress
 ) -> None:
-    """Write the tables of the runs that are done so far, and the page with the progress."""
+    """Write the tables of the finished runs, and the page with the progress."""
     from benchmarks.report.export import html, write_files
     from benchmarks.report.report import Report, tables_so_far
     from benchmarks.report.style import FORMATS
@@ -117,7 +117,7 @@ def describe(
     forecast: Forecast,
     speeds: Speeds,
 ) -> Progress:
-    """Summarize the states of a suite's runs for its page."""
+    """Summarize the states of the runs for the page."""
     of_runs = [(run, states.get(run.name, State(WAITING))) for run in runs]
     kinds = [state.kind for _, state in of_runs]
     left = "nothing is running"
@@ -145,7 +145,7 @@ def _left(run: Run, state: State, speeds: Speeds) -> str:
 def write_report(
     folder: SuiteFolder, runs: Sequence[Run], baseline: str | None
 ) -> "tuple[Report, list[Path]]":
-    """Write the tables of the finished runs; return them without their plots, and the files."""
+    """Write the tables of the finished runs; return the report without plots, and the files."""
     from benchmarks.report.export import write_files
     from benchmarks.report.report import Report, tables_so_far
     from benchmarks.report.style import RESAMPLES
@@ -163,22 +163,22 @@ def write_report(
 
 def write_tables(folder: SuiteFolder, runs: Sequence[Run], baseline: str | None) -> None:
     """Write and print the tables of the finished runs."""
-    from benchmarks.report.export import to_terminal, whereabouts
+    from benchmarks.report.export import format_paths, to_terminal
 
     report, files = write_report(folder, runs, baseline)
     if not report.tables:
         print("no run is done, so there is no table")
         return
     print(to_terminal(report, color=sys.stdout.isatty()))
-    print(whereabouts(files))
+    print(format_paths(files))
 
 
 def results_of(runs: Sequence[Run], reported: Collection[str] = tuple(UNDONE)) -> Results:
-    """Read the records of the runs that are done; ignore other files in their folders.
+    """Read the records of the finished runs; other files in their folders are ignored.
 
     Args:
         runs: Runs of the suite.
-        reported: States of other runs that the result lists with the reason of their absence.
+        reported: States of unfinished runs that the result lists with the reason of absence.
     """
     compared = [run for run in runs if run.product is None and not run.in_grid]
     states = [(run.folder, run.state()) for run in compared]

@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks.suites.suite import DETECTION, RunSpec, Suite, SuiteTask, all_keys, parsed
+from benchmarks.suites.suite import DETECTION, RunSpec, Suite, SuiteTask, all_keys, parse_value
 from detection.config.keys import KEYS, at_edge, tuned_axes
 from detection.evaluation.metrics import headline_names
 from moco.common.cfgnode import flatten, read_yaml
@@ -39,7 +39,7 @@ class Grid:
 
     Attributes:
         axes: Key → values, as strings.
-        untuned: The task's own values.
+        untuned: Values of the untuned task.
         share: Length of a training, as a share of the task's iterations.
     """
 
@@ -66,7 +66,7 @@ class Choice:
     Attributes:
         point: The best point.
         value: Its metric on the held-out images, 0..100.
-        untuned: The metric of the task's own values; None if not in the grid, or diverged.
+        untuned: Metric of the untuned values; None if they are not in the grid, or diverged.
         edges: Keys whose best value is the lowest or the highest of the grid.
         diverged: Number of points whose training diverged.
         equal: Number of points with the best metric.
@@ -81,7 +81,7 @@ class Choice:
 
 
 def grid_of(task: SuiteTask, own: Mapping[str, Any] | None = None) -> Grid:
-    """Return the grid of a task, from the suite's `tune` (`own`) or from tuning.yaml."""
+    """Return the grid of a task, from `own`, the `tune` of the suite, or from tuning.yaml."""
     keys = {**defaults_of(KEYS), **all_keys(task)}
     table = read_yaml(DEFAULTS)
     share = float((own or {}).get("share", table["share"]))
@@ -95,7 +95,7 @@ def grid_of(task: SuiteTask, own: Mapping[str, Any] | None = None) -> Grid:
 
 
 def with_grids(suite: Suite) -> Suite:
-    """Insert after each detection task the points of its grid, and the tuned task.
+    """Insert the points of the grid and the tuned task after each detection task.
 
     Raises:
         UserError: If the suite has no detection task.
@@ -114,7 +114,9 @@ def with_grids(suite: Suite) -> Suite:
         grid, keys = grid_of(task, suite.tune), {**defaults_of(KEYS), **all_keys(task)}
         length = max(int(keys["SOLVER.MAX_ITER"] * grid.share), 1)
         # YAML reads a tuple as a string.
-        steps = tuple(max(int(step * grid.share), 1) for step in parsed(str(keys["SOLVER.STEPS"])))
+        steps = tuple(
+            max(int(step * grid.share), 1) for step in parse_value(str(keys["SOLVER.STEPS"]))
+        )
         short = (
             ("DATASETS.PART", TUNE),
             ("SOLVER.MAX_ITER", str(length)),
@@ -135,7 +137,7 @@ def with_grids(suite: Suite) -> Suite:
 
 
 def choice_command(choice: RunSpec, grid: Path) -> list[str]:
-    """Return the command that chooses among the points that were trained, and writes the file.
+    """Return the command that chooses one of the trained points and writes the tuned file.
 
     Args:
         choice: Run of the choice.
@@ -150,12 +152,12 @@ def choice_command(choice: RunSpec, grid: Path) -> list[str]:
 def choose(
     axes: Mapping[str, Sequence[str]], found: Mapping[Point, float], untuned: Point
 ) -> Choice:
-    """Choose the point with the best metric; of equal ones the first.
+    """Choose the point with the best metric; the first one if several are equal.
 
     Args:
         axes: Key → values of the grid.
         found: Point → metric; NaN if the training diverged.
-        untuned: The task's own values.
+        untuned: Values of the untuned task.
 
     Raises:
         UserError: If every point diverged.
@@ -192,7 +194,7 @@ def describe(init: str, choice: Choice) -> list[str]:
 
 
 def read_description(path: Path) -> list[str]:
-    """Read the lines of `describe` from the file that `main` writes; none if it does not exist."""
+    """Read the lines of `describe` from the file that `main` writes; empty without the file."""
     if not path.is_file():
         return []
     lines = read_text(path).splitlines()
@@ -227,7 +229,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         node = content
         for section in sections:
             node = node.setdefault(section, {})
-        node[name] = parsed(value)
+        node[name] = parse_value(value)
     atomic_write_text(args.out, "".join(f"# {line}\n" for line in lines) + yaml.safe_dump(content))
 
 

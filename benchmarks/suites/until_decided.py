@@ -1,4 +1,4 @@
-"""Seeds only as needed: a suite with `--until-decided` adds seeds until its gaps are decided.
+"""Seeds only as needed: `--until-decided` adds seeds until the gaps of a suite are decided.
 
 At each look, all rows of a task have the same number of seeds, and the table of these runs decides:
 each gap of AP to the baseline is significant, or shown to be within the margin. Otherwise every row
@@ -29,11 +29,11 @@ from moco.common.errors import UserError
 
 
 @dataclass(frozen=True)
-class SeedPlan:
+class InterimPlan:
     """Plan of the looks, which is fixed before the first one.
 
     Attributes:
-        baseline: Row that the others are compared with.
+        baseline: Row with which the others are compared.
         rows: The other rows.
         first: Number of seeds at the first look.
         most: Number of seeds at the last look; there is a look at each number between them.
@@ -72,7 +72,7 @@ class SeedPlan:
 
 
 def with_looks(tables: Sequence[Table], margin: float | None = None) -> list[Table]:
-    """Return tables whose tests account for the looks of their suites; without any, the same.
+    """Return tables whose tests account for the looks of the suites; tables without looks stay.
 
     Args:
         tables: Tables of one report.
@@ -82,14 +82,14 @@ def with_looks(tables: Sequence[Table], margin: float | None = None) -> list[Tab
         UserError: If runs of a table are of several plans, or of one and of none, or a plan is
             damaged.
     """
-    plans: dict[Path | None, SeedPlan | None] = {None: None}
+    plans: dict[Path | None, InterimPlan | None] = {None: None}
 
-    def plan_of(run: FinishedRun) -> SeedPlan | None:
+    def plan_of(run: FinishedRun) -> InterimPlan | None:
         suite = run.folder.parents[3] if run.suite_task else None
         if suite is not None and suite not in plans:
             content = run.read_suite().get(PLAN)
             try:
-                plans[suite] = content and SeedPlan(**content)
+                plans[suite] = content and InterimPlan(**content)
             except TypeError as error:
                 raise UserError(f"{suite / SUITE_NAME}: {PLAN}: not a plan of looks") from error
         return plans[suite]
@@ -108,7 +108,7 @@ def with_looks(tables: Sequence[Table], margin: float | None = None) -> list[Tab
     return found
 
 
-def looked_at(table: Table, plan: SeedPlan) -> Table:
+def looked_at(table: Table, plan: InterimPlan) -> Table:
     """Return a table with tests of AP, the first headline metric, at the level of one look."""
     base, metric = table.base, headline_names(table.metrics)[0]
     name = titles(table.metrics)[table.metrics.index(metric)]
@@ -131,8 +131,8 @@ def looked_at(table: Table, plan: SeedPlan) -> Table:
     return replace(table, notes=(note,), grids=(grid,))
 
 
-def outcomes(table: Table, plan: SeedPlan) -> dict[str, tuple[str, str, str, bool]]:
-    """Return row → its seeds, look, what was decided or why nothing was, and whether to go on."""
+def outcomes(table: Table, plan: InterimPlan) -> dict[str, tuple[str, str, str, bool]]:
+    """Return row → seeds, look, decision or reason of none, and whether a seed comes next."""
     if (base := table.base) is None:
         return {}
     within = f"within ±{plan.margin:g}"
@@ -149,9 +149,9 @@ def outcomes(table: Table, plan: SeedPlan) -> dict[str, tuple[str, str, str, boo
 
 
 def next_runs(
-    specs: Sequence[RunSpec], folder: SuiteFolder, plan: SeedPlan
+    specs: Sequence[RunSpec], folder: SuiteFolder, plan: InterimPlan
 ) -> tuple[tuple[RunSpec, ...], list[str]]:
-    """Return the runs up to the next look at each task, and a line on each gap at the last one.
+    """Return the runs up to the next look at each task, and lines about the gaps at the last look.
 
     Args:
         specs: Runs with all seeds that the plan allows.
@@ -198,9 +198,9 @@ def check_options(options: SuiteOptions) -> None:
         )
 
 
-def seed_plan(
+def make_interim_plan(
     options: SuiteOptions, inits: Collection[str], baseline: str | None
-) -> SeedPlan | None:
+) -> InterimPlan | None:
     """Return the plan of the looks, or None without `--until-decided`.
 
     Args:
@@ -225,10 +225,10 @@ def seed_plan(
         )
     given = {"first": options.trials, "most": options.max_seeds, "margin": options.margin}
     own: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-    return SeedPlan(base, [row for row in inits if row != base], **own)
+    return InterimPlan(base, [row for row in inits if row != base], **own)
 
 
 def with_seeds(suite: Suite, seeds: int) -> Suite:
-    """Return a suite whose tasks have this many seeds; the points of a grid keep their one."""
+    """Return a suite whose tasks have this many seeds; points of a grid keep one seed."""
     tasks = (task if task.point_of else replace(task, trials=seeds) for task in suite.tasks)
     return replace(suite, tasks=tuple(tasks))

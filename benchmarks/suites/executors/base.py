@@ -18,7 +18,7 @@ from moco.common.errors import UserError
 
 EXECUTORS = Registry("EXECUTORS")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-# Placeholders in the arguments of a run on several machines, which each machine fills in.
+# Placeholders in the command of a run on several machines; each machine replaces them.
 RANK, HOST, PORT = "<rank>", "<host>", "<port>"
 
 
@@ -50,11 +50,11 @@ class Options:
 
 
 class Process(ABC):
-    """Process of a run, or a job of a cluster, which records its run's failure itself.
+    """Process of a run, or a job on a cluster, which records the failure of its run itself.
 
     Attributes:
-        why: Description of its end, in addition to the log; empty if there is none.
-        cancelled: Whether its job was removed from the queue while this runner watched it.
+        why: Reason why the process ended, in addition to the log; empty if unknown.
+        cancelled: Whether the job was removed from the queue while this runner watched it.
     """
 
     why = ""
@@ -62,16 +62,16 @@ class Process(ABC):
 
     @abstractmethod
     def poll(self) -> int | None:
-        """Return its exit code (negative: the signal that killed it), or None while it runs."""
+        """Return the exit code (negative: the number of a fatal signal), or None if running."""
 
     def terminate(self) -> None:  # noqa: B027 - a runner leaves jobs in their queue
-        """Send SIGTERM, so that it saves and ends."""
+        """Send SIGTERM, so that the run saves and ends."""
 
     def kill(self) -> None:  # noqa: B027
-        """Kill it and the processes that it has started."""
+        """Kill the process and its descendants."""
 
     def is_queued(self) -> bool:
-        """Return whether it is a job that has not started."""
+        """Return whether this is a job that has not started."""
         return False
 
 
@@ -80,8 +80,8 @@ class Executor(ABC):
 
     Attributes:
         gpus: Total number of GPUs; 0 for a CPU executor.
-        remote: Whether its processes are jobs on other machines. Jobs wait in a queue for the runs
-            that they depend on, take the lock of their run when they start, and continue when the
+        remote: Whether processes are jobs on other machines. A job waits in a queue for the runs
+            that it depends on, acquires the lock of its run when it starts, and continues when the
             runner is stopped.
     """
 
@@ -90,7 +90,7 @@ class Executor(ABC):
 
     @abstractmethod
     def parallel(self, gpus: int) -> int:
-        """Return how many runs of `gpus` GPUs are computed at once, for estimates."""
+        """Return the number of runs with `gpus` GPUs that are computed at once, for estimates."""
 
     @abstractmethod
     def reserve(self, gpus: int) -> Sequence[str] | None:
@@ -101,34 +101,34 @@ class Executor(ABC):
 
     @abstractmethod
     def start(self, run: Run, lock: Lock, devices: Sequence[str]) -> Process:
-        """Start a process that holds the run's lock as long as it lives."""
+        """Start the process of a run, which holds the lock of the run as long as it lives."""
 
     @abstractmethod
     def where(self) -> str:
-        """Describe the place for a message, e.g. `on 8 GPUs`."""
+        """Return where runs are computed, for a message, e.g. `on 8 GPUs`."""
 
     def machines(self, gpus: int) -> int:
         """Return the number of machines of a run of `gpus` GPUs."""
         return 1
 
     def problems(self, sizes: Collection[int]) -> list[str]:
-        """Return why runs of these numbers of GPUs could not start, one line each."""
+        """Return one line for each number of GPUs that this executor cannot run."""
         return []
 
     def submit(self) -> None:  # noqa: B027 - `start` has started processes of this machine
-        """Submit together the jobs that were started since the last call."""
+        """Submit the jobs that were started since the last call."""
 
     def adopt(self, run: Run) -> Process | None:
-        """Return the job that an earlier runner has submitted for a run, if there is one."""
+        """Return the job that an earlier runner submitted for a run, or None."""
         return None
 
     def shutdown_message(self) -> str:
-        """Return how to continue, and what happens to jobs in the queue, for a message."""
+        """Return how to continue and what happens to queued jobs, for a message."""
         return "the same command continues from here"
 
 
 class PlanExecutor(Executor):
-    """Placeholder for the scheduler of a written plan, with any number of GPUs."""
+    """Placeholder for the scheduler that computes a written plan, with any number of GPUs."""
 
     gpus = 1 << 20
     remote = True
@@ -146,5 +146,5 @@ class PlanExecutor(Executor):
         raise NotImplementedError("a plan is computed by something else")
 
     def where(self) -> str:
-        """Return the words of the message that a plan is written."""
+        """Return the end of the message about the runs of a plan."""
         return "for a plan"

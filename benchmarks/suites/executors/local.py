@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from multiprocessing.context import ForkServerProcess
 
-from benchmarks.suites import children
+from benchmarks.suites import forkserver
 from benchmarks.suites.executors.base import EXECUTORS, VISIBLE, Executor, Options, Process
 from benchmarks.suites.locks import Lock
 from benchmarks.suites.runs import Run
@@ -18,7 +18,7 @@ from moco.common.shipped import own_modules
 
 
 class LocalProcess(Process):
-    """Process in a session of its own.
+    """Process that leads a session.
 
     Ctrl-C in the terminal therefore reaches only the runner, which then terminates its processes;
     and a process can be killed together with those that it has started.
@@ -28,15 +28,15 @@ class LocalProcess(Process):
         self._process = process
 
     def poll(self) -> int | None:
-        """Return its exit code, or None while it runs."""
+        """Return the exit code, or None if running."""
         return self._process.exitcode
 
     def terminate(self) -> None:
-        """Send SIGTERM to it alone."""
+        """Send SIGTERM to this process only."""
         self._process.terminate()
 
     def kill(self) -> None:
-        """Kill its session, and wait for its end."""
+        """Kill the session, and wait until the process has ended."""
         assert self._process.pid
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -45,7 +45,7 @@ class LocalProcess(Process):
 
 
 class LocalExecutor(Executor):
-    """Executor of processes on named devices.
+    """Executor of processes on the devices of this machine.
 
     Args:
         gpus: Names of the devices for CUDA_VISIBLE_DEVICES; none: on the CPU.
@@ -60,13 +60,13 @@ class LocalExecutor(Executor):
         self.gpus = len(gpus)
 
     def where(self) -> str:
-        """Name the number of GPUs, or of slots on the CPU."""
+        """Return e.g. `on 2 GPUs` or `on the CPU, 4 at a time`."""
         if self.gpus:
             return f"on {plural(self.gpus, 'GPU')}"
         return f"on the CPU, {len(self._devices)} at a time"
 
     def parallel(self, gpus: int) -> int:
-        """Divide the devices among runs of `gpus` GPUs."""
+        """Return how many runs of `gpus` GPUs fit on the devices."""
         return len(self._devices) // max(gpus, 1)
 
     def reserve(self, gpus: int) -> Sequence[str] | None:
@@ -82,12 +82,12 @@ class LocalExecutor(Executor):
         self._taken.difference_update(devices)
 
     def start(self, run: Run, lock: Lock, devices: Sequence[str]) -> LocalProcess:
-        """Fork a child that sees only its devices, with one thread on the CPU."""
+        """Fork a child that sees only the reserved devices; on the CPU it has one thread."""
         own = {**own_modules(), "MOCO_PROGRESS": "off", VISIBLE: ",".join(devices)}
-        own |= {} if self.gpus else {VISIBLE: "", **children.ONE_THREAD}
+        own |= {} if self.gpus else {VISIBLE: "", **forkserver.ONE_THREAD}
         environment = {**os.environ, **own}
         return LocalProcess(
-            children.start(run.argv, run.log, environment, lock.fd, self._stop_seconds)
+            forkserver.start_command(run.argv, run.log, environment, lock.fd, self._stop_seconds)
         )
 
 
@@ -112,8 +112,8 @@ def local(options: Options) -> LocalExecutor:
         )
     if options.workers:
         raise UserError(
-            f"--workers: got {options.workers}, but is for the CPU; on GPUs, --gpus-per-run "
-            "determines how many runs are computed at a time"
+            f"--workers: got {options.workers}, but applies to CPU runs only; on GPUs, "
+            "--gpus-per-run determines how many runs are computed at a time"
         )
     return LocalExecutor(gpus, stop_seconds=options.stop_seconds)
 
@@ -125,9 +125,9 @@ def auto(options: Options) -> LocalExecutor:
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """Return the GPUs that a child process would see, without importing torch.
+    """Return the UUIDs of the GPUs that a child process would see, without importing torch.
 
-    They have their UUIDs, so that each device is reserved once, whatever names it was given.
+    By UUID, each device is reserved once, whatever names CUDA_VISIBLE_DEVICES has for it.
     """
     chosen, uuids = os.environ.get(VISIBLE), _uuids()
     if chosen is None:
@@ -146,7 +146,7 @@ def _uuid(name: str, uuids: Mapping[str, str]) -> str:
 
 
 def _uuids() -> dict[str, str]:
-    """Return the UUID of every GPU and MIG device by the names that CUDA takes for it.
+    """Map every name that CUDA accepts for a GPU or MIG device to the UUID of the device.
 
     A GPU that is divided by MIG stands for its first device, as in CUDA.
     """

@@ -1,11 +1,10 @@
-"""Executor `slurm`: runs as jobs of a Slurm cluster, submitted as arrays.
+"""Executor `slurm`: runs are jobs of a Slurm cluster, submitted as arrays.
 
-The jobs live in the queue, not in the runner: a runner that is stopped or killed leaves them there,
-and the next one watches them. benchmarks/suites/executors/slurm_job.py is the program of a job. It
-takes the lock of its run when it starts, on whatever machine, and reads the run's record first, so
-that a run which was submitted twice is computed once. (The file system needs locks that all
-machines see, which NFS and Lustre have unless they are mounted without.) Files that runner and job
-share:
+Jobs outlive the runner: a runner that is stopped or killed leaves them in the queue, and the next
+runner watches them. The program of a job, benchmarks/suites/executors/slurm_job.py, first acquires
+the lock of the run and reads the record, so that a run that was submitted twice is computed once.
+The file system must support locks across machines, as NFS and Lustre do unless mounted without
+locks. Files that runner and job share:
 
     <run>/job.json            job that is in charge of the run; removed when its end was handled
     jobs/<token>.{sh,json}    script of an array, and the runs of its jobs
@@ -47,7 +46,7 @@ QUEUE_SECONDS = 30.0  # interval of calling squeue
 GONE_SECONDS = 20.0  # delay with which a shared file system may show a result
 PARTNER_SECONDS = 60  # time for the other machines of a run after the process on one has ended
 STOP_SIGNALS = signals_by_name("SIGTERM", "SIGUSR1", "SIGUSR2")
-# Options of sbatch that the project sets, as they follow from a run's size or from requeuing.
+# Options of sbatch that the project sets: they follow from the size of a run or from requeuing.
 OURS = (
     "array",
     "dependency",
@@ -245,13 +244,13 @@ class SlurmJob(Process):
         note_job(self.run.folder, id_)
 
     def poll(self) -> int | None:
-        """Return 0 when its run is settled, -SIGTERM if the job left the queue before that."""
+        """Return 0 when the run is settled, or -SIGTERM if the job left the queue before that."""
         now = time.monotonic()
         if self._code is not None or not self.id or now < self._next_look:
             return self._code
         self._next_look = now + LOOK_SECONDS
         queried_at, queue = self._executor.queue()
-        if self.run.state().settled and not locks.held(self.run.lock):
+        if self.run.state().settled and not locks.is_held(self.run.lock):
             self._code = 0
         elif queue is None or queried_at <= self._since or self.id in queue:
             self._gone_since = None
@@ -269,7 +268,7 @@ class SlurmJob(Process):
         return self._code
 
     def is_queued(self) -> bool:
-        """Return whether squeue lists it in a state other than running."""
+        """Return whether squeue lists the job in a state other than running."""
         _, queue = self._executor.queue()
         if queue is None:
             return False  # unknown, but a run whose lock is free counts as queued anyway
@@ -297,11 +296,11 @@ class SlurmExecutor(Executor):
         self._queue: tuple[float, dict[str, str] | None] = (-math.inf, None)
 
     def parallel(self, gpus: int) -> int:
-        """Return the number of jobs at a time, whatever their GPUs."""
+        """Return the number of jobs at a time, which does not depend on `gpus`."""
         return self._workers or self._options.array_parallelism
 
     def where(self) -> str:
-        """Name the time limit and the kind of nodes."""
+        """Return the time limit and the type of the nodes."""
         number, time_ = self._options.gpus_per_node, self._options.sbatch["time"]
         nodes = f"nodes of {plural(number, 'GPU')}" if number else "CPU nodes"
         return f"as Slurm jobs (time {time_}) on {nodes}"
@@ -321,7 +320,7 @@ class SlurmExecutor(Executor):
         return number
 
     def reserve(self, gpus: int) -> Sequence[str] | None:
-        """Return no devices, as Slurm assigns them, or None if the queue is full."""
+        """Return an empty list, as Slurm assigns devices, or None if the queue is full."""
         full = self._workers and len(self.jobs) >= self._workers
         return None if full or len(self._pending) >= MAX_ARRAY else ()
 
@@ -379,7 +378,7 @@ class SlurmExecutor(Executor):
         return make_script(self._options, self.name, entries, number, gpus, nodes, after=after)
 
     def problems(self, sizes: Collection[int]) -> list[str]:
-        """Test with sbatch whether jobs of these sizes are accepted: partition, account, limits."""
+        """Return why sbatch would refuse jobs of these sizes: partition, account, limits."""
         tests = {
             gpus: sbatch(["--test-only"], self._script(self.jobs_folder / "none.json", 1, gpus))
             for gpus in sorted(sizes)
@@ -399,7 +398,7 @@ class SlurmExecutor(Executor):
         return self.jobs[-1]
 
     def shutdown_message(self) -> str:
-        """Name the arrays that stay in the queue."""
+        """Return how to continue, with the arrays that stay in the queue."""
         if not self.jobs:
             return super().shutdown_message()
         arrays = _arrays(job.id for job in self.jobs if job.id)
@@ -410,7 +409,7 @@ class SlurmExecutor(Executor):
         )
 
     def queue(self) -> tuple[float, dict[str, str] | None]:
-        """Return the time of the last squeue, at most `QUEUE_SECONDS` ago, and its result."""
+        """Return the time and result of the last squeue, at most `QUEUE_SECONDS` ago."""
         if time.monotonic() - self._queue[0] >= QUEUE_SECONDS:
             self._queue = (time.monotonic(), query_queue([job.id for job in self.jobs if job.id]))
         return self._queue
@@ -423,7 +422,7 @@ def note_job(folder: Path, id_: str) -> None:
 
 
 def sbatch(arguments: Sequence[str], script: str) -> "subprocess.CompletedProcess[str]":
-    """Submit a script, without the variables that a job would pass on to the one it submits."""
+    """Submit a script without the variables of a job, which a submitted job would inherit."""
     environment = {
         key: value
         for key, value in os.environ.items()
@@ -433,7 +432,7 @@ def sbatch(arguments: Sequence[str], script: str) -> "subprocess.CompletedProces
 
 
 def query_queue(ids: Sequence[str]) -> dict[str, str] | None:
-    """Return job → state for those that are in the queue, or None if squeue fails."""
+    """Return job → state of the jobs that are in the queue, or None if squeue fails."""
     if not ids:
         return {}
     command = ["squeue", "--noheader", "--array", "--format=%i|%T"]
@@ -446,21 +445,21 @@ def query_queue(ids: Sequence[str]) -> dict[str, str] | None:
 
 
 def last_state(id_: str) -> str:
-    """Return the final state of a job, which the controller knows for some minutes."""
+    """Return the final state of a job, which Slurm keeps for some minutes."""
     done = _call(["scontrol", "--oneliner", "show", "job", id_])
     match = re.search(r"\bJobState=(\S+)", done.stdout)
     return match[1] if match else "its final state is not known"
 
 
 def with_jobs(runs: Sequence[Run], states: Mapping[str, State]) -> dict[str, State]:
-    """Add to the states by name the jobs in the queue, for `--status`."""
+    """Add the jobs in the queue to the states of runs, for `--status`."""
     waiting = [run for run in runs if states[run.name].kind not in (DONE, RUNNING, FAILED)]
     notes = {run.name: read_json(run.folder / NOTE_NAME) for run in waiting}
     queue = query_queue([str(note["job"]) for note in notes.values() if note.get("job")])
     result = {}
     for run in runs:
         state, note = states[run.name], notes.get(run.name) or {}
-        if state.kind == RUNNING and (id_ := locks.read(run.lock).get("job")):
+        if state.kind == RUNNING and (id_ := locks.read_holder(run.lock).get("job")):
             state = replace(state, text=f"{state.text}, job {id_}")
         elif id_ := note.get("job"):
             since = f"job {id_} since {note.get('submitted')}"

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from benchmarks.suites import locks
 from benchmarks.suites.checkpoints import ALL, KEEP_SECONDS, remove_checkpoints
-from benchmarks.suites.children import ONE_THREAD
 from benchmarks.suites.executors.base import HOST, PORT, RANK, VISIBLE
 from benchmarks.suites.executors.slurm import STOP_SIGNALS, note_job
+from benchmarks.suites.forkserver import ONE_THREAD
 from benchmarks.suites.locks import Lock
 from benchmarks.suites.runs import (
     CHECKPOINT,
@@ -60,10 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     ]
     if rank != "0":
         return 0 if run.state().settled else run_program(command, run, float(seconds))
-    lock, deadline = Lock.take(run.lock), time.monotonic() + LOCK_SECONDS
+    lock, deadline = Lock.acquire(run.lock), time.monotonic() + LOCK_SECONDS
     while lock is None and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
-        lock = Lock.take(run.lock)
+        lock = Lock.acquire(run.lock)
     if lock is None:
         return LockedError.exit_code
     try:
@@ -88,7 +88,7 @@ def compute(
         lock: Lock of the run.
         save_seconds: Time between SIGTERM and SIGKILL.
     """
-    before = locks.read(run.lock)
+    before = locks.read_holder(run.lock)
     same = before.get(CHECKPOINT) == run.checkpoint()
     starts = int(before.get(STARTS, 0)) + 1 if same else 1
     run.note_holder(lock, job=job, **{STARTS: starts})

@@ -20,7 +20,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from benchmarks import run_suite, watch
-from benchmarks.suites import children
+from benchmarks.suites import forkserver
 from benchmarks.suites.checkpoints import Checkpoints
 from benchmarks.suites.checks import Findings
 from benchmarks.suites.programs import Programs
@@ -152,8 +152,8 @@ def suite_main(argv: Sequence[str] | None) -> int | None:
 
     Its processes do not need torch, which takes most of the time of a start.
     """
-    children.PRELOADED = (MODULE,)
-    children.ONE_THREAD.clear()
+    forkserver.PRELOADED = (MODULE,)
+    forkserver.ONE_THREAD.clear()
     os.environ.pop("OMP_NUM_THREADS", None)
     if sys.argv[1].endswith("-without-tables"):
         run_suite.write_tables = lambda *arguments: []  # type: ignore[assignment]

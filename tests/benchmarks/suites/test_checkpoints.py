@@ -14,7 +14,7 @@ from tests.benchmarks.suites.lab import write_suite
 
 @pytest.fixture(autouse=True)
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suite_file.children, "call", lambda function, *args: function(*args))
+    monkeypatch.setattr(suite_file.forkserver, "call", lambda function, *args: function(*args))
 
 
 def write(folder: Path, **epochs: object) -> Path:
@@ -58,9 +58,9 @@ def test_the_epoch_in_a_name(name, epoch):
 
 def test_a_file_is_read_again_when_it_changes(tmp_path):
     path = write(tmp_path, a={"epoch": 1}) / "ckpt_a.pth"
-    assert suite_file.by_epoch([path], "") == {1: path}
+    assert suite_file.order_by_epoch([path], "") == {1: path}
     torch.save({"epoch": 22, "x": torch.zeros(9)}, path)
-    assert suite_file.by_epoch([path], "") == {22: path}
+    assert suite_file.order_by_epoch([path], "") == {22: path}
 
 
 @pytest.mark.parametrize(

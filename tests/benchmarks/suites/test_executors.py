@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from benchmarks.run_suite import build_parser, make_executor
-from benchmarks.suites import children
+from benchmarks.suites import forkserver
 from benchmarks.suites.executors import local
 from benchmarks.suites.executors.base import EXECUTORS, Executor, Options, Process
 from benchmarks.suites.executors.local import LocalExecutor, visible_gpus
-from benchmarks.suites.locks import Lock, held
+from benchmarks.suites.locks import Lock, is_held
 from benchmarks.suites.runs import Run
 from moco.common.errors import UserError
 from tests.benchmarks.suites.run_code import command
@@ -33,7 +33,7 @@ def test_gpus_are_packed_in_groups(tmp_path):
     executor.release(single)
     assert executor.reserve(2) is None, "one is free, two are wanted"
     run = run_of(tmp_path / "shown", "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])")
-    lock = Lock.take(run.lock)
+    lock = Lock.acquire(run.lock)
     assert lock is not None
     shown = executor.start(run, lock, pair)
     lock.release()
@@ -45,27 +45,27 @@ def test_gpus_are_packed_in_groups(tmp_path):
 def test_a_child_keeps_its_runs_lock_until_it_is_killed(tmp_path):
     executor = LocalExecutor(cores=1)
     run = run_of(tmp_path / "run", "import time; print('here', flush=True); time.sleep(60)")
-    lock = Lock.take(run.lock)
+    lock = Lock.acquire(run.lock)
     assert lock is not None
     process = executor.start(run, lock, executor.reserve(0) or ())
     lock.release()  # the runner's own descriptor closes when it dies
     while not (run.log.is_file() and run.log.read_text()):
         time.sleep(0.01)
-    assert held(run.lock)
+    assert is_held(run.lock)
     process.kill()
-    assert not held(run.lock) and process.poll() == -9
+    assert not is_held(run.lock) and process.poll() == -9
 
 
 def test_children_can_use_a_gpu():
     """No import of the fork server initializes CUDA, which no fork could use afterwards."""
-    assert children.call(torch.cuda._is_in_bad_fork) is False
+    assert forkserver.call(torch.cuda._is_in_bad_fork) is False
 
 
 def test_a_call_has_the_variables_of_now(monkeypatch):
     """A notebook may set one after the server was started."""
-    children.context()
+    forkserver.context()
     monkeypatch.setenv("DETECTRON2_DATASETS", "elsewhere")
-    assert children.call(os.getenv, "DETECTRON2_DATASETS") == "elsewhere"
+    assert forkserver.call(os.getenv, "DETECTRON2_DATASETS") == "elsewhere"
 
 
 def test_which_executor(tmp_path, monkeypatch):

@@ -28,4 +28,4 @@ def test_a_folder_that_cannot_be_written(lab, monkeypatch):
         lab.run("--dry-run")
     (lab.path / "file").touch()
     with pytest.raises(UserError, match=rf"^{lab.path}/file: cannot be written"):
-        Lock.take(lab.path / "file" / "lock")
+        Lock.acquire(lab.path / "file" / "lock")

@@ -14,7 +14,7 @@ from benchmarks.suites.data_digest import data_digests
 from benchmarks.suites.folder import SuiteFolder
 from benchmarks.suites.plan import expand
 from benchmarks.suites.suite import Init
-from benchmarks.suites.suite_file import find_datasets, load_suite, over_datasets
+from benchmarks.suites.suite_file import expand_datasets, find_datasets, load_suite
 from benchmarks.suites.tuning import with_grids
 from convert.convert_to_d2 import convert_file
 from moco.common.errors import DataError, UserError
@@ -45,7 +45,7 @@ def empty(tmp_path) -> Path:
 
 
 def many(data: Path, name: str = "many", config: str | None = None):
-    return over_datasets(load_suite(CONFIGS / "suites" / f"{name}.yaml"), data, config)
+    return expand_datasets(load_suite(CONFIGS / "suites" / f"{name}.yaml"), data, config)
 
 
 @pytest.mark.parametrize("name", ["many", "many_small"])
@@ -101,16 +101,16 @@ def test_names_of_folders_become_names_of_tasks(tmp_path):
 def test_refusals(empty, tmp_path):
     suite = load_suite(CONFIGS / "suites" / "many.yaml")
     with pytest.raises(UserError, match=r"suite many: .*give --data FOLDER"):
-        over_datasets(suite, None)
+        expand_datasets(suite, None)
     voc = load_suite(CONFIGS / "suites" / "voc.yaml")
-    assert over_datasets(voc, None) is voc
+    assert expand_datasets(voc, None) is voc
     with pytest.raises(UserError, match=r"--data: suite voc has no task with \$DATASET"):
-        over_datasets(voc, empty)
+        expand_datasets(voc, empty)
     with pytest.raises(UserError, match=r"--task: suite voc has no task"):
-        over_datasets(voc, None, "faster_rcnn_ViT_Ti_small")
+        expand_datasets(voc, None, "faster_rcnn_ViT_Ti_small")
     two = {"overrides": {"DATASETS.COCO_DIR": "$DATASET"}}, {"name": "other"}
     with pytest.raises(UserError, match="has 2 tasks"):
-        over_datasets(load_suite(write_suite(tmp_path, *two)), empty)
+        expand_datasets(load_suite(write_suite(tmp_path, *two)), empty)
     with pytest.raises(DataError, match="no such folder"):
         find_datasets(tmp_path / "nowhere")
     with pytest.raises(DataError, match="is one dataset"):

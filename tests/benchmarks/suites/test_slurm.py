@@ -264,10 +264,10 @@ def test_a_job_that_starts_too_late(lab):
     [run] = lab.runs()
     run.forget_failure()
     assert job(lab) == 7, "nobody computes it any more"
-    assert locks.read(run.lock)["job"] == read_json(run.folder / "job.json")["job"] == "12_0"
-    assert not locks.held(run.lock)
+    assert locks.read_holder(run.lock)["job"] == read_json(run.folder / "job.json")["job"] == "12_0"
+    assert not locks.is_held(run.lock)
     run.forget_failure()
-    lock = Lock.take(run.lock)
+    lock = Lock.acquire(run.lock)
     assert lock is not None
     started = time.monotonic()
     assert job(lab) == LockedError.exit_code

@@ -20,14 +20,14 @@ from benchmarks.suites.folder import SuiteFolder
 from benchmarks.suites.plan import expand
 from benchmarks.suites.suite import Init
 from benchmarks.suites.suite_file import load_suite, with_options
-from benchmarks.suites.until_decided import SeedPlan, next_runs, with_looks, with_seeds
+from benchmarks.suites.until_decided import InterimPlan, next_runs, with_looks, with_seeds
 from moco.common.errors import UserError
 from moco.common.run import write_record
 from tests.benchmarks.report.fake_runs import rendered, write_run
 from tests.benchmarks.suites.fake_trainer import record
 from tests.benchmarks.suites.lab import Lab
 
-PLAN = SeedPlan("random", ["strong", "mine"], 3, 6, 0.5)
+PLAN = InterimPlan("random", ["strong", "mine"], 3, 6, 0.5)
 LEVEL, REPETITIONS = 0.05, 40_000
 
 UNTIL = ("--until-decided", "--max-seeds", "5", "--skip", "b")

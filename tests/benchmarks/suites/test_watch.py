@@ -128,7 +128,7 @@ def test_a_failed_run_does_not_end_it(lab, monkeypatch, capsys):
 
 def test_a_file_that_is_no_checkpoint_does_not_end_it(lab, monkeypatch, capsys):
     """Truncated, of no epoch, of an epoch that another file has: it says so once and continues."""
-    monkeypatch.setattr(suite_file.children, "call", lambda function, *rest: function(*rest))
+    monkeypatch.setattr(suite_file.forkserver, "call", lambda function, *rest: function(*rest))
     asked: list[list[str]] = []
     monkeypatch.setattr(watch, "run", lambda suite, folder, args, programs: asked.append(args.init))
     lab.runs = lab.path / "mine/*.pth*"
@@ -185,7 +185,7 @@ def test_a_checkpoint_that_vanishes_before_its_copy_is_left_out(lab, monkeypatch
         run_suite.run(*arguments)
 
     monkeypatch.setattr(watch, "run", run)
-    monkeypatch.setattr(suite_file.children, "call", lambda function, *rest: function(*rest))
+    monkeypatch.setattr(suite_file.forkserver, "call", lambda function, *rest: function(*rest))
     assert lab.watch(monkeypatch, nothing, nothing) == 130
     [warning] = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
     assert f"{path} was deleted before it was copied" in warning and calls == [1]
@@ -193,7 +193,7 @@ def test_a_checkpoint_that_vanishes_before_its_copy_is_left_out(lab, monkeypatch
 
 def test_an_error_that_is_not_of_a_vanished_file_ends_it(lab, monkeypatch):
     lab.save(9)
-    monkeypatch.setattr(suite_file.children, "call", lambda function, *rest: function(*rest))
+    monkeypatch.setattr(suite_file.forkserver, "call", lambda function, *rest: function(*rest))
     with pytest.raises(UserError, match="--baseline x: no such init"):
         lab.watch(monkeypatch, nothing, nothing, more=("--baseline", "x"))
 

@@ -106,9 +106,9 @@ def test_the_base_of_a_task_is_a_pipe(tmp_path):
 def test_a_lock_is_a_pipe(tmp_path):
     path = replace(tmp_path / ".claim")
     with within(20):
-        assert not locks.held(path) and locks.read(path) == {}
+        assert not locks.is_held(path) and locks.read_holder(path) == {}
         with pytest.raises(UserError, match=KIND):
-            locks.Lock.take(path)
+            locks.Lock.acquire(path)
     replace(tmp_path / ".lock")
     with within(20), RunFolder(tmp_path, resume=True):
         pass

@@ -1,7 +1,7 @@
 """Child processes of the local runner, forked from a server that has imported torch once.
 
-A child ends with its runner: when the runner has ended, even by SIGKILL, the child gets SIGTERM so
-that it saves, and SIGKILL if it takes too long. No process is left for a later runner to find.
+A child ends with the runner: when the runner has ended, even by SIGKILL, the child gets SIGTERM so
+that the run saves, and SIGKILL if saving takes too long. A later runner finds no process.
 """
 
 import atexit
@@ -35,30 +35,30 @@ _main = threading.Lock()
 
 
 class InheritedFd:
-    """File descriptor that is duplicated into the child when it is pickled."""
+    """File descriptor that pickling duplicates into a child process."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _detach, (reduction.DupFd(self.fd),)
+        return _detach_fd, (reduction.DupFd(self.fd),)
 
 
-def _detach(duplicate: Any) -> int:
+def _detach_fd(duplicate: Any) -> int:
     fd: int = duplicate.detach()
     return fd
 
 
 @cache
 def context() -> ForkServerContext:
-    """Start the server, and return the context that forks processes from it."""
+    """Start the server, and return the context that forks from the server."""
     started: ForkServerContext = multiprocessing.get_context("forkserver")
     started.set_forkserver_preload(list(PRELOADED))
     own = own_modules()  # without them, the server would import from the current folder first
     saved = {name: os.environ[name] for name in own.keys() & os.environ.keys()}
     os.environ.update(own)
-    # Ctrl-C is for the runner alone; the server would end with a traceback while it imports. The
-    # resource tracker, which the server starts otherwise, would unblock the signal.
+    # Only the runner handles Ctrl-C; the server would end with a traceback while it imports. The
+    # resource tracker, which the server would start otherwise, unblocks the signal.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -72,8 +72,8 @@ def context() -> ForkServerContext:
 
 
 @contextmanager
-def _without_main() -> Iterator[None]:
-    """Hide the running script, which a child would import, and so start its children again."""
+def _hide_main() -> Iterator[None]:
+    """Hide the running script: a child would import the script, and start its children again."""
     with _main:
         own, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
         try:
@@ -83,17 +83,19 @@ def _without_main() -> Iterator[None]:
 
 
 def call(function: Callable[..., _T], *arguments: object) -> _T:
-    """Call `function` in a process of its own, which frees the memory of what it imports and reads.
+    """Call `function` in a separate process, whose end frees the memory of imports and data.
 
     An exception of `function` is raised here.
 
     Raises:
-        RuntimeError: If the process ended before it answered.
+        RuntimeError: If the process ended without a result.
     """
     reader, writer = context().Pipe(duplex=False)
     environment = dict(os.environ)  # the server has that of its start
-    process = context().Process(target=_answer, args=(writer, environment, function, arguments))
-    with _without_main():
+    process = context().Process(
+        target=_send_result, args=(writer, environment, function, arguments)
+    )
+    with _hide_main():
         process.start()
     writer.close()
     with reader:
@@ -108,7 +110,7 @@ def call(function: Callable[..., _T], *arguments: object) -> _T:
     return answer
 
 
-def _answer(
+def _send_result(
     writer: Any,
     environment: Mapping[str, str],
     function: Callable[..., object],
@@ -116,28 +118,28 @@ def _answer(
 ) -> None:
     os.environ.clear()
     os.environ.update(environment)
-    threading.Thread(target=_end_with_the_runner, args=(0.0,), daemon=True).start()
+    threading.Thread(target=_exit_with_runner, args=(0.0,), daemon=True).start()
     try:
         writer.send((function(*arguments), None))
     except Exception as error:  # `call` raises it in the caller
         writer.send((None, error))
 
 
-def start(
+def start_command(
     argv: Sequence[str], log: Path, environment: Mapping[str, str], lock: int, save_seconds: float
 ) -> ForkServerProcess:
     """Start a command of this project as a child.
 
     Args:
         argv: The interpreter, `-m`, a module with a `main`, and its arguments.
-        log: File that its output is appended to.
-        environment: The child's whole environment.
+        log: File to which the output of the child is appended.
+        environment: Complete environment of the child.
         lock: Descriptor that stays open as long as the child lives.
         save_seconds: Time between SIGTERM and SIGKILL when the runner has ended.
     """
     arguments = (argv[2:], log, dict(environment), InheritedFd(lock), save_seconds)
     process = context().Process(target=_run, args=arguments, name=" ".join(argv))
-    with _without_main():
+    with _hide_main():
         process.start()
     return process
 
@@ -158,7 +160,7 @@ def _run(
         import torch  # the server imported it with its own number of threads
 
         torch.set_num_threads(int(threads))
-    threading.Thread(target=_end_with_the_runner, args=(save_seconds,), daemon=True).start()
+    threading.Thread(target=_exit_with_runner, args=(save_seconds,), daemon=True).start()
     name, *rest = argv
     if name.partition(".")[0] == name:  # a package
         name = f"{name}.__main__"
@@ -169,7 +171,7 @@ def _run(
         atexit._run_exitfuncs()  # multiprocessing skips them before Python 3.13
 
 
-def _end_with_the_runner(save_seconds: float) -> None:
+def _exit_with_runner(save_seconds: float) -> None:
     runner = multiprocessing.parent_process()
     assert runner is not None
     runner.join()
