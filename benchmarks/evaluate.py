@@ -24,9 +24,9 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks import run_suite
+from benchmarks.run_suite import SuiteOptions, add_arguments
 from benchmarks.suites.folder import SuiteFolder
-from benchmarks.suites.options import SuiteOptions, add_arguments
-from benchmarks.suites.programs import Programs
+from benchmarks.suites.runs import Programs
 from benchmarks.suites.suite import EMBEDDED
 from benchmarks.suites.suite_file import as_name, parse_inits, read_suite
 from convert.families.base import TIMM

@@ -26,9 +26,9 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks import run_suite
+from benchmarks.run_suite import SuiteOptions
 from benchmarks.suites import forkserver
 from benchmarks.suites.folder import SUITE_NAME, SuiteFolder
-from benchmarks.suites.options import SuiteOptions
 from benchmarks.suites.prepare import (
     LIMIT,
     convert_checkpoint,
@@ -38,8 +38,7 @@ from benchmarks.suites.prepare import (
     training_images,
     voc_splits,
 )
-from benchmarks.suites.programs import Programs
-from benchmarks.suites.runs import Run, read_json
+from benchmarks.suites.runs import Programs, Run, read_json
 from benchmarks.suites.suite import DETECTION, EMBEDDED, MOCO, Suite, SuiteTask
 from benchmarks.suites.synthetic import write_images, write_knn, write_scenes
 from moco.common.cfgnode import flatten, read_yaml

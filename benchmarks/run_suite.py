@@ -29,7 +29,7 @@ if not __package__:
 
 import benchmarks.suites.executors  # noqa: F401 - registers them
 from benchmarks.suites import forkserver
-from benchmarks.suites.checkpoints import FINAL, format_disk_space, remove_checkpoints
+from benchmarks.suites.checkpoints import FINAL, KEEP, format_disk_space, remove_checkpoints
 from benchmarks.suites.checks import Findings, option_pairs
 from benchmarks.suites.data_digest import check_outside, data_digests
 from benchmarks.suites.executors.base import EXECUTORS, Executor, Options, PlanExecutor
@@ -42,6 +42,7 @@ from benchmarks.suites.folder import (
 from benchmarks.suites.forecast import (
     Speeds,
     TimedSpeeds,
+    estimate,
     format_detectable_gaps,
     format_listing,
     make_forecast,
@@ -49,11 +50,8 @@ from benchmarks.suites.forecast import (
     print_status,
     time_runs,
 )
-from benchmarks.suites.options import FIRST_SEEDS, SuiteOptions, add_arguments
-from benchmarks.suites.plan import expand, write_plan
-from benchmarks.suites.programs import Programs
 from benchmarks.suites.runner import Runner
-from benchmarks.suites.runs import DONE, Run, State, raise_failures
+from benchmarks.suites.runs import DONE, Programs, Run, State, raise_failures
 from benchmarks.suites.runs import SuiteFailed as SuiteFailed
 from benchmarks.suites.suite import (
     CHOOSE,
@@ -61,6 +59,7 @@ from benchmarks.suites.suite import (
     Init,
     RunSpec,
     Suite,
+    expand,
     row_of,
     with_metric,
 )
@@ -76,18 +75,54 @@ from benchmarks.suites.suite_file import (
 from benchmarks.suites.tables import TablesSoFar, refresh_tables, results_of, write_tables
 from benchmarks.suites.tuning import choice_command, read_description, with_grids
 from benchmarks.suites.until_decided import (
+    FIRST_SEEDS,
+    MARGIN,
+    MOST_SEEDS,
     InterimPlan,
-    check_options,
     make_interim_plan,
     next_runs,
     with_seeds,
 )
 from moco.common.command import RANDOM, parse_options, program
-from moco.common.errors import UserError, plural, printable, run_cli, say
+from moco.common.errors import Preempted, UserError, plural, printable, run_cli, say
+from moco.common.files import atomic_write_json
 from moco.common.progress import format_seconds
-from moco.common.shipped import resolve
+from moco.common.run import RECORD_NAME
+from moco.common.shipped import own_modules, resolve
 
 MANY = 1000  # runs
+PLAN_SCHEMA = 1
+ENGINES = ("auto", "detectron2", "embedded", "each")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteOptions:
+    """Options with which a suite is computed, from a command line or from Python.
+
+    Each is explained at its flag, in `add_arguments`; the defaults here are those of the flags.
+    """
+
+    init: Sequence[str] = ()
+    trials: int | None = None
+    until_decided: bool = False
+    margin: float | None = None
+    max_seeds: int | None = None
+    baseline: str | None = None
+    output: Path | None = None
+    engine: str = "auto"
+    executor: str = "auto"
+    gpus_per_run: int | None = None
+    workers: int = 0
+    slurm: Sequence[str] = ()
+    dry_run: bool = False
+    plan: Path | None = None
+    tune: bool = False
+    retry_failed: bool = False
+    keep: str | None = None
+    seconds_per_iteration: Sequence[str] = ()
+    time: bool = False
+    stop_seconds: float = 120.0
+    opts: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +151,22 @@ def main(argv: Sequence[str] | None = None, programs: Programs | None = None) ->
     for name in args.skip:
         say(f"left out: {name}, by --skip")
     run(configure_suite(suite, args), folder, args, programs or Programs())
+
+
+def check_options(options: SuiteOptions) -> None:
+    """Check that the options of a suite fit `--until-decided`.
+
+    Raises:
+        UserError: If they do not.
+    """
+    for flag, value in (("--margin", options.margin), ("--max-seeds", options.max_seeds)):
+        if value is not None and not options.until_decided:
+            raise UserError(f"{flag} {value}: is for --until-decided")
+    if options.until_decided and (options.plan or options.executor == "slurm"):
+        raise UserError(
+            f"--until-decided: {'--plan' if options.plan else '--executor slurm'} submits all runs "
+            "at once, and these depend on each other's results; give a fixed number, --trials N"
+        )
 
 
 def configure_suite(suite: Suite, options: SuiteOptions) -> Suite:
@@ -289,7 +340,10 @@ def prepare_suite(
     version, data = project_version(), data_digests(suite, folder.recorded_data())
     keys: dict[str, Any] = {"version": version, "gpus": options.gpus_per_run, "data": data}
     baseline = options.baseline or suite.baseline
-    plan = make_interim_plan(options, inits, baseline)
+    plan = None
+    if options.until_decided:
+        looks = options.trials, options.max_seeds, options.margin
+        plan = make_interim_plan(inits, baseline, *looks)
     most = suite if plan is None else with_seeds(suite, plan.most)
     everything = specs = expand(most, inits, engines, available=executor.gpus, **keys)
     content = suite_content(suite, inits, engines, plan=asdict(plan) if plan else None, **keys)
@@ -431,6 +485,37 @@ def finish_suite(
     return result
 
 
+def write_plan(path: Path, suite: str, runs: Sequence[Run], measured: Speeds) -> None:
+    """Write the runs as JSON: command, GPUs, dependencies, and the file that exists at the end.
+
+    Args:
+        path: File to write.
+        suite: Name of the suite.
+        runs: Runs of the suite.
+        measured: Speeds of earlier runs, from which the seconds are estimated.
+    """
+    content = {
+        "schema": PLAN_SCHEMA,
+        "suite": suite,
+        "environment": own_modules(),
+        "run_again_on_exit_code": Preempted.exit_code,
+        "runs": [
+            {
+                "name": run.name,
+                "title": run.title,
+                "command": list(run.argv),
+                "folder": str(run.folder.absolute()),
+                "gpus": run.gpus,
+                "after": list(run.after),
+                "done": str((run.product or run.folder / RECORD_NAME).absolute()),
+                "seconds": estimate(run, measured).seconds,
+            }
+            for run in runs
+        ],
+    }
+    atomic_write_json(path, content)
+
+
 def make_executor(name: str, options: Options) -> Executor:
     """Build the executor of `--executor`.
 
@@ -497,6 +582,90 @@ def build_parser() -> argparse.ArgumentParser:
     add("--status", action="store_true", help="print the progress of the suite in DIR")
     add_arguments(parser)
     return parser
+
+
+def add_arguments(parser: argparse.ArgumentParser, trials: int | None = None) -> None:
+    """Add the flags of `SuiteOptions`; one that is not given leaves its default.
+
+    Args:
+        parser: Parser of a command.
+        trials: Default of --trials, for the help; None: the suite's.
+    """
+    add = partial(parser.add_argument, default=argparse.SUPPRESS)
+    several: dict[str, Any] = {"action": "append"}
+    rows = (
+        "add a row to the tables: weights under a name, or random; may be repeated. Weights are "
+        "a file, a name or an address (see moco-transfer weights --help); NAME=A,B,C gives "
+        "several pre-trainings of one row, 'NAME=ckpt_*.pth' a row for each checkpoint"
+    )
+    add("--init", **several, metavar="[NAME=]WEIGHTS", help=rows)
+    add(
+        "--trials",
+        "--seeds",
+        type=int,
+        metavar="N",
+        help=f"seeds per row, 0, 1, ... (default: {trials or 'that of the suite'})",
+    )
+    add(
+        "--until-decided",
+        action="store_true",
+        help="add seeds to all rows of a task until each gap to the baseline is beyond chance or "
+        "within --margin, by tests that account for every look",
+    )
+    margin = f"largest gap in points that counts as none, for --until-decided ({MARGIN})"
+    add("--margin", type=float, metavar="POINTS", help=margin)
+    most = (
+        f"most seeds per row, for --until-decided ({MOST_SEEDS}); the first look is at --trials "
+        f"({FIRST_SEEDS})"
+    )
+    add("--max-seeds", type=int, metavar="M", help=most)
+    add("--baseline", metavar="NAME", help="the init that gaps refer to")
+    add("--output", type=Path, metavar="DIR", help="folder of the suite (output/<suite>)")
+    engines = "detection engine; auto: detectron2 if it can be imported; each: one table per engine"
+    add("--engine", choices=ENGINES, help=engines)
+    executors = sorted(name for name, _ in EXECUTORS)
+    where = "where runs are computed; auto: on the GPUs if there are any"
+    add("--executor", choices=executors, help=where)
+    gpus = "GPUs of one run (default: the suite's)"
+    add("--gpus-per-run", type=int, metavar="N", help=gpus)
+    workers = (
+        "parallel runs on the CPU (default: one per core); with slurm, jobs in the queue at a "
+        "time (default: all)"
+    )
+    add("--workers", type=int, metavar="N", help=workers)
+    slurm = (
+        "option of --executor slurm; may be repeated: time (24:00:00), "
+        "gpus_per_node (8; GPUs of one node), cpus_per_gpu (5), cpus_per_task, array_parallelism "
+        "(256 at a time), signal_delay_s (90), setup and teardown (lines of the script), "
+        "srun_args, or any option of sbatch: partition, account, qos, constraint, mem, ..."
+    )
+    add("--slurm", **several, metavar="KEY=VALUE", help=slurm)
+    dry = "list the runs, check everything, start no run; what is timed (see --time) is kept in DIR"
+    add("--dry-run", action="store_true", help=dry)
+    plan = (
+        "write every run to a file instead of computing it: command, GPUs, dependencies, and the "
+        "file that exists when it is done"
+    )
+    add("--plan", type=Path, metavar="FILE.json", help=plan)
+    grid = (
+        "first train every detection task from every init with the same grid of learning rates, "
+        "shortened and without the test images; the best one of each init adds a row"
+    )
+    add("--tune", action="store_true", help=grid)
+    add("--retry-failed", action="store_true", help="repeat runs that failed before")
+    keep = (
+        "checkpoints to keep: the final one of each run (default), its last two, or all; if "
+        "given, it also applies to runs that were done before"
+    )
+    add("--keep", choices=KEEP, help=keep)
+    seconds = "speed to estimate from if DIR has no measurement; may be repeated"
+    add("--seconds-per-iteration", **several, metavar="[TASK=]S", help=seconds)
+    timed = "time 20 iterations of every task without a known speed, to estimate the hours"
+    add("--time", action="store_true", help=timed)
+    stop = f"time that runs have to save when the suite is stopped ({SuiteOptions.stop_seconds})"
+    add("--stop-seconds", type=float, metavar="S", help=stop)
+    add("--debug", action="store_true", help="show the traceback of an error")
+    add("--opts", nargs="*", metavar="KEY VALUE", help="config overrides of all tasks")
 
 
 if __name__ == "__main__":

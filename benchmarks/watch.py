@@ -21,10 +21,9 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.report.along import epoch_of
-from benchmarks.run_suite import SuiteFailed, configure_suite, run
+from benchmarks.run_suite import SuiteFailed, SuiteOptions, add_arguments, configure_suite, run
 from benchmarks.suites.folder import SuiteFolder
-from benchmarks.suites.options import SuiteOptions, add_arguments
-from benchmarks.suites.programs import Programs
+from benchmarks.suites.runs import Programs
 from benchmarks.suites.suite import Suite
 from benchmarks.suites.suite_file import (
     as_name,

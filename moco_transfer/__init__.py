@@ -168,11 +168,11 @@ def evaluate(
         DataError: If weights or data are missing or damaged, or a module is of no known family.
     """
     from benchmarks import run_suite
+    from benchmarks.run_suite import ENGINES, SuiteOptions
     from benchmarks.suites.checks import option_pairs
     from benchmarks.suites.executors.base import EXECUTORS
     from benchmarks.suites.folder import SuiteFolder
-    from benchmarks.suites.options import ENGINES, SuiteOptions
-    from benchmarks.suites.programs import Programs
+    from benchmarks.suites.runs import Programs
     from benchmarks.suites.suite_file import TRIALS, check, read_suite, with_options
     from benchmarks.suites.tables import write_report
     from moco.common.errors import lookup

@@ -6,8 +6,7 @@ import pytest
 
 from benchmarks.report.records import TASK_KEYS
 from benchmarks.suites.data_digest import data_digest
-from benchmarks.suites.plan import run_id
-from benchmarks.suites.suite import SuiteTask, all_keys, without_places
+from benchmarks.suites.suite import SuiteTask, all_keys, run_id, without_places
 from benchmarks.suites.suite_file import load_suite, refuse_per_run
 from detection.config.checks import changes_since, check_values
 from detection.config.engines import find_engine

@@ -20,12 +20,13 @@ from benchmarks.report.stats import significance
 from benchmarks.report.style import MINUS
 from benchmarks.report.table import Grid, Table, TextCell, aggregate, gap, gap_name, untested
 from benchmarks.suites.folder import SuiteFolder
-from benchmarks.suites.options import FIRST_SEEDS, MARGIN, MOST_SEEDS, SuiteOptions
 from benchmarks.suites.runs import DONE
 from benchmarks.suites.suite import PROGRAMS, RunSpec, Suite, row_of
 from detection.evaluation.metrics import headline_names, titles
 from moco.common.command import RANDOM
 from moco.common.errors import UserError
+
+FIRST_SEEDS, MOST_SEEDS, MARGIN = 3, 9, 0.5  # of --until-decided
 
 
 @dataclass(frozen=True)
@@ -182,37 +183,25 @@ def next_runs(
     return chosen, [line for of_setting in lines.values() for line in of_setting]
 
 
-def check_options(options: SuiteOptions) -> None:
-    """Check that the options of a suite fit `--until-decided`.
-
-    Raises:
-        UserError: If they do not.
-    """
-    for flag, value in (("--margin", options.margin), ("--max-seeds", options.max_seeds)):
-        if value is not None and not options.until_decided:
-            raise UserError(f"{flag} {value}: is for --until-decided")
-    if options.until_decided and (options.plan or options.executor == "slurm"):
-        raise UserError(
-            f"--until-decided: {'--plan' if options.plan else '--executor slurm'} submits all runs "
-            "at once, and these depend on each other's results; give a fixed number, --trials N"
-        )
-
-
 def make_interim_plan(
-    options: SuiteOptions, inits: Collection[str], baseline: str | None
-) -> InterimPlan | None:
-    """Return the plan of the looks, or None without `--until-decided`.
+    inits: Collection[str],
+    baseline: str | None,
+    first: int | None,
+    most: int | None,
+    margin: float | None,
+) -> InterimPlan:
+    """Make the plan of the looks from the options of a suite, of which None is the default.
 
     Args:
-        options: Options of the suite.
         inits: Inits of all runs.
         baseline: Row that gaps refer to; None: random.
+        first: Number of seeds at the first look.
+        most: Number of seeds at the last look.
+        margin: Largest gap, in points, that counts as equivalence.
 
     Raises:
         UserError: If there is nothing to compare, or a number is out of range.
     """
-    if not options.until_decided:
-        return None
     if several := next((row_of(name) for name in inits if row_of(name) != name), None):
         raise UserError(
             f"--until-decided: {several} has several pre-trainings, and more seeds are no evidence "
@@ -223,7 +212,7 @@ def make_interim_plan(
             f"--until-decided: no row {base} to compare with; give --init {RANDOM}, or --baseline "
             f"with one of {', '.join(inits)}"
         )
-    given = {"first": options.trials, "most": options.max_seeds, "margin": options.margin}
+    given = {"first": first, "most": most, "margin": margin}
     own: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     return InterimPlan(base, [row for row in inits if row != base], **own)
 

@@ -10,8 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.suites.plan import expand
-from benchmarks.suites.suite import DETECTION_ENGINES, Init
+from benchmarks.suites.suite import DETECTION_ENGINES, Init, expand
 from benchmarks.suites.suite_file import load_suite
 from detection.config import keys
 from detection.config.recipe import check

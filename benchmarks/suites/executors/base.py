@@ -18,8 +18,6 @@ from moco.common.errors import UserError
 
 EXECUTORS = Registry("EXECUTORS")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-# Placeholders in the command of a run on several machines; each machine replaces them.
-RANK, HOST, PORT = "<rank>", "<host>", "<port>"
 
 
 @dataclass(frozen=True)

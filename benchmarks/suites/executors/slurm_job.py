@@ -19,14 +19,17 @@ from pathlib import Path
 
 from benchmarks.suites import locks
 from benchmarks.suites.checkpoints import ALL, KEEP_SECONDS, remove_checkpoints
-from benchmarks.suites.executors.base import HOST, PORT, RANK, VISIBLE
+from benchmarks.suites.executors.base import VISIBLE
 from benchmarks.suites.executors.slurm import STOP_SIGNALS, note_job
 from benchmarks.suites.forkserver import ONE_THREAD
 from benchmarks.suites.locks import Lock
 from benchmarks.suites.runs import (
     CHECKPOINT,
     DONE,
+    HOST,
     MAX_INTERRUPTIONS,
+    PORT,
+    RANK,
     STARTS,
     Run,
     interrupted_error,

@@ -23,7 +23,7 @@ from benchmarks import run_suite, watch
 from benchmarks.suites import forkserver
 from benchmarks.suites.checkpoints import Checkpoints
 from benchmarks.suites.checks import Findings
-from benchmarks.suites.programs import Programs
+from benchmarks.suites.runs import Programs
 from benchmarks.suites.suite import DETECTION, POINT, RunSpec
 from benchmarks.suites.tables import TablesSoFar
 from moco.common.cfgnode import flatten, read_yaml

@@ -15,9 +15,8 @@ from PIL import Image
 from benchmarks import run_suite
 from benchmarks.suites import runner
 from benchmarks.suites.folder import SuiteFolder
-from benchmarks.suites.plan import expand
-from benchmarks.suites.programs import Programs
-from benchmarks.suites.suite import Init, RunSpec, Suite
+from benchmarks.suites.runs import Programs
+from benchmarks.suites.suite import Init, RunSpec, Suite, expand
 from benchmarks.suites.suite_file import with_options
 from benchmarks.suites.tables import TablesSoFar
 from moco.common.command import RANDOM

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.suites.checks import check
-from benchmarks.suites.plan import expand
-from benchmarks.suites.suite import Init
+from benchmarks.suites.suite import Init, expand
 from benchmarks.suites.suite_file import load_suite, with_options
 from tests.benchmarks.suites.lab import ROOT, classes, from_random, write_suite
 from tests.oracles.tiny_voc import write_voc

@@ -12,8 +12,7 @@ from benchmarks.report.report import Report
 from benchmarks.report.table import aggregate
 from benchmarks.suites.data_digest import data_digests
 from benchmarks.suites.folder import SuiteFolder
-from benchmarks.suites.plan import expand
-from benchmarks.suites.suite import Init
+from benchmarks.suites.suite import Init, expand
 from benchmarks.suites.suite_file import expand_datasets, find_datasets, load_suite
 from benchmarks.suites.tuning import with_grids
 from convert.convert_to_d2 import convert_file

@@ -5,10 +5,8 @@ import sys
 import pytest
 from torch.distributed.run import get_args_parser
 
-from benchmarks.suites.executors.base import HOST, PORT, RANK
-from benchmarks.suites.plan import expand
-from benchmarks.suites.programs import Programs
-from benchmarks.suites.suite import Init
+from benchmarks.suites.runs import HOST, PORT, RANK, Programs
+from benchmarks.suites.suite import Init, expand
 from benchmarks.suites.suite_file import load_suite, with_options
 from detection import train_net
 from moco.classification import classify

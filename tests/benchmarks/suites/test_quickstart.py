@@ -18,9 +18,8 @@ from benchmarks.quickstart import (
 from benchmarks.report.records import collect
 from benchmarks.report.table import aggregate
 from benchmarks.suites.folder import SuiteFolder
-from benchmarks.suites.plan import expand
-from benchmarks.suites.programs import Programs
-from benchmarks.suites.suite import Init, RunSpec
+from benchmarks.suites.runs import Programs
+from benchmarks.suites.suite import Init, RunSpec, expand
 from moco.common.cfgnode import read_yaml
 from moco.common.command import parse_options
 from moco.common.errors import LockedError, UserError

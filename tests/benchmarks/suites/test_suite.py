@@ -9,8 +9,7 @@ import yaml
 
 from benchmarks.report.published import load_paper
 from benchmarks.suites.checks import option_pairs
-from benchmarks.suites.plan import expand, run_id
-from benchmarks.suites.suite import Init, RunSpec, Suite, SuiteTask, with_metric
+from benchmarks.suites.suite import Init, RunSpec, Suite, SuiteTask, expand, run_id, with_metric
 from benchmarks.suites.suite_file import load_suite, parse_inits, with_options
 from moco.common.cfgnode import read_yaml
 from moco.common.errors import UserError

@@ -11,8 +11,7 @@ import pytest
 
 from benchmarks.run_suite import SuiteFailed
 from benchmarks.suites.folder import SuiteFolder
-from benchmarks.suites.plan import expand
-from benchmarks.suites.suite import CHOOSE, DETECTION, POINT, Init, Suite, SuiteTask
+from benchmarks.suites.suite import CHOOSE, DETECTION, POINT, Init, Suite, SuiteTask, expand
 from benchmarks.suites.suite_file import load_suite
 from benchmarks.suites.tuning import Choice, choose, describe, grid_of, with_grids
 from detection.config.keys import protocol_sha256

@@ -17,8 +17,7 @@ from benchmarks.report.stats import equivalence, significance
 from benchmarks.report.table import Cell, gap
 from benchmarks.run_suite import SuiteFailed
 from benchmarks.suites.folder import SuiteFolder
-from benchmarks.suites.plan import expand
-from benchmarks.suites.suite import Init
+from benchmarks.suites.suite import Init, expand
 from benchmarks.suites.suite_file import load_suite, with_options
 from benchmarks.suites.until_decided import InterimPlan, next_runs, with_looks, with_seeds
 from moco.common.errors import UserError

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks import run_suite, watch
 from benchmarks.suites import suite_file
-from benchmarks.suites.programs import Programs
+from benchmarks.suites.runs import Programs
 from benchmarks.suites.tables import TablesSoFar
 from moco.common.errors import UserError
 from tests.benchmarks.suites.fake_trainer import FakePrograms
