@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from detection.datasets.base import Source
 
 DETECTION = ("voc", "coco", "lvis", "cityscapes", "ade20k")  # folders of configs/
-# Folder of configs/ → folder of images, below that of all datasets, which its suite uses.
+# Folder of configs/ → folder of images that its suite uses, in the folder of all datasets.
 CLASSIFICATION = {"imagenet": "imagenet", "inaturalist": "inaturalist2018"}
-# Beginning of a test split's name, package that its metric or reader needs, extra that has it.
+# Prefix of the name of a test split, package that the metric or reader needs, extra with it.
 PACKAGES = (
     ("lvis_", "hotcoco", "metrics"),
     ("cityscapes_fine_instance_seg_", "cityscapesscripts", "cityscapes"),
@@ -146,7 +146,7 @@ def _lacks(file: Path, sources: "Mapping[str, Source]", root_argument: str) -> I
 
     keys = flatten(read_yaml(file))
     needed = keys.keys() & {"DATASETS.TRAIN", "DATASETS.TEST", "INPUT.LSJ.ENABLED"}
-    # DensePose's other keys are known to Detectron2 alone.
+    # Only Detectron2 knows the other keys of DensePose.
     cfg = load_cfg(default_task(), None, [str(part) for k in needed for part in (k, keys[k])])
     splits = (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST)
     if own := [split for split in splits if split not in sources]:

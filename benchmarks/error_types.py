@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from benchmarks.report.records import FinishedRun
     from detection.datasets.base import Split
 
-MATCHED, BACKGROUND = 0.5, 0.1  # TIDE's t_f and t_b: IoU of a match, IoU below which it is none
+MATCHED, BACKGROUND = 0.5, 0.1  # TIDE's t_f and t_b: IoU of a match, IoU of the background
 
 
 def error_types(run: "FinishedRun") -> dict[str, Any]:

@@ -155,7 +155,7 @@ NETWORKS = {
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Make images, pre-train, convert, and run the suite, each unless it is done; explain it."""
+    """Make images, pre-train, convert and run the suite, unless done; explain the results."""
     args = parse_options(build_parser(), argv, Options)
     output = args.output or Path("quickstart_out_smoke" if args.smoke else "quickstart_out")
     folder, own = SuiteFolder(output, OPTIONS_NAME), own_images(args)

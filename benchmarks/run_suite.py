@@ -99,7 +99,7 @@ ENGINES = ("auto", "detectron2", "embedded", "each")
 class SuiteOptions:
     """Options with which a suite is computed, from a command line or from Python.
 
-    Each is explained at its flag, in `add_arguments`; the defaults here are those of the flags.
+    `add_arguments` explains each option at its flag, and the flags have the same defaults.
     """
 
     init: Sequence[str] = ()
@@ -479,7 +479,7 @@ def finish_suite(
             say(*read_description(each.product))
     if len(runs) < MANY:
         result = finish(folder, runs, prepared.baseline)
-    else:  # a process of its own frees the memory of that many records
+    else:  # the end of a child process frees the memory of that many records
         result = forkserver.call(finish, folder, runs, prepared.baseline)
     raise_failures(runs, states, options.retry_failed)
     return result
@@ -585,7 +585,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def add_arguments(parser: argparse.ArgumentParser, trials: int | None = None) -> None:
-    """Add the flags of `SuiteOptions`; one that is not given leaves its default.
+    """Add the flags of `SuiteOptions`; a missing flag leaves the default.
 
     Args:
         parser: Parser of a command.

@@ -40,7 +40,7 @@ from moco.common.pretrained import ENDINGS
 from moco.common.shipped import resolve
 
 SEEDS = 3
-# Names in a folder: those of facebookresearch/moco and this project, without those inside an epoch.
+# Checkpoints of whole epochs, as facebookresearch/moco and this project name them.
 CHECKPOINTS = "checkpoint_????.pth.tar"
 
 

@@ -3,7 +3,7 @@
 A detection run is checked by the function that train_net calls (`detection.config.task.load_task`):
 configuration, weights, their input contract, every dataset. All problems are listed together, one
 line each. A check imports torch and may hold a dataset's annotations for a moment, so the command
-calls `check` in a process of its own.
+calls `check` in a child process.
 """
 
 import os
@@ -180,8 +180,8 @@ def _scored(outcome: _Outcome, known: "dict[str, tuple[Reachable | None, str]]")
     """Score perfect predictions on the test split, and note why the score is below 100.
 
     Args:
-        outcome: Outcome of the run, whose task, and with it its data, is left out of the result.
-        known: `metric_sha256` → score, None if it is not computed, and note; extended.
+        outcome: Outcome of the run; the result is without the task, and thereby without the data.
+        known: `metric_sha256` → score (None if not computed) and note; extended.
     """
     from detection.config.task import resolved_config
     from detection.evaluation.metrics import metric_sha256

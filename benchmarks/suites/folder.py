@@ -105,11 +105,11 @@ class SuiteFolder:
         return (self.grid if spec.in_grid else self.runs) / spec.name
 
     def tuned_file(self, choice: RunSpec) -> Path:
-        """Return the path of the task's file that a choice writes."""
+        """Return the path of the task file that a choice writes."""
         return self.folder_of(choice) / choice.config.name
 
     def task_file(self, spec: RunSpec) -> Path:
-        """Return the task's file that a run reads; that of a tuned run is written by a choice."""
+        """Return the task file of a run; a choice writes the task file of a tuned run."""
         if spec.program == CHOOSE or not spec.after:
             return spec.config
         [choice] = spec.after

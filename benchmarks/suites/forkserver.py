@@ -25,7 +25,7 @@ from moco.common.errors import run_cli
 from moco.common.files import open_descriptor
 from moco.common.shipped import own_modules
 
-# Read by torch and its libraries; the runs fill the cores, so more threads would slow each other.
+# Variables of torch and its libraries: the runs fill the cores, so more threads are slower.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 # Modules that most programs of a suite import, which takes seconds; forks share them.
 PRELOADED = ("detection.engine.job", "detection.embedded.engine", "moco.pretraining.run")
@@ -91,7 +91,7 @@ def call(function: Callable[..., _T], *arguments: object) -> _T:
         RuntimeError: If the process ended without a result.
     """
     reader, writer = context().Pipe(duplex=False)
-    environment = dict(os.environ)  # the server has that of its start
+    environment = dict(os.environ)  # the server has the environment of its start
     process = context().Process(
         target=_send_result, args=(writer, environment, function, arguments)
     )

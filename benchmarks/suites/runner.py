@@ -320,7 +320,7 @@ class Runner:
         for name, active in self._active.items():
             if remote:
                 state = active.run.state()
-                # A job is in the queue until it takes its run's lock.
+                # A job is in the queue until it acquires the lock of the run.
                 if active.process.is_queued() or state.kind not in (RUNNING, DONE):
                     state = State(QUEUED, state.iteration)
             else:

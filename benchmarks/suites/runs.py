@@ -180,7 +180,7 @@ class Run:
                     return State(FAILED, text=text, foreign=True)
             began = locks.read_holder(self.lock)
             resumed = began.get(CHECKPOINT) or began.get("iteration")
-            # The record of a resumed detection run has the seconds of its last process alone.
+            # The record of a resumed detection run has only the seconds of the last process.
             partial = record.kind == "detection" and resumed
             return State(DONE, record.iterations, seconds=0.0 if partial else record.seconds)
         if not locked and locks.is_held(self.lock):
@@ -353,7 +353,7 @@ class Programs:
         return (DETECTRON2, EMBEDDED) if wanted == "each" else (DETECTRON2,)
 
     def unreadable(self, files: Sequence[Path]) -> dict[Path, str]:
-        """Return file → reason why its weights cannot be read, for unreadable files."""
+        """Return unreadable file → reason."""
         return forkserver.call(_unreadable, list(files)) if files else {}
 
     def check(self, specs: Sequence[RunSpec], on_gpus: bool, scored: Sequence[str]) -> Findings:
@@ -366,7 +366,7 @@ class Programs:
         The command for several machines has placeholders that each machine replaces, see `RANK`.
 
         Args:
-            spec: Run with the paths of its weights and of the task's file.
+            spec: Run with the paths of the weights and of the task file.
             folder: Folder of the run.
             machines: Number of machines of the run.
         """

@@ -37,7 +37,7 @@ class SuiteTask:
     """Configuration of one task of a suite.
 
     Attributes:
-        name: Name of its folder and in messages; by default the config file's, without ending.
+        name: Name of the folder and in messages; by default the stem of the config file.
         config: YAML file of the task.
         program: `detection` (detection/train_net.py), `linear` or `finetune` (of moco/).
         overrides: `KEY VALUE` pairs on top of the file.
@@ -90,7 +90,7 @@ class Suite:
 
     Attributes:
         name: Name of its folder and in messages.
-        title: Title of its page.
+        title: Title of the page.
         tasks: Tasks in the order of the tables.
         baseline: Row that gaps refer to; None: `random`, if there is such a row.
         inits: Name → weights, unless the command line names inits. `moco@1`, `moco@2` and so on
@@ -186,7 +186,7 @@ def task_keys(task: SuiteTask, init: str) -> dict[str, Any]:
 
 
 def all_keys(task: SuiteTask, init: str = "") -> dict[str, Any]:
-    """Return the keys of a task as a flat dict: those of its file and bases, and the overrides."""
+    """Return the keys of a task file with its bases and overrides as a flat dict."""
     keys = flatten(read_yaml(task.config))
     return keys | {key: parse_value(value) for key, value in task.keys(init)}
 

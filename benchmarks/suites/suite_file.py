@@ -3,7 +3,7 @@
 --init 'mine=runs/ckpt_*.pth.tar'       the rows mine-epoch0100, mine-epoch0200, ...
 
 With `--data`, a suite whose only task has the value `$DATASET` among its overrides gets one task
-per dataset, so that runs, their ids, resuming, tuning and plans are those of any suite. A dataset
+per dataset; runs, ids, resuming, tuning and plans are the same as for any suite. A dataset
 is never left out without a line that says so: one that cannot be read is refused by the checks
 before the runs.
 

@@ -105,7 +105,7 @@ def refresh_tables(
     from benchmarks.report.report import Report, tables_so_far
     from benchmarks.report.style import FORMATS
 
-    results = results_of(runs, reported=())  # the page lists the others in its progress
+    results = results_of(runs, reported=())  # the progress on the page lists the others
     report = Report(with_looks(tables_so_far(results, baseline)), results, progress)
     write_files(out, report, FORMATS if report.tables else [html.__name__])
 

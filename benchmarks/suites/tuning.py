@@ -123,7 +123,7 @@ def with_grids(suite: Suite) -> Suite:
             ("SOLVER.STEPS", str(steps)),
         )
         for point in grid.points:
-            # Named by its values alone, so that a wider grid reuses the runs of a narrower one.
+            # A name of only the values lets a wider grid reuse the runs of a narrower grid.
             name = ".".join((task.name, *(value for _, value in point)))
             overrides = (*task.overrides, *short, *point)
             own: dict[str, Any] = {"point_of": task.name, "point": point, "trials": 1, "paper": ()}

@@ -77,7 +77,7 @@ def with_looks(tables: Sequence[Table], margin: float | None = None) -> list[Tab
 
     Args:
         tables: Tables of one report.
-        margin: Value of `--margin`, which must be that of the looks.
+        margin: Value of `--margin`, which must equal the margin of the looks.
 
     Raises:
         UserError: If runs of a table are of several plans, or of one and of none, or a plan is

@@ -28,7 +28,7 @@ class Options:
         folder: Folder of the suite.
         workers: Parallel runs on the CPU, or jobs in the queue of a cluster; 0: the default.
         slurm: `KEY=VALUE` items of `--slurm`.
-        keep: Policy of the checkpoints, for jobs that delete their own, see
+        keep: Policy of the checkpoints, for jobs, which delete checkpoints themselves, see
             benchmarks/suites/checkpoints.py.
         stop_seconds: Time that runs have to save.
 

@@ -6,9 +6,9 @@ the lock of the run and reads the record, so that a run that was submitted twice
 The file system must support locks across machines, as NFS and Lustre do unless mounted without
 locks. Files that runner and job share:
 
-    <run>/job.json            job that is in charge of the run; removed when its end was handled
+    <run>/job.json            job in charge of the run; removed when the end of the job was handled
     jobs/<token>.{sh,json}    script of an array, and the runs of its jobs
-    jobs/<array>_<index>.log  output of a job that is not in its run's log
+    jobs/<array>_<index>.log  output of a job that is not in the log of the run
 """
 
 import json
@@ -182,7 +182,7 @@ def make_script(
     srun = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", f"--cpus-per-task={cpus}"]
     srun += [f"--wait={PARTNER_SECONDS}", *options.srun_args, sys.executable, "-u", "-m", JOB]
     start = shlex.join([*srun, str(entries), str(options.save_seconds)])
-    # srun was ended by the signal itself, or its program before that had its handler.
+    # A signal may end srun, or the program of the job before it has handlers.
     preempted = [Preempted.exit_code, *(128 + number for number in STOP_SIGNALS)]
     lines = [
         "#!/bin/bash",
