@@ -5,7 +5,7 @@ The digest of a folder covers the relative names of all files, the bytes of anno
 inspected, evenly spread over the sorted names, so that ImageNet's 1.3 million files take seconds.
 Hidden files are ignored, and so are the outputs of suites and trainings inside the folder. An image
 that is replaced by another of the same name and size is not noticed. The digest of a file in COCO's
-format covers its bytes and the folder of images, the digest of a data.yaml its bytes and its folder.
+format covers the file and the folder of images, that of a data.yaml the file and its folder.
 """
 
 import functools
