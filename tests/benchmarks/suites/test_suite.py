@@ -23,6 +23,8 @@ NOT_THE_PAPERS = (
     "vit",
     "many",
     "many_small",
+    "real_small",
+    "real_person",
 )
 SUITES = sorted((ROOT / "configs" / "suites").glob("*.yaml"))
 ONE = {"random": Init("random", None)}
