@@ -100,7 +100,7 @@ def _disk(root: Path) -> Iterator[str]:
 
 
 def _datasets(root: Path) -> Iterator[str]:
-    from detection.datasets.archives import datasets
+    from detection.datasets.download import datasets
 
     states: dict[str, list[str]] = {"present": [], "in part": [], "absent": []}
     for dataset in datasets().values():
@@ -140,8 +140,8 @@ def _tasks(root: Path, root_argument: str) -> Iterator[str]:
 def _lacks(file: Path, sources: "Mapping[str, Source]", root_argument: str) -> Iterator[str]:
     """Yield what a detection task lacks on this machine, with the commands to install it."""
     from detection.config.task import default_task
-    from detection.datasets.archives import fetch_command
     from detection.datasets.base import require_package
+    from detection.datasets.download import fetch_command
     from moco.common.cfgnode import flatten, load_cfg, read_yaml
 
     keys = flatten(read_yaml(file))
@@ -185,7 +185,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print facts about this machine, or examine a dataset; return the exit code."""
-    from detection.datasets.layout import datasets_root
+    from detection.datasets.files import datasets_root
 
     args = build_parser().parse_args(argv)
     named = {name for name, value in vars(args).items() if value not in (None, False)}

@@ -46,9 +46,7 @@ def error_types(run: "FinishedRun") -> dict[str, Any]:
     """
     from benchmarks.report.analysis import find_predictions, precision_recall
     from detection.datasets.base import require_package
-    from detection.datasets.coco_json import annotations_of
-    from detection.datasets.coco_repair import annotation_file
-    from detection.evaluation.coco import MAX_DETECTIONS
+    from detection.evaluation.coco import MAX_DETECTIONS, annotations_of, metric_annotations
 
     split, path = find_predictions(run)
     config = run.record.config
@@ -62,8 +60,8 @@ def error_types(run: "FinishedRun") -> dict[str, Any]:
     else:
         found = json.loads(read_text(path))
         masked = config.get("MODEL.MASK_ON", False)
-        with annotation_file(annotations_of(split), split.images, masked=masked) as (file, _):
-            annotations = hotcoco.COCO(file)
+        truth = metric_annotations(annotations_of(split), split.images, masked=masked)
+        annotations = hotcoco.COCO(truth)
     boxes = [{k: v for k, v in row.items() if k != "segmentation"} for row in found]
     evaluation = hotcoco.COCOeval(annotations, annotations.load_res(boxes), "bbox")
     evaluation.params.maxDets = [config.get("TEST.COCO_MAX_DETECTIONS", MAX_DETECTIONS)]

@@ -133,22 +133,17 @@ def _coco_curve(
     path: Path, split: "Split", run: FinishedRun
 ) -> tuple[NDArray[Any], NDArray[Any], float]:
     """Compute recall (101), precision (101) and AP50 with COCO's metric."""
-    from pycocotools.coco import COCO
-    from pycocotools.cocoeval import COCOeval
-
-    from detection.datasets.coco_json import annotations_of
-    from detection.datasets.coco_repair import annotation_file
+    from detection.evaluation.coco import annotations_of, coco_eval, load_truth, metric_annotations
 
     found = [row for row in json.loads(read_text(path)) if "bbox" in row]
     if not found:
         raise UserError(f"{path}: no boxes were predicted")
     config = run.record.config
-    annotations = annotation_file(
-        annotations_of(split), split.images, masked=config.get("MODEL.MASK_ON", False)
-    )
-    with contextlib.redirect_stdout(io.StringIO()), annotations as (json_file, _):
-        truth = COCO(json_file)
-        evaluation = COCOeval(truth, truth.loadRes(found), "bbox")
+    masked = config.get("MODEL.MASK_ON", False)
+    content = metric_annotations(annotations_of(split), split.images, masked=masked)
+    with contextlib.redirect_stdout(io.StringIO()):
+        truth = load_truth("pycocotools", content)
+        evaluation = coco_eval("pycocotools")(truth, truth.loadRes(found), "bbox")
         evaluation.params.iouThrs = np.array([0.5])
         evaluation.params.maxDets = [config.get("TEST.COCO_MAX_DETECTIONS", MAX_DETECTIONS)]
         evaluation.evaluate()

@@ -21,11 +21,10 @@ from benchmarks.report.analysis import find_predictions
 from benchmarks.report.style import RIGHT, TRUTH, WRONG
 from benchmarks.report.table import Table
 from detection.datasets.base import Record, Split, image_key
-from detection.datasets.coco_json import annotations_of
-from detection.datasets.coco_repair import annotation_file
-from detection.datasets.images import read_image
+from detection.datasets.files import read_image
 from detection.datasets.voc import GroundTruth
 from detection.evaluation import voc
+from detection.evaluation.coco import annotations_of, metric_annotations
 from detection.evaluation.predictions import Row, read_voc
 from detection.evaluation.visualize import draw_boxes
 from moco.common.errors import UserError, printable
@@ -156,11 +155,11 @@ def objects_of(
         raise UserError(f"not drawn for the metric {split.evaluator_type}")
     ids, number = set(image_ids), split.metadata["thing_dataset_id_to_contiguous_id"]
     objects: dict[str, list[tuple[Any, int, bool]]] = {image_id: [] for image_id in ids}
-    with annotation_file(annotations_of(split), split.images, masked=masked) as (_, content):
-        for row in content["annotations"]:
-            if (image_id := str(row["image_id"])) in ids:
-                own = row["bbox"], number[row["category_id"]], bool(row.get("iscrowd", 0))
-                objects[image_id].append(own)
+    content = metric_annotations(annotations_of(split), split.images, masked=masked)
+    for row in content["annotations"]:
+        if (image_id := str(row["image_id"])) in ids:
+            own = row["bbox"], number[row["category_id"]], bool(row.get("iscrowd", 0))
+            objects[image_id].append(own)
     found = {}
     for image_id, rows in objects.items():
         boxes = _xyxy([box for box, *_ in rows]) + ONE_BASED

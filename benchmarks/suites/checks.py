@@ -272,7 +272,7 @@ def _protocol(program: str) -> Any:
 
 def _check_detection(spec: RunSpec) -> _Outcome:
     from detection.config.task import load_task
-    from detection.datasets.parts import TUNE
+    from detection.datasets.base import TUNE
     from detection.engine.job import Processes, check_processes
     from detection.train_net import choose_engine
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from detection.datasets.layout import read_ids
+from detection.datasets.files import read_ids
 from detection.datasets.voc import LISTS, folders_of
 from moco.common.errors import DataError, UserError
 from moco.common.files import TEMPORARY_PREFIX, PathLike

@@ -100,7 +100,7 @@ def with_grids(suite: Suite) -> Suite:
     Raises:
         UserError: If the suite has no detection task.
     """
-    from detection.datasets.parts import TUNE  # imports numpy
+    from detection.datasets.base import TUNE  # imports numpy
 
     if all(task.program != DETECTION for task in suite.tasks):
         raise UserError(

@@ -15,9 +15,7 @@ from detection.datasets.base import (
     require_package,
     unusable,
 )
-from detection.datasets.coco_json import require_polygons
-from detection.datasets.coco_names import PERSON_KEYPOINTS
-from detection.datasets.flips import pairs_note
+from detection.datasets.coco import PERSON_KEYPOINTS, pairs_note, require_polygons
 from detection.modeling.layer_decay import LAYER_RULES, family_of, layer_of
 from detection.modeling.norms import process_norms
 from detection.modeling.optimizer import OPTIMIZERS

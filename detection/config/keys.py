@@ -593,7 +593,7 @@ OURS: Keys = {
         "",
         "Part of the training images to train on; empty: all. 10%: one of five subsets of a "
         "tenth, by the seed; 10%.3: the third. tune: all but a tenth, which replaces "
-        "DATASETS.TEST. See detection/datasets/parts.py.",
+        "DATASETS.TEST. See detection/datasets/base.py.",
     ),
     "DATASETS.PART_INDEX": Key(
         "",

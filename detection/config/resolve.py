@@ -11,10 +11,17 @@ from detection.datasets import (
     custom_names,
     data_sources,
     folder_sources,
-    parts,
     roboflow_sources,
 )
-from detection.datasets.base import Source, Split, choose_splits, splits_expected
+from detection.datasets.base import (
+    TUNE,
+    Source,
+    Split,
+    base_name,
+    choose_splits,
+    splits_expected,
+    with_part,
+)
 from detection.datasets.voc import LISTS, check_trainval
 from moco.common.errors import DataError, UserError
 from moco.common.files import expanded
@@ -179,7 +186,7 @@ def resolve_names(cfg: CfgNode, overrides: Collection[str], *, eval_only: bool) 
         both = " and ".join(f"DATASETS.{kind}" for kind in kinds[:2])
         raise UserError(f"{both} are both set; keep one of them")
     for key, name in own.items():
-        kept = datasets[key] and parts.base_name(datasets[key][0]) in own.values()
+        kept = datasets[key] and base_name(datasets[key][0]) in own.values()
         if f"DATASETS.{key}" not in overrides and not kept:
             datasets[key] = (name,)
     if own and (missing := [f"DATASETS.COCO_{key}_JSON" for key in needed if key not in own]):
@@ -203,12 +210,12 @@ def resolve_names(cfg: CfgNode, overrides: Collection[str], *, eval_only: bool) 
             "DATASETS.COCO_DIR or DATASETS.COCO_TRAIN_JSON, or give a task that does, e.g. "
             "--config-file " + shown("voc/faster_rcnn_R_18_C4_small")
         )
-    if datasets.PART_INDEX and datasets.PART in ("", parts.TUNE):
+    if datasets.PART_INDEX and datasets.PART in ("", TUNE):
         raise UserError(
             "DATASETS.PART_INDEX names subsets of DATASETS.PART; set that to one, e.g. 10%.3"
         )
     if datasets.PART and not eval_only:
-        train, test = parts.with_part(datasets.TRAIN, datasets.TEST, datasets.PART)
+        train, test = with_part(datasets.TRAIN, datasets.TEST, datasets.PART)
         datasets.TRAIN, datasets.TEST = tuple(train), tuple(test)
 
 
@@ -242,7 +249,7 @@ def _resolve_splits(
     datasets, names = cfg.DATASETS, {source.name for source in splits.values()}
     for key in needed:
         set_to = tuple(datasets[key])
-        if set_to and all(parts.base_name(name) in names for name in set_to):
+        if set_to and all(base_name(name) in names for name in set_to):
             continue
         if set_to and f"DATASETS.{key}" in overrides:
             raise UserError(

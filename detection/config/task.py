@@ -49,9 +49,8 @@ from detection.config.weights import (
     weights_sha256,
 )
 from detection.datasets import find_source, known, read_split
-from detection.datasets.base import Split, small_test
+from detection.datasets.base import Split, base_name, small_test
 from detection.datasets.doctor import command as doctor_command
-from detection.datasets.parts import base_name
 from detection.modeling.backbones import backbone_type, frozen_random
 from detection.modeling.norms import process_norms
 from moco.common.cfgnode import explicit_keys, flatten, load_cfg

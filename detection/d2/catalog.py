@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from detectron2.config import CfgNode
@@ -30,8 +31,9 @@ from detectron2.utils.file_io import PathManager
 from detection.d2 import densepose
 from detection.datasets import provide, read_split
 from detection.datasets.base import Record, Split
-from detection.datasets.coco_repair import annotation_file, read_annotations
-from detection.datasets.layout import image_size
+from detection.datasets.coco_json import read_annotations
+from detection.datasets.files import image_size
+from detection.evaluation.coco import metric_annotations
 from detection.evaluation.evaluators import metric_kinds
 from moco.common.errors import DataError, UserError
 
@@ -212,18 +214,20 @@ def _box(item: Mapping[str, Any], name: str) -> dict[str, Any]:
 def _repaired(name: str, cfg: CfgNode) -> Iterator[str]:
     """Provide a name in MetadataCatalog whose `json_file` is repaired, until the context exits.
 
-    Deviation: Detectron2 evaluates files as they are (detection/datasets/coco_repair.py).
+    Deviation: Detectron2 evaluates files as they are (detection/datasets/coco_json.py).
     """
     content = MetadataCatalog.get(name).as_dict()
     if "json_file" not in content:  # Detectron2 writes one from the records
         yield name
         return
-    with annotation_file(content["json_file"], masked=cfg.MODEL.MASK_ON) as (json_file, _):
-        if json_file == content["json_file"]:
-            yield name
-            return
-        repaired = f"{name} (repaired)"
-        MetadataCatalog.get(repaired).set(**{**content, "name": repaired, "json_file": json_file})
+    if not read_annotations(content["json_file"]).notes:
+        yield name
+        return
+    with TemporaryDirectory() as folder:
+        file, repaired = Path(folder, "annotations.json"), f"{name} (repaired)"
+        annotations = metric_annotations(content["json_file"], masked=cfg.MODEL.MASK_ON)
+        file.write_text(json.dumps(annotations), encoding="utf-8")
+        MetadataCatalog.get(repaired).set(**{**content, "name": repaired, "json_file": str(file)})
         try:
             yield repaired
         finally:

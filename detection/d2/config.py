@@ -22,7 +22,7 @@ from detection.d2 import densepose
 from detection.d2.catalog import register
 from detection.d2.resnet import builder_name, detectron2_has
 from detection.datasets import known, read_split
-from detection.datasets.parts import base_name
+from detection.datasets.base import base_name
 from detection.modeling.backbones import check_backbone
 from detection.modeling.norms import norm_keys
 from moco.common.cfgnode import explicit_keys, flatten, merge_cfg

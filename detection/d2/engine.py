@@ -27,8 +27,7 @@ from detection.d2.config import with_builder
 from detection.data.pipeline import to_learn_from, training_records
 from detection.data.sample import Sample
 from detection.datasets import find_source, known, read_split
-from detection.datasets.base import Record, Split
-from detection.datasets.parts import base_name
+from detection.datasets.base import Record, Split, base_name
 from detection.evaluation.evaluators import build_evaluator
 from detection.modeling.focal_loss import compile_focal_loss
 from detection.modeling.memory_format import set_memory_format

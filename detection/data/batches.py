@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from detection.data.records import PackedRecords
 from detection.data.sample import Sample
 from detection.datasets.base import Record
-from detection.datasets.images import first_error
+from detection.datasets.files import first_error
 from moco.common import distributed
 from moco.common.errors import DataError
 from moco.engine.loader import kill_workers_at_exit

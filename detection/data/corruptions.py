@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from detection.datasets.base import Record, require_package
-from detection.datasets.images import OpenURL, read_image
+from detection.datasets.files import OpenURL, read_image
 from moco.common.errors import DataError, UserError
 
 GROUPS = {

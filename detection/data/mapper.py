@@ -29,9 +29,8 @@ from detection.data.objects import (
 from detection.data.random_state import private_random, seed_all
 from detection.data.sample import Sample
 from detection.datasets.base import Record
-from detection.datasets.images import OpenURL, check_size, read_image
+from detection.datasets.files import OpenURL, check_size, image_size, read_image
 from detection.datasets.labels import labels_of
-from detection.datasets.layout import image_size
 from moco.common.errors import DataError
 
 _FLIPPED: dict[str, tuple[int, ...]] = {"none": (), "horizontal": (2,), "vertical": (1,)}

@@ -34,7 +34,7 @@ from detection.data.records import PackedRecords
 from detection.data.sample import Sample
 from detection.datasets import read_split
 from detection.datasets.base import Record, image_key, with_objects
-from detection.datasets.images import OpenURL
+from detection.datasets.files import OpenURL
 from moco.common import distributed
 from moco.common.errors import UserError
 

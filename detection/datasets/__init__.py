@@ -20,6 +20,7 @@ from detection.datasets import (  # noqa: F401  # register their formats
     yolo,
 )
 from detection.datasets.base import (
+    PartSource,
     Source,
     formats,
     official_counts,
@@ -31,8 +32,7 @@ from detection.datasets.base import Split as Split
 from detection.datasets.coco import custom_names as custom_names
 from detection.datasets.coco import is_coco, json_files
 from detection.datasets.coco import roboflow_sources as roboflow_sources
-from detection.datasets.layout import contents, datasets_root, inner_folders
-from detection.datasets.parts import PartSource
+from detection.datasets.files import contents, datasets_root, inner_folders
 from detection.datasets.voc import annotated_classes
 from detection.datasets.voc import folder_sources as folder_sources
 from detection.datasets.yolo import data_sources as data_sources

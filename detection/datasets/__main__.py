@@ -11,10 +11,10 @@ if not __package__:
     # Run as a script, Python looks for modules in this folder instead of the repository.
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from detection.datasets import doctor, fetch
-from detection.datasets.archives import datasets
+from detection.datasets import doctor
 from detection.datasets.base import NOTE, WRONG, Finding, Split, formats, published_formats
-from detection.datasets.layout import DATASETS_VARIABLE, datasets_root
+from detection.datasets.download import Fetcher, datasets, listing
+from detection.datasets.files import DATASETS_VARIABLE, datasets_root
 from detection.datasets.split import write_splits
 from detection.evaluation.reachable import doctor_config, measurable, reachable
 from moco.common.command import program
@@ -112,11 +112,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     root = os.path.expanduser(args.root or datasets_root())
     if args.command == "list":
-        say(f"in {root}:", *fetch.listing(Path(root)).splitlines())
+        say(f"in {root}:", *listing(Path(root)).splitlines())
         return 0
     if args.command == "fetch":
-        get = fetch.Fetch(Path(root), args.mirror, args.keep, args.again, args.dry_run)
-        return 0 if get(args.names) else DataError.exit_code
+        fetcher = Fetcher(Path(root), args.mirror, args.keep, args.again, args.dry_run)
+        return 0 if _fetch(fetcher, args.names) else DataError.exit_code
     return examine(args)
 
 
@@ -145,6 +145,29 @@ def examine(args: argparse.Namespace) -> int:
         )
     print(doctor.report(findings, following, tree))
     return 0 if doctor.all_right(findings) else DataError.exit_code
+
+
+def _fetch(fetcher: Fetcher, names: Sequence[str]) -> bool:
+    """Fetch what is missing of datasets, and print the doctor's reports; return if all is right."""
+    wanted, root = [datasets()[name] for name in dict.fromkeys(names)], fetcher.root
+    fetched = fetcher.fetch(wanted)
+    if fetcher.dry_run:
+        return True
+    reports = []
+    for dataset in filter(lambda d: d.custom, wanted):
+        custom = formats()[dataset.doctor].custom
+        assert custom is not None
+        reports.append(doctor.examine_custom(custom, str(root / dataset.custom), ""))
+    for kind in dict.fromkeys(dataset.doctor for dataset in wanted if not dataset.custom):
+        splits = {split for dataset in wanted for split in dataset.splits}
+        findings = doctor.examine(formats()[kind], str(root), splits=splits)
+        reports.append((findings, doctor.next_step(kind, formats()[kind], str(root), findings)))
+    for findings, following in reports:
+        print(f"\n{doctor.report(findings, following)}", flush=True)
+    right = all(doctor.all_right(findings) for findings, _ in reports)
+    if not (right or fetched):
+        print("to add files that are missing, run the same command with --again")
+    return right
 
 
 def _shares(val: float, test: float) -> dict[str, float]:

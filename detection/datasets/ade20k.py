@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from detection.datasets.base import ABSENT, FORMATS, WRONG, Finding, Format, Record, Split
+from detection.datasets.download import fetch_hint
+from detection.datasets.files import image_size, names_in, require_files
 from detection.datasets.labels import semantic_split
-from detection.datasets.layout import expected, image_size, names_in, require_files
 from moco.common.errors import DataError
 from moco.common.files import read_text
 
@@ -48,7 +49,7 @@ class ADE20kSource:
 
     def read(self) -> Split:
         """Read the split; DataError names the full ADE20K if that is there instead."""
-        hint = expected("ade20k", self.name, self.root)
+        hint = fetch_hint("ade20k", self.name, self.root)
         if full := _full_dataset(self.root):
             hint = f"{full} is {_FULL}; {hint}"
         images = self._folder("images")

@@ -35,8 +35,9 @@ from detection.datasets.base import (
     Split,
     require_package,
 )
+from detection.datasets.download import fetch_hint
+from detection.datasets.files import read_json, require_files
 from detection.datasets.labels import semantic_split
-from detection.datasets.layout import expected, read_json, require_files
 from moco.common.command import quoted
 from moco.common.distributed import usable_cores
 from moco.common.errors import DataError
@@ -101,7 +102,7 @@ class CityscapesSource:
 
     def read(self) -> Split:
         """Read the split; instances need the package shapely, else UserError is raised."""
-        hint = expected("cityscapes", self.name, os.path.dirname(self.root))
+        hint = fetch_hint("cityscapes", self.name, os.path.dirname(self.root))
         frames = self._frames()
         if not frames:
             raise DataError(f"{self.name}: {self.image_dir} has no images; {hint}")

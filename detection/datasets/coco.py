@@ -31,26 +31,70 @@ from detection.datasets.base import (
     Format,
     Split,
     choose_splits,
+    doctor_command,
     splits_expected,
 )
-from detection.datasets.coco_json import AnnotationFile, Json, masks_in_run_lengths
-from detection.datasets.coco_names import (
-    COCO_CATEGORIES,
-    PERSON_FLIP_MAP,
-    PERSON_KEYPOINTS,
-    PERSON_LINES,
+from detection.datasets.coco_json import (
+    TABLES,
+    AnnotationFile,
+    Json,
+    read_annotations,
+    suspicious,
 )
-from detection.datasets.coco_oddities import oddities
-from detection.datasets.coco_repair import TABLES
-from detection.datasets.flips import flip_pairs
-from detection.datasets.layout import doctor_command, expected, image_size, read_json, spellings
+from detection.datasets.download import fetch_hint
+from detection.datasets.files import image_size, read_json, spellings
 from moco.common.command import quoted
-from moco.common.errors import DataError, UserError
+from moco.common.errors import DataError, UserError, first_few
 from moco.common.files import expanded
+
+# (id, name) of COCO's 80 categories; the ids have gaps.
+COCO_CATEGORIES = (
+    (1, "person"), (2, "bicycle"), (3, "car"), (4, "motorcycle"), (5, "airplane"), (6, "bus"),
+    (7, "train"), (8, "truck"), (9, "boat"), (10, "traffic light"), (11, "fire hydrant"),
+    (13, "stop sign"), (14, "parking meter"), (15, "bench"), (16, "bird"), (17, "cat"), (18, "dog"),
+    (19, "horse"), (20, "sheep"), (21, "cow"), (22, "elephant"), (23, "bear"), (24, "zebra"),
+    (25, "giraffe"), (27, "backpack"), (28, "umbrella"), (31, "handbag"), (32, "tie"),
+    (33, "suitcase"), (34, "frisbee"), (35, "skis"), (36, "snowboard"), (37, "sports ball"),
+    (38, "kite"), (39, "baseball bat"), (40, "baseball glove"), (41, "skateboard"),
+    (42, "surfboard"), (43, "tennis racket"), (44, "bottle"), (46, "wine glass"), (47, "cup"),
+    (48, "fork"), (49, "knife"), (50, "spoon"), (51, "bowl"), (52, "banana"), (53, "apple"),
+    (54, "sandwich"), (55, "orange"), (56, "broccoli"), (57, "carrot"), (58, "hot dog"),
+    (59, "pizza"), (60, "donut"), (61, "cake"), (62, "chair"), (63, "couch"), (64, "potted plant"),
+    (65, "bed"), (67, "dining table"), (70, "toilet"), (72, "tv"), (73, "laptop"), (74, "mouse"),
+    (75, "remote"), (76, "keyboard"), (77, "cell phone"), (78, "microwave"), (79, "oven"),
+    (80, "toaster"), (81, "sink"), (82, "refrigerator"), (84, "book"), (85, "clock"), (86, "vase"),
+    (87, "scissors"), (88, "teddy bear"), (89, "hair drier"), (90, "toothbrush"),
+)  # fmt: skip
+
+_PARTS = ("eye", "ear", "shoulder", "elbow", "wrist", "hip", "knee", "ankle")
+PERSON_KEYPOINTS = ("nose", *(f"{side}_{part}" for part in _PARTS for side in ("left", "right")))
+# Keypoints that horizontal flips swap.
+PERSON_FLIP_MAP = tuple((f"left_{part}", f"right_{part}") for part in _PARTS)
+# Lines between keypoints in visualizations, and their RGB colors.
+PERSON_LINES = (
+    ("left_ear", "left_eye", (102, 204, 255)),
+    ("right_ear", "right_eye", (51, 153, 255)),
+    ("left_eye", "nose", (102, 0, 204)),
+    ("nose", "right_eye", (51, 102, 255)),
+    ("left_shoulder", "right_shoulder", (255, 128, 0)),
+    ("left_shoulder", "left_elbow", (153, 255, 204)),
+    ("right_shoulder", "right_elbow", (128, 229, 255)),
+    ("left_elbow", "left_wrist", (153, 255, 153)),
+    ("right_elbow", "right_wrist", (102, 255, 224)),
+    ("left_hip", "right_hip", (255, 102, 0)),
+    ("left_hip", "left_knee", (255, 255, 77)),
+    ("right_hip", "right_knee", (153, 255, 204)),
+    ("left_knee", "left_ankle", (191, 255, 128)),
+    ("right_knee", "right_ankle", (255, 195, 77)),
+)
+
 
 _KEYS = ("iscrowd", "bbox", "keypoints", "category_id")  # copied from annotations
 DENSEPOSE_KEYS = ("dp_masks", "dp_x", "dp_y", "dp_I", "dp_U", "dp_V")
 _ROBOFLOW = "_annotations.coco.json"
+_MAX_PAIRS = 30  # pairs of keypoints in a note
+_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")  # of the name of a keypoint
+_SIDES = {"left": "left", "l": "left", "right": "right", "r": "right"}
 _DENSEPOSE_FILES = "https://dl.fbaipublicfiles.com/densepose/data/"
 
 # (kind, year and split) of a published split → its (images, objects); 0 if not published.
@@ -110,7 +154,7 @@ class COCOSource:
         return os.path.isfile(self.json_file)
 
     def read(self) -> Split:
-        """Read the split, repaired as in coco_repair.py."""
+        """Read the split, repaired as in coco_json.py."""
         if not self.present():
             raise DataError(f"{self.name}: {self.json_file} is missing; {self._expected()}")
         # The minival files of 2014 contain some annotations twice, and Detectron2 accepts them.
@@ -157,7 +201,7 @@ class COCOSource:
             file = f"set {key} to a file in COCO's format and " if self.role else ""
             return file + self.images_folder
         custom = ", or set DATASETS.COCO_TRAIN_JSON and COCO_TEST_JSON to a custom dataset"
-        return expected("coco", self.name, Path(self.json_file).parents[2], custom)
+        return fetch_hint("coco", self.name, Path(self.json_file).parents[2], custom)
 
     @property
     def images_folder(self) -> str:
@@ -353,6 +397,34 @@ def _custom_keypoints(file: AnnotationFile, pairs: tuple[tuple[str, str], ...]) 
     return {"keypoint_names": tuple(names), "keypoint_flip_map": pairs or flip_pairs(names)}
 
 
+def masks_in_run_lengths(split: Split) -> int:
+    """Count the non-crowd masks that are run lengths instead of polygons."""
+    return sum(_in_run_lengths(item) for one in split.records for item in one["annotations"])
+
+
+def require_polygons(split: Split) -> None:
+    """Check that all non-crowd masks are polygons, as INPUT.MASK_FORMAT polygon requires.
+
+    Raises:
+        DataError: If masks are run lengths; has their number and the first annotation.
+    """
+    if not (number := masks_in_run_lengths(split)):
+        return
+    file = split.metadata["json_file"]
+    annotations = read_annotations(file)
+    rows = annotations.content["annotations"]
+    first = next(annotations.file_id(row) for row in rows if _in_run_lengths(row))
+    raise DataError(
+        f"{file}: masks in run lengths, not in polygons: {number}, the first of annotation "
+        f"{first}; set INPUT.MASK_FORMAT bitmask"
+    )
+
+
+def _in_run_lengths(annotation: Mapping[str, Any]) -> bool:
+    """Return whether an annotation (of a file or a record) is a non-crowd mask in run lengths."""
+    return isinstance(annotation.get("segmentation"), dict) and not annotation.get("iscrowd", 0)
+
+
 @FORMATS.register()
 def coco() -> Format:
     """Return the format of COCO's JSON files."""
@@ -486,5 +558,56 @@ def _doctor_arguments(datasets: CfgNode) -> list[list[str]]:
 
 def _check_custom(source: COCOSource) -> Iterator[Finding]:
     """Yield notes on what looks wrong in a readable file, but only the user can repair."""
-    for text in oddities(read_json(source.json_file)[0]):
+    for text in suspicious(read_json(source.json_file)[0]):
         yield Finding(source.name, NOTE, text)
+
+
+def side_of(name: str) -> tuple[str, tuple[str, ...]]:
+    """Return "left", "right" or "", and the words of a keypoint's name without its side.
+
+    Names are split at non-letters and at capitals, case-insensitively: `Left_Eye`, `LEFT EYE`,
+    `leftEye`, `eye.left`. A single L or R is a side only at the start or the end.
+    """
+    words = [word.lower() for word in _WORDS.findall(name)]
+    for place, word in enumerate(words):
+        at_an_end = len(words) > 1 and place in (0, len(words) - 1)
+        if word in ("left", "right") or (word in _SIDES and at_an_end):
+            return _SIDES[word], (*words[:place], "", *words[place + 1 :])
+    for side in ("left", "right"):  # lefteye
+        if words and words[0].startswith(side):
+            return side, ("", words[0].removeprefix(side), *words[1:])
+    return "", tuple(words)
+
+
+def flip_pairs(names: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Return the (left, right) pairs among the keypoint names."""
+    sides = {side_of(name): name for name in names}
+    return tuple(
+        (name, sides["right", rest])
+        for (side, rest), name in sides.items()
+        if side == "left" and ("right", rest) in sides
+    )
+
+
+def unpaired(names: Sequence[str], pairs: Sequence[tuple[str, str]]) -> list[str]:
+    """Return the names that have a side but are in no pair."""
+    paired = {name for pair in pairs for name in pair}
+    return [name for name in names if side_of(name)[0] and name not in paired]
+
+
+def pairs_note(split: Split) -> str:
+    """Format a note on the keypoints of a split that horizontal flips swap.
+
+    Raises:
+        UserError: If the names do not determine the pairs.
+    """
+    pairs = split.metadata["keypoint_flip_map"]
+    lost = unpaired(split.metadata["keypoint_names"], pairs)
+    if lost or not pairs:
+        what = f"no opposite side of {first_few(lost)}" if lost else "no left and right keypoints"
+        raise UserError(
+            f"{split.name}: {what} in the names, so flipped images would be mislabeled; set "
+            "DATASETS.KEYPOINT_FLIP_PAIRS to the pairs to swap, or INPUT.RANDOM_FLIP none"
+        )
+    shown = first_few([f"{left} and {right}" for left, right in pairs], _MAX_PAIRS)
+    return f"{split.name}: keypoints that a horizontal flip swaps: {shown}"

@@ -16,7 +16,6 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from detection.datasets.archives import fetch_command
 from detection.datasets.base import (
     ABSENT,
     NOTE,
@@ -30,20 +29,17 @@ from detection.datasets.base import (
     Source,
     Split,
     choose_splits,
+    doctor_command,
     formats,
     object_counts,
     official_counts,
     small_test,
     unusable,
 )
-from detection.datasets.flips import pairs_note
+from detection.datasets.coco import pairs_note
+from detection.datasets.download import fetch_command
+from detection.datasets.files import DATASETS_VARIABLE, image_size, is_turned
 from detection.datasets.labels import check_labels
-from detection.datasets.layout import (
-    DATASETS_VARIABLE,
-    doctor_command,
-    image_size,
-    is_turned,
-)
 from moco.common.command import program, quoted
 from moco.common.errors import DataError, UserError, first_few, plural, printable
 from moco.common.files import read_bytes

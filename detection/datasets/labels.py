@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from detection.datasets.base import Record, Split
-from detection.datasets.images import OpenURL, opened
-from detection.datasets.layout import image_size
+from detection.datasets.files import OpenURL, image_size, opened
 from moco.common.errors import DataError
 from moco.common.files import read_bytes
 from moco.data.decode import FORMATS

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from detection.datasets.base import ABSENT, FORMATS, WRONG, Finding, Format, Split
 from detection.datasets.coco_json import AnnotationFile, Json
-from detection.datasets.layout import expected, inside
+from detection.datasets.download import fetch_hint
+from detection.datasets.files import inside
 from moco.common.errors import DataError
 
 CATEGORIES = {"v0.5": 1230, "v1": 1203}  # their number, which distinguishes the versions
@@ -53,7 +54,7 @@ class LVISSource:
 
     def read(self) -> Split:
         """Read the split; raise DataError also if the file belongs to LVIS's other version."""
-        hint = expected("lvis", self.name, self.root)
+        hint = fetch_hint("lvis", self.name, self.root)
         if not self.present():
             raise DataError(f"{self.name}: {self.json_file} is missing; {hint}")
         file = AnnotationFile(self.json_file, file_name=_file_name)

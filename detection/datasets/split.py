@@ -15,13 +15,12 @@ from pathlib import Path
 
 import yaml
 
-from detection.datasets.base import SPLITS, Split
+from detection.datasets.base import SPLITS, Split, doctor_command
 from detection.datasets.coco import COCOSource, is_coco
-from detection.datasets.coco_repair import as_integer
-from detection.datasets.layout import contents, doctor_command, read_ids, read_json
+from detection.datasets.coco_json import as_integer
+from detection.datasets.files import contents, read_ids, read_json
 from detection.datasets.voc import ENDINGS, LISTS, class_names, folders_of, is_voc, split_lists
-from detection.datasets.yolo import read_images
-from detection.datasets.yolo_yaml import DataYaml, lines_of, read_data_yaml
+from detection.datasets.yolo import DataYaml, lines_of, read_data_yaml, read_images
 from moco.common.command import quoted
 from moco.common.errors import DataError, UserError, plural, say
 from moco.common.errors import shown as short

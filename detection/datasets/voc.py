@@ -32,6 +32,7 @@ from detection.datasets import voc_sem_seg
 from detection.datasets.base import (
     FORMATS,
     OK,
+    TUNE,
     WRONG,
     XYXY_ABS,
     Custom,
@@ -42,18 +43,17 @@ from detection.datasets.base import (
     choose_splits,
     split_command,
     splits_expected,
+    with_coco_metric,
 )
-from detection.datasets.coco_json import with_coco_metric
-from detection.datasets.layout import (
+from detection.datasets.download import fetch_hint
+from detection.datasets.files import (
     contents,
-    expected,
     image_size,
     inner_folders,
     names_in,
     other_spelling,
     read_ids,
 )
-from detection.datasets.parts import TUNE
 from moco.common.command import quoted
 from moco.common.errors import DataError, UserError, first_few, plural
 from moco.common.files import expanded, read_bytes
@@ -204,7 +204,7 @@ class VOCSource:
         otherwise = ", or set DATASETS.VOC_DIR to a custom dataset"
         if self.name == "voc_2007_test":
             otherwise += " (the annotations of this split are in VOCtest_06-Nov-2007.tar)"
-        return expected("voc", self.name, self.root.parent, otherwise)
+        return fetch_hint("voc", self.name, self.root.parent, otherwise)
 
     def _missing(self, path: Path, image_id: str, hint: str = "") -> DataError:
         listed = f"missing, but {image_id} is listed in {self._list}"

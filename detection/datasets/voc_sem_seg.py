@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from detection.datasets.base import Split
+from detection.datasets.download import fetch_hint
+from detection.datasets.files import absent, image_size, read_ids, require_files
 from detection.datasets.labels import semantic_split
-from detection.datasets.layout import absent, expected, image_size, read_ids, require_files
 from moco.common.errors import DataError
 
 IGNORED = 255
@@ -63,7 +64,7 @@ class VOCSegmentationSource:
     def read(self) -> Split:
         """Read the split; train_aug also from copies with other names or a list of paths."""
         path = self._list()
-        hint = expected("voc", self.name, self.root.parent)
+        hint = fetch_hint("voc", self.name, self.root.parent)
         if path is None:
             missing = self.root / "ImageSets" / "Segmentation" / f"{self.split}.txt"
             raise DataError(f"{self.name}: {missing} is missing; {hint}")
@@ -98,7 +99,7 @@ class VOCSegmentationSource:
         for masks in choices:
             if not absent(masks):
                 return masks
-        require_files(choices[0], "masks", expected("voc", self.name, self.root.parent))
+        require_files(choices[0], "masks", fetch_hint("voc", self.name, self.root.parent))
         return choices[0]
 
 

@@ -28,7 +28,7 @@ from detection.data.random_state import State, private_random, restore_random, s
 from detection.data.records import records_forgotten
 from detection.data.sample import Sample
 from detection.datasets.doctor import command as doctor_command
-from detection.datasets.images import resumable
+from detection.datasets.files import resumable
 from detection.engine.checkpoint import (
     FINAL,
     last_checkpoint,

@@ -9,9 +9,11 @@ T: IoU thresholds. R: recalls. K: categories. A: area ranges. M: limits on the d
 """
 
 import contextlib
+import importlib
 import importlib.util
 import io
 import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,10 +22,9 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from fvcore.common.config import CfgNode
 
-from detection.datasets.base import Split, require_package
-from detection.datasets.coco_json import annotations_of
-from detection.datasets.coco_names import PERSON_KEYPOINTS
-from detection.datasets.coco_repair import annotation_file
+from detection.datasets.base import XYXY_ABS, Split, require_package
+from detection.datasets.coco import PERSON_KEYPOINTS
+from detection.datasets.coco_json import Json, read_annotations, repair
 from detection.evaluation.base import EVALUATORS, Evaluator, Metric, Prediction
 from detection.evaluation.coco_matches import Detections, detections, extract
 from detection.evaluation.matches import COCO, LVIS, THRESHOLDS, Matches, MatchFile, write_matches
@@ -38,6 +39,18 @@ LVIS_MAX_DETECTIONS = 300  # per image
 LVIS_METRICS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "APr", "APc", "APf")
 # Kind → the field of a result that the metric compares.
 _FIELDS = {"bbox": "bbox", "segm": "segmentation", "keypoints": "keypoints"}
+
+# Keys that the packages read; hotcoco refuses some values of other keys, which no metric uses.
+_KEYS = {
+    "images": (
+        "id", "file_name", "height", "width", "neg_category_ids", "not_exhaustive_category_ids",
+    ),
+    "annotations": (
+        "id", "image_id", "category_id", "bbox", "area", "iscrowd", "segmentation", "keypoints",
+        "num_keypoints",
+    ),
+    "categories": ("id", "name", "frequency", "keypoints"),
+}  # fmt: skip
 
 _log = logging.getLogger(__name__)
 
@@ -95,9 +108,9 @@ class _InstanceResults:
         write_coco(self.folder, self.split, self.rows)
         metrics: dict[str, float] = {}
         matches = {}
-        file = annotation_file(self.annotations, self.images, masked="segm" in self.kinds)
-        with _quiet(), file as (json_file, content):
-            truth = self._truth(json_file)
+        content = metric_annotations(self.annotations, self.images, masked="segm" in self.kinds)
+        with _quiet():
+            truth = self._truth(content)
             found = detections(self.rows, content, self.per_image)
             for kind in self.kinds:
                 nothing = [_unmatchable(content, kind)]
@@ -125,7 +138,7 @@ class _InstanceResults:
             evaluation.evaluate()
         return extract(evaluation, found, chosen, counted)
 
-    def _truth(self, json_file: str) -> Any:
+    def _truth(self, content: Json) -> Any:
         raise NotImplementedError
 
     def _evaluation(self, truth: Any, rows: list[Row], kind: str) -> Any:
@@ -157,11 +170,11 @@ class COCOEvaluator(_InstanceResults):
     oks_sigmas: Sequence[float] = ()
     max_detections: int = MAX_DETECTIONS
 
-    def _truth(self, json_file: str) -> Any:
-        return _coco_classes(self.package)[0](json_file)
+    def _truth(self, content: Json) -> Any:
+        return load_truth(self.package, content)
 
     def _evaluation(self, truth: Any, rows: list[Row], kind: str) -> Any:
-        evaluation = _coco_classes(self.package)[1](truth, truth.loadRes(rows), kind)
+        evaluation = coco_eval(self.package)(truth, truth.loadRes(rows), kind)
         if self.max_detections != MAX_DETECTIONS and kind != "keypoints":
             evaluation.params.maxDets = [1, 10, self.max_detections]
         if kind == "keypoints" and self.oks_sigmas:
@@ -198,10 +211,10 @@ class LVISEvaluator(_InstanceResults):
     metric: ClassVar[str] = LVIS
     per_image: ClassVar[int | None] = LVIS_MAX_DETECTIONS
 
-    def _truth(self, json_file: str) -> Any:
+    def _truth(self, content: Json) -> Any:
         import hotcoco
 
-        return hotcoco.LVIS(json_file)
+        return hotcoco.LVIS(content)
 
     def _evaluation(self, truth: Any, rows: list[Row], kind: str) -> Any:
         import hotcoco
@@ -242,16 +255,89 @@ def _coco_package() -> str:
     return installed_packages()[0]
 
 
-def _coco_classes(package: str) -> tuple[Any, Any]:
-    """Return the package's classes of annotations and of the metric."""
+def load_truth(package: str, content: Json) -> Any:
+    """Return a package's `COCO` object of annotations that `metric_annotations` returned."""
     if package == "hotcoco":
         import hotcoco
 
-        return hotcoco.COCO, hotcoco.COCOeval
+        return hotcoco.COCO(content)
     from pycocotools.coco import COCO
-    from pycocotools.cocoeval import COCOeval
 
-    return COCO, COCOeval
+    truth = COCO()
+    truth.dataset = content
+    truth.createIndex()
+    return truth
+
+
+def coco_eval(package: str) -> Any:
+    """Return a package's class of COCO's metric."""
+    module = importlib.import_module("hotcoco" if package == "hotcoco" else "pycocotools.cocoeval")
+    return module.COCOeval
+
+
+def metric_annotations(
+    source: str | Json, images: frozenset[str] | None = None, *, masked: bool = False
+) -> Json:
+    """Return repaired annotations with the keys that the metrics' packages read.
+
+    Args:
+        source: Path or content of the annotations, see `annotations_of`.
+        images: Ids of the images of a part; None for all.
+        masked: Leave out objects without a mask, as `with_masks` does.
+    """
+    whole = (read_annotations(source) if isinstance(source, str) else repair(source)).content
+    content: Json = {
+        kind: [{key: row[key] for key in keys if key in row} for row in whole[kind]]
+        for kind, keys in _KEYS.items()
+    }
+    for row in content["categories"]:
+        names = row.get("keypoints", [])
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            del row["keypoints"]
+    if masked:
+        content["annotations"] = [a for a in content["annotations"] if a.get("segmentation")]
+    if images is not None:
+        content["images"] = [i for i in content["images"] if str(i["id"]) in images]
+        content["annotations"] = [a for a in content["annotations"] if str(a["image_id"]) in images]
+    return {"info": {}, "licenses": [], **content}
+
+
+def annotations_of(split: Split) -> str | Json:
+    """Return what COCO's metric reads: the path of the file, or content made of the records."""
+    if "json_file" in split.metadata:
+        return str(split.metadata["json_file"])
+    categories = split.metadata["thing_dataset_id_to_contiguous_id"].items()
+    ids = {index: category_id for category_id, index in categories}
+    objects = [(record, item) for record in split.records for item in record["annotations"]]
+    return {
+        "images": [
+            {
+                "id": record["image_id"],
+                # A package refuses a name that is not UTF-8, and none opens the file.
+                "file_name": os.fsencode(record["file_name"]).decode("utf-8", "replace"),
+                "height": record["height"],
+                "width": record["width"],
+            }
+            for record in split.records
+        ],
+        "annotations": [
+            {
+                "id": number,
+                "image_id": record["image_id"],
+                "category_id": ids[item["category_id"]],
+                "bbox": _xywh(item),
+                "segmentation": item.get("segmentation", []),
+                "iscrowd": item.get("iscrowd", 0),
+            }
+            for number, (record, item) in enumerate(objects, start=1)
+        ],
+        "categories": [{"id": ids[i], "name": name} for i, name in enumerate(split.classes)],
+    }
+
+
+def _xywh(item: Mapping[str, Any]) -> list[float]:
+    left, top, right, bottom = box = list(item["bbox"])
+    return [left, top, right - left, bottom - top] if item["bbox_mode"] == XYXY_ABS else box
 
 
 def summarize(matches: Matches) -> dict[str, float]:

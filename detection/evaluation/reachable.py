@@ -17,9 +17,15 @@ from typing import Any
 import numpy as np
 from fvcore.common.config import CfgNode
 
-from detection.datasets.base import XYWH_ABS, Record, Split, object_counts, with_masks
+from detection.datasets.base import (
+    XYWH_ABS,
+    Record,
+    Split,
+    doctor_command,
+    object_counts,
+    with_masks,
+)
 from detection.datasets.labels import labels_of
-from detection.datasets.layout import doctor_command
 from detection.evaluation.base import Evaluator, Prediction
 from detection.evaluation.coco import COCO_MAX_KEYPOINTS, COCOEvaluator, installed_packages
 from detection.evaluation.evaluators import build_evaluator, metric_kinds, metric_package

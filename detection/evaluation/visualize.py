@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from detection.datasets.base import Record, Split, image_key
-from detection.datasets.images import OpenURL, read_image
+from detection.datasets.files import OpenURL, read_image
 from detection.evaluation.base import Prediction
 from moco.common.files import atomic_write
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from detection.datasets.coco_names import COCO_CATEGORIES, PERSON_KEYPOINTS
+from detection.datasets.coco import COCO_CATEGORIES, PERSON_KEYPOINTS
 from tests.oracles.shapes import COLORS
 from tests.oracles.tiny_coco import KINDS
 from tests.oracles.tiny_instances import rectangle, rle

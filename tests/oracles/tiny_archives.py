@@ -17,7 +17,7 @@ import yaml
 from PIL import Image
 from scipy.io import savemat
 
-from detection.datasets import archives
+from detection.datasets import download
 from tests.oracles.tiny_ade import write_ade
 from tests.oracles.tiny_cityscapes import write_cityscapes
 from tests.oracles.tiny_coco import write_coco
@@ -32,7 +32,7 @@ SBD_ONLY = ["2012_000004", "2012_000005", "2012_000006"]
 
 def tiny_archives(name: str, folder: Path) -> dict[str, bytes]:
     """Return the archives of a dataset by file name; `folder` is for its files."""
-    dataset = archives.datasets()[name]
+    dataset = download.datasets()[name]
     if name == "voc2007":
         write_voc(folder / "first" / "VOC2007", {"trainval": 3}, names=VOC_NAMES)
         write_voc(folder / "both" / "VOC2007", {"trainval": 3, "test": 2}, names=VOC_NAMES)
@@ -84,7 +84,7 @@ def packed(name: str, files: dict[str, bytes]) -> bytes:
 
 def write_facts(contents: dict[str, bytes], file: Path) -> None:
     """Write archives.yaml with the sizes and hashes of `contents`, where the real one has any."""
-    facts = yaml.safe_load(archives.FILE.read_text())
+    facts = yaml.safe_load(download.FILE.read_text())
     for name, content in contents.items():
         archive = facts["archives"][name]
         if archive["size"]:
@@ -106,7 +106,7 @@ def _contents(archive: dict, content: bytes) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def _files(archive: archives.Archive, folder: Path) -> dict[str, bytes]:
+def _files(archive: download.Archive, folder: Path) -> dict[str, bytes]:
     """Name in the archive → content."""
     stripped = "".join(f"{part}/" for part in archive.takes[0].split("/")[: archive.strip])
     root = folder / ("sbd" if archive.prepare else archive.folder)

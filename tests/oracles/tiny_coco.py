@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from detection.datasets.coco_names import COCO_CATEGORIES, PERSON_KEYPOINTS
+from detection.datasets.coco import COCO_CATEGORIES, PERSON_KEYPOINTS
 from tests.oracles.shapes import Shape, paint, save_jpeg
 
 KINDS = (1, 3, 18)  # category ids of person, car, dog, in the order of shapes.COLORS

@@ -7,7 +7,7 @@ import pytest
 from detection.config.checks import check_pooled_norm, check_splits, check_values, highest_rate
 from detection.config.task import default_task
 from detection.datasets.base import Split
-from detection.datasets.flips import flip_pairs
+from detection.datasets.coco import flip_pairs
 from detection.engine.solver import build_schedule
 from detection.modeling.backbones import frozen_random
 from moco.common.cfgnode import flatten

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from detection.datasets import cache_clear
-from detection.datasets.coco_repair import annotation_file
+from detection.evaluation.coco import metric_annotations
 from moco.common.errors import DataError
 from tests.detection.datasets.conftest import read
 from tests.oracles.coco_dialects import DIALECTS, labelme2coco, roboflow, scores, write
@@ -79,6 +79,6 @@ def test_of_detectron2s_own_exporter(package, tmp_path):
 def test_a_part_is_repaired_too(package, tmp_path):
     file = write(tmp_path / "set", roboflow())
     split = read("set_test@kept", COCO_TEST_JSON=file)
-    with annotation_file(str(file), split.images) as (path, content):
-        assert path != str(file) and len(content["images"]) == len(split.records) == 4 - 1
-        assert min(row["id"] for row in content["annotations"]) >= 1
+    content = metric_annotations(str(file), split.images)
+    assert len(content["images"]) == len(split.records) == 4 - 1
+    assert min(row["id"] for row in content["annotations"]) >= 1

@@ -9,8 +9,8 @@ import pytest
 from detection.config.task import default_task
 from detection.datasets import read_split
 from detection.datasets.base import object_counts
-from detection.datasets.coco_oddities import oddities
-from detection.datasets.coco_repair import annotation_file, read_annotations, repair
+from detection.datasets.coco_json import read_annotations, repair, suspicious
+from detection.evaluation.coco import metric_annotations
 from moco.common.errors import DataError
 from tests.detection.datasets.conftest import read
 from tests.oracles.coco_dialects import HEIGHT, WIDTH, annotations, categories, images, write
@@ -58,7 +58,7 @@ def test_roboflows_category_0(others, annotated, left):
     content["categories"] = [dummy, *categories(**others)]
     repaired = repair(content)
     assert [row["name"] for row in repaired.content["categories"]] == left
-    assert repaired.changed == (len(left) == 2) == len(repaired.notes)
+    assert (repaired.content is not content) == (len(left) == 2) == len(repaired.notes)
 
 
 @pytest.mark.parametrize("fields", [{}, BOXES], ids=["masks", "boxes"])
@@ -84,7 +84,7 @@ def test_what_may_be_right_stays():
         row = content["annotations"][0]
         row |= {"area": area} | ({"segmentation": shape} if shape else {})
         repaired = repair(content)
-        assert repaired.content is content and not repaired.notes and not repaired.changed
+        assert repaired.content is content and not repaired.notes
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_what_looks_wrong_is_noted(change, note):
     content = content_of()
     for row in content["annotations"]:
         row["bbox"] = change(*map(int if note and "integers" in note else float, row["bbox"]))
-    found = [text for text in oddities(content) if note is None or note in text]
+    found = [text for text in suspicious(content) if note is None or note in text]
     assert len(found) == (note is not None)
     assert all("(the first: annotation " in text for text in found)
 
@@ -185,6 +185,10 @@ def test_the_hash_is_that_of_the_disk(tmp_path):
 @pytest.mark.parametrize("name", ["instances_train2017", "instances_val2017"])
 def test_real_annotations_come_through_unchanged(name, shared_data):
     path = str(shared_data / "coco" / "annotations" / f"{name}.json")
-    with annotation_file(path) as (given, content):
-        assert given == path and content == json.loads((shared_data / path).read_text())
-    assert not read_annotations(path).notes
+    original, repaired = json.loads((shared_data / path).read_text()), read_annotations(path)
+    assert not repaired.notes and repaired.content == original
+    content = metric_annotations(path)
+    for table in ("images", "annotations", "categories"):
+        assert len(content[table]) == len(original[table])
+        for row, other in zip(content[table], original[table], strict=True):
+            assert row == {key: other[key] for key in row} and {"id"} < row.keys()

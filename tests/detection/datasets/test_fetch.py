@@ -15,10 +15,10 @@ import pytest
 from filelock import FileLock
 from PIL import Image
 
-from detection.datasets import archives, doctor
+from detection.datasets import doctor, download
 from detection.datasets.__main__ import main
-from detection.datasets.archives import datasets, fetch_command
 from detection.datasets.base import formats
+from detection.datasets.download import datasets, fetch_command
 from moco.common.errors import DataError, LockedError, UserError
 from tests.oracles.commands import ROOT
 from tests.oracles.file_server import Served, file_server
@@ -41,7 +41,7 @@ def offer(tmp_path, monkeypatch):
 
         def offer(contents: dict[str, bytes]) -> dict[str, bytes]:
             write_facts(contents, facts)
-            monkeypatch.setattr(archives, "FILE", facts)
+            monkeypatch.setattr(download, "FILE", facts)
             datasets.cache_clear()
             served.files.update({f"/{name}": content for name, content in contents.items()})
             return contents
@@ -268,17 +268,18 @@ def test_killed_while_it_unpacks(offer, root, tmp_path):
     program = f"""
 import sys, time
 from pathlib import Path
-from detection.datasets import archives, unpack
+import tarfile
+from detection.datasets import download
 from detection.datasets.__main__ import main
-archives.FILE = Path({str(offer.facts)!r})
-write, written = unpack._write, []
+download.FILE = Path({str(offer.facts)!r})
+extract, extracted = tarfile.TarFile.extract, []
 def hold(*arguments):
-    write(*arguments)
-    written.append(1)
-    if len(written) == 5:
+    extract(*arguments)
+    extracted.append(1)
+    if len(extracted) == 5:
         print("held", flush=True)
         time.sleep(300)
-unpack._write = hold
+tarfile.TarFile.extract = hold
 main(sys.argv[1:])
 """
     out = tmp_path / "out.txt"

@@ -2,8 +2,7 @@
 
 import pytest
 
-from detection.datasets.coco_names import PERSON_FLIP_MAP, PERSON_KEYPOINTS
-from detection.datasets.flips import flip_pairs, unpaired
+from detection.datasets.coco import PERSON_FLIP_MAP, PERSON_KEYPOINTS, flip_pairs, unpaired
 
 
 def test_cocos_persons():

@@ -14,7 +14,7 @@ from detection.config.task import default_task
 from detection.datasets import read_split
 from detection.datasets.__main__ import main
 from detection.datasets.base import FORMATS, Format, Split, formats, official_counts
-from detection.datasets.layout import read_json
+from detection.datasets.files import read_json
 from moco.common.errors import DataError, UserError
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -14,7 +14,7 @@ from benchmarks.suites.data_digest import folder_digest
 from detection.config.task import load_task
 from detection.datasets import cache_clear
 from detection.datasets.__main__ import main as doctor
-from detection.datasets.images import read_image
+from detection.datasets.files import read_image
 from moco.common.cfgnode import read_yaml
 from moco.common.errors import DataError, UserError
 from moco.common.files import open_file, read_bytes, read_text, regular, sha256_file

@@ -9,7 +9,7 @@ import pytest
 from detection.config.task import default_task, load_task
 from detection.datasets import read_split
 from detection.datasets.__main__ import main as doctor
-from detection.datasets.coco_json import annotations_of
+from detection.evaluation.coco import annotations_of
 from detection.train_net import main as train
 from moco.common.run import read_record
 from tests.detection.datasets.conftest import read

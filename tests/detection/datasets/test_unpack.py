@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from detection.datasets.unpack import unpack
+from detection.datasets.download import unpack
 from moco.common.errors import DataError, UserError
 from tests.oracles.tiny_archives import packed
 

@@ -11,9 +11,8 @@ from PIL import EpsImagePlugin, Image, ImageOps
 
 from detection.data.mapper import SeededMapper
 from detection.datasets import cache_clear
-from detection.datasets.images import read_image
+from detection.datasets.files import image_size, read_image
 from detection.datasets.labels import read_labels
-from detection.datasets.layout import image_size
 from detection.train_net import main
 from moco.common.errors import DataError
 from moco.common.files import load_torch

@@ -13,7 +13,7 @@ from detection.config.task import default_task
 from detection.datasets import cache_clear
 from detection.datasets.__main__ import main
 from detection.datasets.base import Split
-from detection.datasets.yolo_yaml import read_data_yaml
+from detection.datasets.yolo import read_data_yaml
 from moco.common.errors import DataError
 from tests.detection.datasets.conftest import read
 

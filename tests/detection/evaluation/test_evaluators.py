@@ -11,7 +11,7 @@ from fvcore.common.config import CfgNode
 from detection.config.task import default_task
 from detection.datasets import read_split
 from detection.datasets.base import Split
-from detection.datasets.coco_names import PERSON_KEYPOINTS
+from detection.datasets.coco import PERSON_KEYPOINTS
 from detection.datasets.labels import read_labels
 from detection.datasets.voc import GroundTruth
 from detection.evaluation.base import EVALUATORS, Metric

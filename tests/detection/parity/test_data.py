@@ -17,8 +17,7 @@ from detection.data.batches import (
 from detection.data.jitter import LargeScaleJitter
 from detection.data.mapper import Augmentation, Draw, LabelMapper, Mapper, flip_indices
 from detection.datasets.base import with_objects
-from detection.datasets.coco import COCOSource
-from detection.datasets.coco_names import PERSON_FLIP_MAP, PERSON_KEYPOINTS
+from detection.datasets.coco import PERSON_FLIP_MAP, PERSON_KEYPOINTS, COCOSource
 
 pytestmark = [pytest.mark.detectron2, pytest.mark.usefixtures("detectron2")]
 
