@@ -129,9 +129,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse_args(argv)
     main_process = distributed.launched_rank() == 0
 
-    from detection.config.task import check_early, load_task
+    from detection.config.task import complete_task, draft_task, load_task
     from detection.config.trained import trained_config
     from detection.datasets import cache_clear
+    from moco.common.cfgnode import explicit_keys
     from moco.common.run import check_unused
 
     cache_clear()  # files may have changed since an earlier run in this process
@@ -151,22 +152,26 @@ def main(argv: Sequence[str] | None = None) -> int:
             opts = [*opts, "OUTPUT_DIR", str(found.parent)]
         if main_process:
             say(f"config: {config_file}, next to the model")
-    early = None
-    if args.engine == "embedded" or model_zoo_file(config_file) is None:
-        early = check_early(config_file, opts, eval_only=args.eval_only, resume=args.resume)
+    draft = None
+    # Only Detectron2 knows its model zoo, and DensePose's keys.
+    from_zoo = args.engine != "embedded" and model_zoo_file(config_file) is not None
+    if not (from_zoo or "MODEL.DENSEPOSE_ON" in explicit_keys(config_file, opts)):
+        draft = draft_task(config_file, opts, eval_only=args.eval_only, resume=args.resume)
     checked = "checked, nothing"
     if args.check_only and not args.eval_only:
         overrides = dict(zip(opts[::2], opts[1::2], strict=False))
-        weights = early.MODEL.WEIGHTS if early else overrides.get("MODEL.WEIGHTS", "")
+        weights = draft.cfg.MODEL.WEIGHTS if draft else overrides.get("MODEL.WEIGHTS", "")
         if missing := not_downloaded(weights):
             opts = [*opts, "MODEL.WEIGHTS", RANDOM]
+            if draft:
+                draft.cfg.MODEL.WEIGHTS = RANDOM
             if main_process:
                 say(f"note: {weights}: would download {missing}; random weights replace them here")
             checked = f"checked with random weights instead of {weights}, nothing"
     if main_process:
         fresh = not (args.resume or args.overwrite or args.eval_only or args.check_only)
-        if early and fresh and args.machine_rank == 0:
-            check_unused(early.OUTPUT_DIR)
+        if draft and fresh and args.machine_rank == 0:
+            check_unused(draft.cfg.OUTPUT_DIR)
         say(f"starting: {config_file or 'Detectron2 defaults'}")
     engine, reason = choose_engine(args.engine)
     imported = import_own(args.imports, engine)
@@ -177,15 +182,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     from detection.engine.job import Job, check_processes
 
     several = processes(args)
-    with TemporaryDirectory(prefix="detection-") as scratch:
-        task = load_task(
-            find_config(config_file, engine, Path(scratch)),
-            opts,
-            engine,
-            eval_only=args.eval_only,
-            resume=args.resume,
-            num_processes=several.world_size,
-        )
+    if draft:
+        task = complete_task(draft, engine, several.world_size)
+    else:
+        with TemporaryDirectory(prefix="detection-") as scratch:
+            task = load_task(
+                find_config(config_file, engine, Path(scratch)),
+                opts,
+                engine,
+                eval_only=args.eval_only,
+                resume=args.resume,
+                num_processes=several.world_size,
+            )
     if task.seed_sampled and not args.eval_only and (several.started or several.num_machines > 1):
         raise UserError("SEED is not set; several machines, or torchrun, need a common one; set it")
     scored = ""

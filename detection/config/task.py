@@ -7,7 +7,7 @@ support.
 
 import hashlib
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,50 +123,80 @@ def resolved_config(task: Task) -> dict[str, Any]:
     return flatten(task.cfg) | {DATA_KEY: digest.hexdigest()}
 
 
-def check_early(
+@dataclass(frozen=True)
+class Draft:
+    """Task whose keys are checked, before its weights and data are read.
+
+    Attributes:
+        config_file: Task file; None: Detectron2's defaults.
+        cfg: Configuration, in which the datasets are named; not frozen.
+        explicit: Keys set in the task file or on the command line.
+        overrides: Keys set on the command line.
+        eval_only: Whether MODEL.WEIGHTS is a trained model.
+        resume: Whether to continue the run in OUTPUT_DIR.
+        notes: Lines that a reader of the result has to know.
+    """
+
+    config_file: PathLike | None
+    cfg: CfgNode
+    explicit: Collection[str]
+    overrides: Collection[str]
+    eval_only: bool
+    resume: bool
+    notes: tuple[str, ...] = ()
+
+
+def draft_task(
     config_file: PathLike | None,
     opts: Sequence[str],
+    defaults: CfgNode | None = None,
     *,
     eval_only: bool = False,
     resume: bool = False,
-) -> CfgNode | None:
-    """Run the quick checks of a task, before torch and the engine are imported.
-
-    They cover keys and values, and that the weights and the data exist; `load_task` repeats them
-    and checks everything else.
+) -> Draft:
+    """Read and check the keys of a task, and that its weights and data exist, without torch.
 
     Args:
         config_file: YAML with local `_BASE_`; None: Detectron2's defaults.
         opts: `KEY VALUE` overrides.
+        defaults: Default of every key; None: `default_task()`.
         eval_only: Whether MODEL.WEIGHTS is a trained model.
         resume: Whether to continue the run in OUTPUT_DIR.
-
-    Returns:
-        The configuration; None for DensePose, whose keys only Detectron2 knows.
 
     Raises:
         UserError: See `load_task`.
         DataError: See `load_task`.
     """
-    explicit, overrides = explicit_keys(config_file, opts), explicit_keys(None, opts)
-    if "MODEL.DENSEPOSE_ON" in explicit:
-        return None
-    cfg = load_cfg(default_task(), config_file, opts)
-    check_values(cfg)
-    if eval_only:
-        trained_file(cfg, resume=resume)
-    else:
-        check_warmup(cfg.SOLVER)
-        check_weights(cfg.MODEL.WEIGHTS)
-    cfg.defrost()
-    resolve_metric(cfg, explicit, resume=resume)
-    resolve_names(cfg, overrides, eval_only=eval_only)
+    draft = _read_keys(config_file, opts, defaults or default_task(), eval_only, resume)
+    cfg = draft.cfg
+    notes = resolve_metric(cfg, draft.explicit, resume=resume)
+    resolve_names(cfg, draft.overrides, eval_only=eval_only)
     check_one_test(cfg)
     sources = known(cfg)
     for name in (*(() if eval_only else cfg.DATASETS.TRAIN), *cfg.DATASETS.TEST):
         if base_name(name) in sources and not find_source(name, cfg).present():
             read_split(name, cfg)  # Raises an error that names what is missing.
-    return cfg
+    return replace(draft, notes=tuple(notes))
+
+
+def _read_keys(
+    config_file: PathLike | None,
+    opts: Sequence[str],
+    defaults: CfgNode,
+    eval_only: bool = False,
+    resume: bool = False,
+) -> Draft:
+    """Read and check the keys of a task, whose datasets are not resolved."""
+    explicit, overrides = explicit_keys(config_file, opts), explicit_keys(None, opts)
+    cfg = load_cfg(defaults, config_file, opts)
+    cfg.defrost()
+    if eval_only:
+        cfg.MODEL.WEIGHTS = str(trained_file(cfg, resume=resume))
+        apply_trained(cfg, explicit)
+    else:
+        check_weights(cfg.MODEL.WEIGHTS)
+    check_values(cfg)
+    return Draft(config_file, cfg, explicit, overrides, eval_only, resume)
 
 
 def load_task(
@@ -194,20 +224,22 @@ def load_task(
             the weights' contract or the data.
         DataError: If a file is missing or damaged.
     """
-    runs_on, overrides = find_engine(engine), explicit_keys(None, opts)
-    cfg, weights, explicit, notes, sampled = _before_data(
-        config_file, opts, engine, eval_only, resume, num_processes
-    )
+    defaults = _engine_defaults(engine, explicit_keys(config_file, opts))
+    draft = draft_task(config_file, opts, defaults, eval_only=eval_only, resume=resume)
+    return complete_task(draft, engine, num_processes)
+
+
+def complete_task(draft: Draft, engine: str, num_processes: int = 1) -> Task:
+    """Read weights and data of a draft, and check the rest; arguments and errors as `load_task`."""
+    runs_on, resume, eval_only = find_engine(engine), draft.resume, draft.eval_only
+    cfg, weights, notes, sampled = _with_weights(draft, engine, num_processes)
     runs_on.check_config(cfg)
-    notes += _norm_notes(cfg, num_processes)
+    notes += [*_norm_notes(cfg, num_processes), *draft.notes]
     try:
-        notes += resolve_metric(cfg, explicit, resume=resume)
-        resolve_names(cfg, overrides, eval_only=eval_only)
-        check_one_test(cfg)
         runs_on.provide_datasets(cfg)
         train = () if eval_only else tuple(read_split(name, cfg) for name in cfg.DATASETS.TRAIN)
         test = read_split(cfg.DATASETS.TEST[0], cfg)
-        resolve_classes(cfg, test, explicit, overrides)
+        resolve_classes(cfg, test, draft.explicit, draft.overrides)
         notes += check_splits(cfg, train, test)
     except DataError as error:  # A custom dataset rarely has one error only.
         if doctor := doctor_command(cfg):
@@ -229,7 +261,7 @@ def load_task(
             "record contains the test data only"
         )
     return Task(
-        name=_task_name(config_file, cfg.DATASETS.PART, "tuned" if cfg.SOLVER.TUNED else ""),
+        name=_task_name(draft.config_file, cfg.DATASETS.PART, "tuned" if cfg.SOLVER.TUNED else ""),
         engine=engine,
         cfg=cfg,
         init=init_name(cfg.MODEL.WEIGHTS),
@@ -248,40 +280,35 @@ def keys_without_data(
     config_file: PathLike | None, opts: Sequence[str], engine: str, num_processes: int
 ) -> CfgNode:
     """Resolve the keys of a training that do not depend on its data; raise as `load_task`."""
-    return _before_data(config_file, opts, engine, False, False, num_processes)[0]
+    defaults = _engine_defaults(engine, explicit_keys(config_file, opts))
+    return _with_weights(_read_keys(config_file, opts, defaults), engine, num_processes)[0]
 
 
-def _before_data(
-    config_file: PathLike | None,
-    opts: Sequence[str],
-    engine: str,
-    eval_only: bool,
-    resume: bool,
-    num_processes: int,
-) -> "tuple[CfgNode, Converted | None, Collection[str], list[str], bool]":
-    """Return the configuration, weights, keys that were set, notes, and if SEED was sampled."""
-    runs_on = find_engine(engine)
-    explicit, overrides = explicit_keys(config_file, opts), explicit_keys(None, opts)
-    defaults = runs_on.default_config(dense_pose="MODEL.DENSEPOSE_ON" in explicit)
-    cfg = load_cfg(defaults, config_file, opts)
+def _engine_defaults(engine: str, explicit: Collection[str]) -> CfgNode:
+    return find_engine(engine).default_config(dense_pose="MODEL.DENSEPOSE_ON" in explicit)
+
+
+def _with_weights(
+    draft: Draft, engine: str, num_processes: int
+) -> "tuple[CfgNode, Converted | None, list[str], bool]":
+    """Return configuration, weights, notes, and if SEED was sampled; check what both changed."""
+    explicit, eval_only, resume = draft.explicit, draft.eval_only, draft.resume
+    cfg = _engine_defaults(engine, explicit)
     cfg.defrost()
+    cfg.merge_from_other_cfg(draft.cfg)
     notes: list[str] = []
-
     weights = None
-    if eval_only:
-        cfg.MODEL.WEIGHTS = str(trained_file(cfg, resume=resume))
-        apply_trained(cfg, explicit)
-    else:
+    if not eval_only:
         kind = backbone_type(cfg.MODEL.BACKBONE.NAME)
         weights = read_weights(cfg.MODEL.WEIGHTS, **kind.options(cfg))
         if weights is None:
             apply_random(cfg, explicit)
             notes += frozen_random(flatten(cfg))
         else:
-            apply_contract(cfg, weights.contract, explicit, explicit - overrides)
+            in_file = [key for key in explicit if key not in draft.overrides]
+            apply_contract(cfg, weights.contract, explicit, in_file)
             weights = fitted(cfg, weights)
             notes += weights.notes
-
     resolve_device(cfg, explicit, num_processes)
     sampled = resolve_seed(cfg, resume=resume)
     if sampled:
@@ -289,11 +316,10 @@ def _before_data(
     notes += resolve_precision(cfg, engine, explicit, eval_only=eval_only, resume=resume)
     if not eval_only:  # An evaluation keeps the schedule that the model was trained with.
         notes += scale_to_processes(cfg, num_processes)
-    check_values(cfg)
-    if not eval_only:
+        check_values(cfg)
         check_warmup(cfg.SOLVER)
         check_pooled_norm(cfg, num_processes)
-    return cfg, weights, explicit, notes, sampled
+    return cfg, weights, notes, sampled
 
 
 def _norm_notes(cfg: CfgNode, num_processes: int) -> list[str]:

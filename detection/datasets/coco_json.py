@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from reprlib import repr  # short, for messages
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 from detection.datasets.base import XYWH_ABS, Record, Split
 from detection.datasets.files import inside, read_json, require_files
@@ -285,7 +285,7 @@ def _shape(row: Json, found: FindingCounter) -> Json:
     return {"segmentation": kept}
 
 
-def _is_box(box: Any) -> bool:
+def _is_box(box: Any) -> TypeGuard[list[float]]:
     """Return whether a value is a list of four numbers that could be coordinates."""
     return (
         isinstance(box, list)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from detection.config.keys import protocol_sha256
-from detection.config.task import check_early, load_task, resolved_config
+from detection.config.task import draft_task, load_task, resolved_config
 from tests.conftest import ROOT
 
 
@@ -59,7 +59,7 @@ def test_a_custom_folder_has_cocos_metric_unless_another_is_set(
     opts = ["MODEL.WEIGHTS", "random", "SEED", "0", "DATASETS.VOC_DIR", str(voc_folder), *keys]
     task = load_task(small_config, opts, "embedded")
     assert task.test.evaluator_type == metric
-    assert check_early(small_config, opts).DATASETS.VOC_METRIC == task.cfg.DATASETS.VOC_METRIC
+    assert draft_task(small_config, opts).cfg.DATASETS.VOC_METRIC == task.cfg.DATASETS.VOC_METRIC
     # With the hash of 11-point records, a table would average both.
     old = resolved_config(task) | {"DATASETS.VOC_METRIC": "voc", "DATASETS.VOC_YEAR": 2007}
     assert (protocol_sha256(resolved_config(task)) == protocol_sha256(old)) is ("voc" in keys)
