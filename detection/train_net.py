@@ -291,7 +291,7 @@ def find_config(name: str | Path | None, engine: str, scratch: Path) -> str | Pa
     path = model_zoo_file(name)
     if engine != "detectron2" or path is None:
         return name
-    from detection.d2.model_zoo import plain_copy
+    from detection.d2.config import plain_copy
 
     return plain_copy(path, scratch)
 

@@ -16,9 +16,8 @@ from detection.datasets.base import (
     unusable,
 )
 from detection.datasets.coco import PERSON_KEYPOINTS, pairs_note, require_polygons
-from detection.modeling.layer_decay import LAYER_RULES, family_of, layer_of
 from detection.modeling.norms import process_norms
-from detection.modeling.optimizer import OPTIMIZERS
+from detection.modeling.optimizer import LAYER_RULES, OPTIMIZERS, family_of, layer_of
 from moco.common.cfgnode import flatten, same_value
 from moco.common.errors import DataError, UserError, first_few, lookup
 from moco.common.keys import NOT_PROTOCOL, check_keys, names_of

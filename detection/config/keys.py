@@ -630,7 +630,7 @@ OURS: Keys = {
     "INPUT.SEM_SEG_COLOR": Key(
         False,
         "Whether to distort brightness, contrast, saturation and hue of training images of "
-        "semantic segmentation (detection/data/color.py).",
+        "semantic segmentation (detection/data/transforms.py).",
     ),
     "MODEL.SEM_SEG_HEAD.FEATURE_NORM": Key(
         False,
@@ -714,7 +714,7 @@ OURS: Keys = {
     "SOLVER.LR_DECAY": Key(
         1.0,
         "Factor of the learning rate from each layer of the backbone to the one below it; 1: "
-        "none. detection/modeling/layer_decay.py defines the layers.",
+        "none. detection/modeling/optimizer.py defines the layers.",
         Range(lambda value: 0 < value <= 1, "above 0 and at most 1"),
         resume=False,
         tunable=True,

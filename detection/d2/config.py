@@ -1,7 +1,11 @@
-"""Detectron2's config with this project's keys, and its checks before Detectron2 builds a model."""
+"""Detectron2's config with this project's keys, its checks, and safe copies of model-zoo files."""
 
 import argparse
+import json
+from pathlib import Path
+from typing import Any
 
+import yaml
 from detectron2.config import CfgNode, get_cfg
 from detectron2.data import DatasetCatalog
 from detectron2.modeling import (
@@ -10,6 +14,7 @@ from detectron2.modeling import (
     ROI_HEADS_REGISTRY,
     SEM_SEG_HEADS_REGISTRY,
 )
+from fvcore.common.config import BASE_KEY
 
 from convert.modeling.resnet import NUM_BLOCKS, STEMS
 from convert.verify import read_converted
@@ -19,8 +24,8 @@ from detection.config.task import add_transfer_config
 from detection.config.trained import apply_trained, trained_file
 from detection.config.weights import apply_contract, apply_random, check_weights, read_weights
 from detection.d2 import densepose
+from detection.d2.backbones import builder_name, detectron2_has
 from detection.d2.catalog import register
-from detection.d2.resnet import builder_name, detectron2_has
 from detection.datasets import known, read_split
 from detection.datasets.base import base_name
 from detection.modeling.backbones import check_backbone
@@ -28,6 +33,7 @@ from detection.modeling.norms import norm_keys
 from moco.common.cfgnode import explicit_keys, flatten, merge_cfg
 from moco.common.command import RANDOM, converter
 from moco.common.errors import UserError
+from moco.common.files import read_text
 from moco.common.pretrained import MODEL_ZOO, find_remote
 from moco.common.shipped import resolve
 
@@ -179,3 +185,39 @@ def with_builder(cfg: CfgNode) -> CfgNode:
     cfg.MODEL.BACKBONE.NAME = builder_name(cfg)
     cfg.freeze()
     return cfg
+
+
+def plain_copy(path: Path, scratch: Path) -> Path:
+    """Copy a config and its bases into `scratch`, with YAML's Python tags replaced by their values.
+
+    Nothing in the files is evaluated. Detectron2's `model_zoo.get_config_file` is not used, because
+    it needs an older setuptools.
+    """
+    content = _ZooLoader(read_text(path)).get_single_data()
+    if BASE_KEY in content:
+        base = (path.parent / content[BASE_KEY]).resolve()
+        content[BASE_KEY] = str(plain_copy(base, scratch))
+    copy = scratch / path.name
+    copy.write_text(json.dumps(content), encoding="utf-8")  # JSON is YAML, too
+    return copy
+
+
+class _ZooLoader(yaml.SafeLoader):
+    """Safe YAML loader with the values of the expressions in the model zoo's configs."""
+
+
+def _known_value(loader: _ZooLoader, node: yaml.SequenceNode) -> Any:
+    (text,) = loader.construct_sequence(node)
+    if text not in _EXPRESSIONS:
+        raise UserError(
+            f"the model-zoo config contains the expression {text!r}, which is not evaluated"
+        )
+    return _EXPRESSIONS[text]
+
+
+_EXPRESSIONS = {
+    "[[x, x * 2**(1.0/3), x * 2**(2.0/3) ] for x in [32, 64, 128, 256, 512 ]]": [
+        [x, x * 2 ** (1.0 / 3), x * 2 ** (2.0 / 3)] for x in (32, 64, 128, 256, 512)
+    ]
+}
+_ZooLoader.add_constructor("tag:yaml.org,2002:python/object/apply:eval", _known_value)

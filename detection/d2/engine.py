@@ -11,8 +11,10 @@ from detectron2.config import CfgNode
 from detectron2.data import DatasetMapper, load_proposals_into_dataset
 from detectron2.evaluation import DatasetEvaluator
 from detectron2.evaluation.testing import flatten_results_dict
+from detectron2.layers import NaiveSyncBatchNorm, ROIAlign
 from detectron2.modeling import GeneralizedRCNNWithTTA
 from detectron2.modeling import build_model as build_detectron2s
+from detectron2.modeling.poolers import ROIPooler
 from detectron2.structures import BitMasks, Boxes, Instances, Keypoints, PolygonMasks
 from detectron2.utils import comm
 from detectron2.utils.events import EventStorage
@@ -20,7 +22,6 @@ from torch import Tensor, nn
 
 from convert.read import read_file
 from detection.d2 import catalog, densepose
-from detection.d2.bf16 import replace_roi_align, widen_sync_bn
 from detection.d2.config import check_transfer_config as check_config
 from detection.d2.config import transfer_defaults as default_config
 from detection.d2.config import with_builder
@@ -31,6 +32,7 @@ from detection.datasets.base import Record, Split, base_name
 from detection.evaluation.evaluators import build_evaluator
 from detection.modeling.focal_loss import compile_focal_loss
 from detection.modeling.memory_format import set_memory_format
+from detection.modeling.roi_align import roi_align
 from moco.common import distributed
 from moco.common.errors import DataError, UserError, plural
 
@@ -198,3 +200,46 @@ def _records_with_proposals(
 
 def augmented(cfg: CfgNode, model: nn.Module) -> nn.Module | None:
     return GeneralizedRCNNWithTTA(with_builder(cfg), model) if cfg.TEST.AUG.ENABLED else None
+
+
+class Fp32RegionsROIAlign(nn.Module):
+    """RoIAlign with regions in fp32, and with the fast gradient in bf16 on a CPU.
+
+    Deviation: Detectron2's `ROIAlign` rounds the regions to the dtype of the features.
+    """
+
+    def __init__(self, layer: ROIAlign) -> None:
+        super().__init__()
+        (self.size, _), self.scale = layer.output_size, layer.spatial_scale
+        self.sampling_ratio = layer.sampling_ratio
+
+    def forward(self, features: Tensor, rois: Tensor) -> Tensor:
+        """Pool (N, C, H, W) in regions (R, 5), image index and box, to (R, C, P, P)."""
+        return roi_align(features, rois, self.size, self.scale, self.sampling_ratio)
+
+
+def replace_roi_align(model: nn.Module) -> None:
+    """Use `Fp32RegionsROIAlign` in all poolers (in place); the state dict does not change."""
+    for pooler in model.modules():
+        if isinstance(pooler, ROIPooler):
+            layers = [Fp32RegionsROIAlign(layer) for layer in pooler.level_poolers]
+            pooler.level_poolers = nn.ModuleList(layers)
+
+
+class Fp32NaiveSyncBatchNorm(NaiveSyncBatchNorm):
+    """NaiveSyncBatchNorm in fp32, because a variance is a small difference of large numbers.
+
+    Deviation: Detectron2 computes only fp16 in fp32, not bf16.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize (N, C, H, W) in fp32 and return it in the dtype of `x`."""
+        out: Tensor = super().forward(x.float()).to(x.dtype)
+        return out
+
+
+def widen_sync_bn(model: nn.Module) -> None:
+    """Compute the statistics of all NaiveSyncBatchNorm layers in fp32 (in place)."""
+    for layer in model.modules():
+        if isinstance(layer, NaiveSyncBatchNorm):
+            layer.__class__ = Fp32NaiveSyncBatchNorm

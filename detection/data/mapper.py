@@ -19,15 +19,15 @@ from PIL import Image
 from torch import Tensor
 
 from detection.data import sem_seg
-from detection.data.jitter import AppliedTransforms, LargeScaleJitter, Resize, flips
-from detection.data.objects import (
+from detection.data.random_state import private_random, seed_all
+from detection.data.sample import (
+    Sample,
     boxes_of_bitmaps,
     boxes_of_polygons,
     draw_polygons,
     nonempty,
 )
-from detection.data.random_state import private_random, seed_all
-from detection.data.sample import Sample
+from detection.data.transforms import AppliedTransforms, LargeScaleJitter, Resize, flips
 from detection.datasets.base import Record
 from detection.datasets.files import OpenURL, check_size, image_size, read_image
 from detection.datasets.labels import labels_of

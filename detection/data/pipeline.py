@@ -20,7 +20,6 @@ from detection.data.batches import (
     with_keypoints,
 )
 from detection.data.corruptions import with_corruption
-from detection.data.jitter import LargeScaleJitter
 from detection.data.mapper import (
     Augmentation,
     Draw,
@@ -32,6 +31,7 @@ from detection.data.mapper import (
 )
 from detection.data.records import PackedRecords
 from detection.data.sample import Sample
+from detection.data.transforms import LargeScaleJitter
 from detection.datasets import read_split
 from detection.datasets.base import Record, image_key, with_objects
 from detection.datasets.files import OpenURL

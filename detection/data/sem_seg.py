@@ -13,7 +13,7 @@ from fvcore.common.config import CfgNode
 from numpy.typing import NDArray
 from PIL import Image
 
-from detection.data.color import Color
+from detection.data.transforms import Color
 
 RETRIES = 10  # other crops, as in mmsegmentation's RandomCrop
 _BILINEAR, _NEAREST = Image.Resampling.BILINEAR, Image.Resampling.NEAREST

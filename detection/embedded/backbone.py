@@ -1,8 +1,8 @@
-"""Backbones by Detectron2's names of MODEL.BACKBONE.NAME: ResNet, dilated C5, FPN.
+"""Backbones by Detectron2's names of MODEL.BACKBONE.NAME: ResNet, dilated C5, FPN, ViT, pyramids.
 
 A backbone maps images (N, 3, H, W) to feature maps by name. `strides` and `stage_channels` have the
 same names as keys, and images are padded to multiples of `size_divisibility`. The networks under an
-FPN are those of convert/families; vision transformers are in vit.py.
+FPN or a simple feature pyramid are those of convert/modeling.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,9 +16,11 @@ from torch import Tensor, nn
 
 from convert.families.base import Family
 from convert.modeling.resnet import FEATURES, ConvNorm, NormLayer, ResNet, make_stage
+from convert.modeling.vit import ViT
 from detection.embedded.layers import NORMS, conv, freeze, norm_layer
 from detection.modeling.backbones.pyramids import network_arguments, register_pyramids
-from detection.modeling.backbones.vit import MAPS, SCALES
+from detection.modeling.backbones.vit import MAPS, SCALES, build_plain, build_vit, ends_of_quarters
+from detection.modeling.vit_maps import FourMaps
 
 BACKBONES = Registry("embedded backbones")
 DILATED_CHANNELS = 512
@@ -170,7 +172,7 @@ class DilatedC5(nn.Module):
 
     "the backbone includes the ResNet conv5 stage with a dilation of 2 and stride 1, followed by a
     3x3 convolution (with BN) that reduces dimension to 512" (A.1). Equal to the one of
-    detection/d2/resnet.py.
+    detection/d2/backbones.py.
     """
 
     size_divisibility = 1
@@ -271,3 +273,47 @@ def build_res5(model: CfgNode, channels: int) -> nn.Sequential:
         # before it (detection/train_net.py), and so do we.
         res5.add_module("norm", blocks["norm_layer"](8 * model.RESNETS.RES2_OUT_CHANNELS))
     return res5
+
+
+class ViTFPN(nn.Module):
+    """FPN over maps of four blocks: (N, 3, H, W) -> {"p2": (N, C, H/4, W/4), ..., "p6"}."""
+
+    def __init__(self, net: ViT, fpn: FPN) -> None:
+        super().__init__()
+        self.net, self.fpn = net, fpn
+        self.strides, self.stage_channels = fpn.strides, fpn.stage_channels
+        self.size_divisibility = fpn.size_divisibility
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        """Map images to p2..p6."""
+        maps: dict[str, Tensor] = self.fpn(self.net(images))
+        return maps
+
+
+class PlainViT(ViT):
+    """Vision transformer without a pyramid."""
+
+    @property
+    def size_divisibility(self) -> int:
+        """Number of pixels that both sides of a batch are a multiple of, a patch's."""
+        return next(iter(self.strides.values()))
+
+
+@BACKBONES.register()
+def build_vit_backbone(model: CfgNode) -> PlainViT:
+    """Build a plain vision transformer."""
+    return build_plain(PlainViT, model)
+
+
+@BACKBONES.register()
+def build_vit_sfp_backbone(model: CfgNode) -> SimplePyramid:
+    """Build ViTDet's simple feature pyramid (arXiv 2203.16527)."""
+    return SimplePyramid(build_vit(ViT, model), model.FPN.OUT_CHANNELS, NORMS[model.FPN.NORM])
+
+
+@BACKBONES.register()
+def build_vit_fpn_backbone(model: CfgNode) -> ViTFPN:
+    """Build a feature pyramid network over the maps of four blocks (arXiv 2111.11429)."""
+    net = build_vit(ViT, model, ends_of_quarters(model.VIT.DEPTH))
+    maps = FourMaps(model.VIT.EMBED_DIM, model.VIT.PATCH_SIZE)
+    return ViTFPN(net, build_fpn(model, maps, list(maps.strides)))

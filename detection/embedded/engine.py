@@ -53,7 +53,7 @@ def session() -> AbstractContextManager[None]:
 
 
 def build_model(cfg: CfgNode) -> Model:
-    from detection.embedded.build import build_model
+    from detection.embedded.model import build_model
 
     return build_model(cfg)
 

@@ -26,8 +26,8 @@ as in Detectron2. Torchvision's models
 17 resize images by F.interpolate, inside the model                data/mapper.py
 18 normalize pixels of 0..1                                        Images
 19 do not dilate the first block of a dilated stage                convert/modeling/resnet.py
-20 train masks on soft targets from bitmaps                         masks.crop_*
-21 paste masks at whole pixels                                     masks.paste
+20 train masks on soft targets from bitmaps                         regions.crop_*
+21 paste masks at whole pixels                                     regions.paste
 22 have no C4 mask head                                            RoIHeads.losses, detect
 23 start heads from other distributions                            heads.py
 24 have another frozen batch norm                                  layers.FrozenBatchNorm
@@ -41,17 +41,18 @@ import torch.nn.functional as F
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
-from detection.data.objects import nonempty
-from detection.data.sample import Sample
-from detection.embedded.backbone import Backbone
+from detection.data.sample import Sample, nonempty
+from detection.embedded.backbone import BACKBONES, Backbone
 from detection.embedded.boxes import rescale
 from detection.embedded.layers import NORMS, norm_layer
-from detection.embedded.masks import paste
-from detection.embedded.regions import Detections
-from detection.embedded.retinanet import RetinaNetHead
-from detection.embedded.roi_heads import RoIHeads
-from detection.embedded.rpn import RPN
+from detection.embedded.regions import Detections, paste
+from detection.embedded.retinanet import RetinaNetHead, build_retinanet_head
+from detection.embedded.roi_heads import RoIHeads, build_roi_heads
+from detection.embedded.rpn import RPN, build_rpn
+from detection.embedded.supported import check_supported
 from detection.modeling.fcn16s import FCN16s, FCN16sHead, only_feature
+from detection.modeling.focal_loss import compile_focal_loss
+from detection.modeling.memory_format import set_memory_format
 from detection.modeling.sem_seg_heads import SegmentationHead, build_head
 from moco.common.transfers import send
 
@@ -218,3 +219,28 @@ def build_sem_seg_head(model: CfgNode, backbone: Backbone) -> FCN16s | Segmentat
 
 
 Model = Detector | DenseDetector | Segmenter
+
+
+def build_model(cfg: CfgNode) -> Model:
+    """Build the model that Detectron2 builds from the same keys, on MODEL.DEVICE.
+
+    With the same torch seed, both have the same initial weights.
+
+    Raises:
+        UserError: If a key has a value that this engine does not support.
+    """
+    check_supported(cfg)
+    backbone: Backbone = BACKBONES.get(cfg.MODEL.BACKBONE.NAME)(cfg.MODEL)
+    square_pad = cfg.MODEL.BACKBONE.SQUARE_PAD
+    mean, std = cfg.MODEL.PIXEL_MEAN, cfg.MODEL.PIXEL_STD
+    images = Images(mean, std, backbone.size_divisibility, square_pad)
+    if cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor":
+        model: Model = Segmenter(images, backbone, build_sem_seg_head(cfg.MODEL, backbone))
+    elif cfg.MODEL.META_ARCHITECTURE == "RetinaNet":
+        model = DenseDetector(images, backbone, build_retinanet_head(cfg, backbone))
+        compile_focal_loss(cfg.MODEL.DEVICE)
+    else:
+        rpn, roi_heads = build_rpn(cfg.MODEL, backbone), build_roi_heads(cfg, backbone)
+        model = Detector(images, backbone, rpn, roi_heads)
+    set_memory_format(model, cfg)
+    return model.to(cfg.MODEL.DEVICE)

@@ -16,13 +16,12 @@ import torch.nn.functional as F
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
-from detection.data.objects import nonempty
+from detection.data.sample import nonempty
 from detection.datasets import read_split
 from detection.embedded.backbone import Backbone, build_res5
 from detection.embedded.boxes import decode, match, sample
 from detection.embedded.heads import BoxPredictor, box_head, keypoint_head, mask_head
 from detection.embedded.layers import norm_layer
-from detection.embedded.masks import locate_keypoints, visible_in
 from detection.embedded.regions import (
     Detections,
     RegionRules,
@@ -30,9 +29,11 @@ from detection.embedded.regions import (
     box_losses,
     by_image,
     choose,
+    locate_keypoints,
     mask_loss,
     scores,
     select_class,
+    visible_in,
     with_image,
 )
 from detection.embedded.rpn import Sizes

@@ -17,7 +17,7 @@ from fvcore.common.config import CfgNode
 from fvcore.nn import smooth_l1_loss
 from torch import Tensor, nn
 
-from detection.data.objects import nonempty
+from detection.data.sample import nonempty
 from detection.embedded.backbone import Backbone
 from detection.embedded.boxes import Weights, decode, encode, match, sample
 from detection.embedded.layers import conv, normal_fill

@@ -263,3 +263,11 @@ def test_evaluation_takes_the_model_as_it_was_trained(argv, tmp_path, small_conf
     assert json.loads((tmp_path / "again" / "inference" / "shapes_test.json").read_text())
     with pytest.raises(UserError, match=r"INPUT\.FORMAT: you set 'RGB', but"):
         main(argv(*elsewhere, "INPUT.FORMAT", "RGB", flags=("--eval-only",)))
+
+
+def test_the_lists_of_a_folder_are_compared_once(argv, voc_folder, monkeypatch):
+    """The checks before torch and those after it share one configuration."""
+    compared = []
+    monkeypatch.setattr("detection.config.resolve.check_trainval", compared.append)
+    assert main(argv("DATASETS.VOC_DIR", voc_folder, flags=("--check-only",))) == 0
+    assert compared == [voc_folder / "ImageSets" / "Main"]

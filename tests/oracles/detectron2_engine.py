@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from detection.config.task import add_transfer_config
 from detection.d2.config import with_builder  # the package registers this project's models
-from detection.embedded.build import build_model as build_embedded
+from detection.embedded.model import build_model as build_embedded
 from tests.oracles.tiny_detector import assert_same, merge, task
 
 

@@ -50,8 +50,8 @@ from detection.config.task import add_transfer_config
 from detection.d2.config import with_builder
 from detection.datasets.voc import VOC_CLASSES
 from detection.modeling.focal_loss import compile_focal_loss
-from detection.modeling.layer_decay import layer_of
 from detection.modeling.norms import with_process_norms
+from detection.modeling.optimizer import layer_of
 from tests.oracles.sem_seg_mapper import build_mapper as sem_seg_mapper
 
 # Of projects/ViTDet/configs, of COCO/cascade_mask_rcnn_swin_b_in21k_50ep.py there, and ConvNeXt's.

@@ -92,7 +92,7 @@ def test_the_same_model_is_built_and_loaded(name, weights, folder, data_of, monk
     """State and outputs are bitwise identical, random layers included."""
     from detectron2.modeling import build_model
 
-    from detection.d2.roi_heads import Res5ROIHeadsExtraNorm
+    from detection.d2.heads import Res5ROIHeadsExtraNorm
     from detection.engine.weights import load_converted
     from detection.modeling.backbones import backbone_type
     from detection.modeling.norms import with_process_norms

@@ -16,7 +16,7 @@ from convert.modeling.resnet import FEATURES, NUM_BLOCKS
 from convert.verify import Converted, build_backbone, target_tensors
 from detection.config.task import default_task
 from detection.config.weights import apply_contract
-from detection.embedded.build import build_model as build_embedded
+from detection.embedded.model import build_model as build_embedded
 from detection.engine.weights import load_converted, read_trained
 from detection.modeling.backbones import backbone_type
 from detection.train_net import main
@@ -191,7 +191,7 @@ def shapes(state: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
 @pytest.mark.parametrize("name", ARCHS)
 def test_at_full_width_both_engines_have_torchvisions_tensors(name: str) -> None:
     """Detectron2's own builder is used wherever it has the network."""
-    from detection.d2.resnet import detectron2_has
+    from detection.d2.backbones import detectron2_has
 
     arch = ARCHS[name]
     contract = contract_of(arch)

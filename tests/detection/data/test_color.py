@@ -5,7 +5,7 @@ import colorsys
 import numpy as np
 import pytest
 
-from detection.data.color import Color
+from detection.data.transforms import Color
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import pytest
 import torch
 from PIL import Image
 
-from detection.data.jitter import JitterDraw, LargeScaleJitter
 from detection.data.mapper import Mapper
+from detection.data.transforms import JitterDraw, LargeScaleJitter
 
 SQUARE = [[20, 10, 60, 10, 60, 50, 20, 50]]
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from detection.data.objects import nonempty
+from detection.data.sample import nonempty
 from detection.embedded.boxes import decode, encode, match, rescale, sample
-from detection.embedded.build import build_model
 from detection.embedded.layers import FrozenBatchNorm, freeze
-from detection.embedded.masks import crop_polygons, locate_keypoints, paste, visible_in
+from detection.embedded.model import build_model
+from detection.embedded.regions import crop_polygons, locate_keypoints, paste, visible_in
 from detection.embedded.roi_heads import Pooler
 from detection.embedded.rpn import cell_anchors, grid_anchors
 from tests.oracles import tiny_detector as tiny

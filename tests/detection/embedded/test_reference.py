@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from detection.embedded.build import build_model
+from detection.embedded.model import build_model
 from tests.golden.regenerate_embedded import FOLDER, NETWORKS
 from tests.oracles import tiny_detector as tiny
 

@@ -25,7 +25,7 @@ from convert.modeling.vit import (
 from convert.verify import target_tensors
 from detection.config.task import default_task
 from detection.config.weights import apply_contract
-from detection.embedded.build import build_model
+from detection.embedded.model import build_model
 from detection.engine.weights import load_converted
 from detection.modeling.backbones import backbone_type
 from detection.modeling.backbones.vit import architecture, build_vit, ends_of_quarters

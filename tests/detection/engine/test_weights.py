@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from convert import write
 from detection.config.engines import find_engine
 from detection.config.task import load_task
-from detection.embedded.build import build_model
+from detection.embedded.model import build_model
 from detection.engine.weights import (
     check_coverage,
     load_converted,

@@ -3,7 +3,7 @@
 import pytest
 from fvcore.common.config import CfgNode
 
-from detection.modeling.layer_decay import family_of, layer_of
+from detection.modeling.optimizer import family_of, layer_of
 
 
 def cfg(builder, by_stage=False, **model):

@@ -10,7 +10,7 @@ import torch
 from convert.convert_to_d2 import convert_file
 from convert.verify import read_converted
 from detection.config.task import default_task
-from detection.embedded.build import build_model
+from detection.embedded.model import build_model
 from detection.modeling.norms import with_process_norms
 from detection.train_net import main
 from moco.common.cfgnode import load_cfg

@@ -3,7 +3,7 @@
 import torch
 from torchvision.ops import StochasticDepth
 
-from detection.embedded.build import build_model
+from detection.embedded.model import build_model
 from tests.detection.parity.test_model import CONVNEXT, CONVNEXT_V2
 from tests.oracles import tiny_detector as tiny
 

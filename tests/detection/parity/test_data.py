@@ -14,8 +14,8 @@ from detection.data.batches import (
     repeated_forever,
     with_keypoints,
 )
-from detection.data.jitter import LargeScaleJitter
 from detection.data.mapper import Augmentation, Draw, LabelMapper, Mapper, flip_indices
+from detection.data.transforms import LargeScaleJitter
 from detection.datasets.base import with_objects
 from detection.datasets.coco import PERSON_FLIP_MAP, PERSON_KEYPOINTS, COCOSource
 

@@ -5,7 +5,7 @@ import torch
 
 from convert.families.swin import SwinArchitecture
 from convert.modeling.swin import Swin
-from detection.embedded.build import build_model
+from detection.embedded.model import build_model
 from tests.detection.parity.test_model import SWIN_CASCADE
 from tests.oracles import tiny_detector as tiny
 

@@ -19,7 +19,7 @@ from benchmarks.quickstart import NETWORKS, SMOKE_PRETRAIN
 from convert.convert_to_d2 import ConversionReport, convert_file
 from convert.verify import read_converted
 from detection.config.task import default_task
-from detection.embedded.build import build_model
+from detection.embedded.model import build_model
 from detection.modeling.norms import with_process_norms
 from detection.train_net import main
 from moco.common.cfgnode import load_cfg
