@@ -82,7 +82,7 @@ def repeat_factors(
 def plan_batches(
     is_wide: Sequence[bool],
     indices: Iterator[int],
-    draw: Callable[[np.random.RandomState], Any],
+    sample_params: Callable[[np.random.RandomState], Any],
     *,
     batch_size: int,
     rng: np.random.RandomState,
@@ -94,14 +94,14 @@ def plan_batches(
     Args:
         is_wide: The group of each record.
         indices: Endless indices of the records.
-        draw: Samples the augmentation of the next image from `rng`.
+        sample_params: Function that samples the augmentation of the next image from `rng`.
         batch_size: Images per batch.
         rng: Random stream of the augmentation.
     """
     waiting: dict[bool, list[Planned]] = {True: [], False: []}
     for index in indices:
         group = waiting[is_wide[index]]
-        group.append((index, draw(rng)))
+        group.append((index, sample_params(rng)))
         if len(group) == batch_size:
             yield group.copy()
             group.clear()
@@ -114,9 +114,9 @@ class Images(Dataset[Any]):
         self.records, self.mapper = records, mapper
 
     def __getitem__(self, planned: Planned) -> Sample | DataError:
-        index, draw = planned
+        index, params = planned
         try:
-            return self.mapper(self.records[index], draw)
+            return self.mapper(self.records[index], params)
         except DataError as error:
             return error
 
@@ -184,7 +184,7 @@ def training_batches(
     records: Sequence[Record],
     is_wide: Sequence[bool],
     order: Callable[[], Iterator[int]],
-    draw: Callable[[np.random.RandomState], Any],
+    sample_params: Callable[[np.random.RandomState], Any],
     mapper: Map,
     *,
     batch_size: int,
@@ -199,7 +199,7 @@ def training_batches(
         records: The training records.
         is_wide: The group of each record.
         order: Starts the endless indices of the records.
-        draw: Samples the augmentation of the next image.
+        sample_params: Function that samples the augmentation of the next image.
         mapper: Makes a sample of a record and its sampled augmentation.
         batch_size: Images per batch of this process.
         num_workers: Data-loader workers.
@@ -210,7 +210,7 @@ def training_batches(
     Raises:
         DataError: If an image cannot be read.
     """
-    plan = plan_batches(is_wide, order(), draw, batch_size=batch_size, rng=rng)
+    plan = plan_batches(is_wide, order(), sample_params, batch_size=batch_size, rng=rng)
     rest: Iterator[list[Planned]] = islice(plan, skip, None)
     if states is not None:
         rest = _noting(rest, rng, states)
@@ -226,8 +226,8 @@ def _noting(
 
 
 def evaluation_batches(
-    records: Sequence[Record], draw: Any, mapper: Map, *, num_workers: int
+    records: Sequence[Record], params: Any, mapper: Map, *, num_workers: int
 ) -> Generator[list[Sample]]:
     """Load every record once, in order, one image per batch as in Detectron2 (no padding)."""
-    plan = [[(index, draw)] for index in range(len(records))]
+    plan = [[(index, params)] for index in range(len(records))]
     return load_batches(Images(PackedRecords(records), mapper), plan, num_workers, collective=False)

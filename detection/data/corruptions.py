@@ -89,7 +89,7 @@ class Corrupted:
     severity: int
     open_url: OpenURL | None = None
 
-    def __call__(self, record: Record, draw: Any) -> dict[str, Any]:
+    def __call__(self, record: Record, params: Any) -> dict[str, Any]:
         """Corrupt the record's image and map it.
 
         Raises:
@@ -105,7 +105,7 @@ class Corrupted:
         with NamedTemporaryFile(suffix=".png") as file:  # lossless
             Image.fromarray(pixels).save(file, "PNG", compress_level=1)
             file.flush()
-            sample = self.mapper({**record, "file_name": file.name}, draw)
+            sample = self.mapper({**record, "file_name": file.name}, params)
         return {**sample, "file_name": path}
 
 

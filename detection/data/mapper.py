@@ -39,7 +39,7 @@ _XYXY = 0  # BoxMode.XYXY_ABS; the readers' other mode is 1, XYWH_ABS
 
 
 @dataclass(frozen=True)
-class Draw:
+class AugmentationParams:
     """Sampled augmentation of an image: its shorter side in px (0 does not resize) and its flip."""
 
     short_edge_px: int
@@ -60,7 +60,7 @@ class Augmentation:
     sampling: str
     flip: str
 
-    def draw(self, rng: np.random.RandomState) -> Draw:
+    def sample_params(self, rng: np.random.RandomState) -> AugmentationParams:
         """Sample the augmentation of one image, as ResizeShortestEdge and RandomFlip do."""
         if self.sampling == "range":
             low, high = self.short_edges_px
@@ -69,7 +69,7 @@ class Augmentation:
             # Equal to `rng.choice`, in a fifth of its time.
             short_edge = self.short_edges_px[rng.randint(len(self.short_edges_px))]
         flipped = self.flip != "none" and rng.uniform() < 0.5
-        return Draw(int(short_edge), self.flip if flipped else "none")
+        return AugmentationParams(int(short_edge), self.flip if flipped else "none")
 
 
 def resized_size(size: tuple[int, int], short_edge_px: int, max_size_px: int) -> tuple[int, int]:
@@ -113,7 +113,7 @@ class Mapper:
     jitter: LargeScaleJitter | None = None
     open_url: OpenURL | None = None
 
-    def __call__(self, record: Record, draw: Any) -> Sample:
+    def __call__(self, record: Record, params: Any) -> Sample:
         """Read one image and augment it and its objects.
 
         Raises:
@@ -122,28 +122,28 @@ class Mapper:
         """
         image = read_image(record["file_name"], self.open_url)
         check_size(record, image.size[::-1])
-        planes, applied = self._augment(image, draw)
+        planes, applied = self._augment(image, params)
         sample = _sample(record, planes)
         if self.learning:
             sample.update(self._objects(record, applied))
         return sample
 
-    def _augment(self, image: Image.Image, draw: Any) -> tuple[Tensor, AppliedTransforms]:
+    def _augment(self, image: Image.Image, params: Any) -> tuple[Tensor, AppliedTransforms]:
         """Return the augmented image (3, H, W) and its transforms."""
         width, height = image.size
         if self.jitter is not None:
-            jittered = self.jitter.transforms((height, width), draw)
+            jittered = self.jitter.transforms((height, width), params)
             pixels = jittered.transforms.apply_image(np.asarray(image))
             return _planes(pixels, self.channel_order), jittered
-        size = resized_size((height, width), draw.short_edge_px, self.max_size_px)
-        if draw.short_edge_px:
+        size = resized_size((height, width), params.short_edge_px, self.max_size_px)
+        if params.short_edge_px:
             image = image.resize(size[::-1], Image.Resampling.BILINEAR)
         # Reading band by band is twice as fast as transposing whole pixels afterwards.
         bands = bytearray().join(image.tobytes("raw", band) for band in self.channel_order)
         planes = torch.frombuffer(bands, dtype=torch.uint8).view(3, *size)
-        flipped = _FLIPPED[draw.flip]
-        transforms = TransformList([Resize((height, width), size), *flips(draw.flip, size)])
-        applied = AppliedTransforms(transforms, size, draw.flip)
+        flipped = _FLIPPED[params.flip]
+        transforms = TransformList([Resize((height, width), size), *flips(params.flip, size)])
+        applied = AppliedTransforms(transforms, size, params.flip)
         return planes.flip(flipped) if flipped else planes, applied
 
     def _objects(self, record: Record, applied: AppliedTransforms) -> Sample:
@@ -196,8 +196,8 @@ class LabelMapper:
     short_edge_px: int = 0
     max_size_px: int = 0
 
-    def __call__(self, record: Record, draw: sem_seg.Draw | None) -> Sample:
-        """Read one image, and in training (`draw` is not None) its labels, and augment both.
+    def __call__(self, record: Record, params: sem_seg.AugmentationParams | None) -> Sample:
+        """Read one image, and in training (`params` is not None) its labels, and augment both.
 
         Raises:
             DataError: If one of them cannot be read or its size is not the recorded one.
@@ -206,7 +206,7 @@ class LabelMapper:
         image = read_image(record["file_name"], self.open_url)
         size = image.size[::-1]
         check_size(record, size)
-        if draw is None:
+        if params is None:
             if self.short_edge_px:
                 height, width = resized_size(size, self.short_edge_px, self.max_size_px)
                 image = image.resize((width, height), Image.Resampling.BILINEAR)
@@ -215,7 +215,7 @@ class LabelMapper:
         if self.channel_order == "BGR":
             pixels = pixels[..., ::-1]
         labels = labels_of(record, self.open_url)
-        pixels, labels = self.augmentation.apply(np.ascontiguousarray(pixels), labels, draw)
+        pixels, labels = self.augmentation.apply(np.ascontiguousarray(pixels), labels, params)
         sample = _sample(record, _planes(pixels, "RGB"))  # already in the model's order
         return sample | {"sem_seg": torch.as_tensor(labels.astype("int64"))}
 
@@ -248,7 +248,7 @@ class SeededMapper:
                 raise
 
 
-def draw_seed(rng: np.random.RandomState) -> int:
+def sample_seed(rng: np.random.RandomState) -> int:
     """Sample the seed of a `SeededMapper`."""
     return int(rng.randint(2**32, dtype=np.uint32))
 

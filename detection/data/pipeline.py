@@ -22,12 +22,12 @@ from detection.data.batches import (
 from detection.data.corruptions import with_corruption
 from detection.data.mapper import (
     Augmentation,
-    Draw,
+    AugmentationParams,
     LabelMapper,
     Mapper,
     SeededMapper,
-    draw_seed,
     flip_indices,
+    sample_seed,
 )
 from detection.data.records import PackedRecords
 from detection.data.sample import Sample
@@ -94,9 +94,9 @@ class TrainingData:
         self._cfg = cfg
         if own is None:
             records: Sequence[Record] = training_records(cfg)
-            self._draw, self._mapper = _training_mapper(cfg, open_url)
+            self._sample_params, self._mapper = _training_mapper(cfg, open_url)
         else:
-            records, self._draw = own[0], draw_seed
+            records, self._sample_params = own[0], sample_seed
             self._mapper = SeededMapper(own[1], open_url)
         self._order = _order(cfg, records)
         grouped = cfg.DATALOADER.ASPECT_RATIO_GROUPING
@@ -145,7 +145,7 @@ class TrainingData:
             self._records,
             self._is_wide,
             lambda: islice(self._order(), rank, None, processes),
-            self._draw,
+            self._sample_params,
             self._mapper,
             batch_size=cfg.SOLVER.IMS_PER_BATCH // processes,
             num_workers=num_workers,
@@ -173,19 +173,19 @@ def build_evaluation(
 ) -> Generator[list[Sample]]:
     """Load every image once, one at a time; for `own` and `open_url` see `TrainingData`."""
     keys = cfg.INPUT
-    draw: Any = None
+    params: Any = None
     mapper: Callable[..., Sample]
     if own is not None:
         by_key = {image_key(record): record for record in own[0]}
         records = [by_key[image_key(record)] for record in records]
-        mapper, draw = SeededMapper(own[1], open_url), 0
+        mapper, params = SeededMapper(own[1], open_url), 0
     elif is_semantic(cfg):
         _, mapper = _training_mapper(cfg, open_url)
     else:
         mapper = Mapper(keys.MAX_SIZE_TEST, keys.FORMAT, learning=False, open_url=open_url)
-        draw = Draw(keys.MIN_SIZE_TEST)
+        params = AugmentationParams(keys.MIN_SIZE_TEST)
     mapper = with_corruption(mapper, cfg, open_url)
-    return evaluation_batches(records, draw, mapper, num_workers=cfg.DATALOADER.NUM_WORKERS)
+    return evaluation_batches(records, params, mapper, num_workers=cfg.DATALOADER.NUM_WORKERS)
 
 
 def _training_mapper(
@@ -196,7 +196,7 @@ def _training_mapper(
     if is_semantic(cfg):
         labels = sem_seg.Augmentation.from_config(cfg)
         tested = keys.MIN_SIZE_TEST, keys.MAX_SIZE_TEST
-        return labels.draw, LabelMapper(labels, keys.FORMAT, open_url, *tested)
+        return labels.sample_params, LabelMapper(labels, keys.FORMAT, open_url, *tested)
     sizes, sampling = tuple(keys.MIN_SIZE_TRAIN), keys.MIN_SIZE_TRAIN_SAMPLING
     flips = None
     if cfg.MODEL.KEYPOINT_ON:
@@ -208,5 +208,5 @@ def _training_mapper(
         keys.MAX_SIZE_TRAIN, keys.FORMAT, masks, flips, jitter=jitter, open_url=open_url
     )
     if jitter is not None:
-        return jitter.draw, mapper
-    return Augmentation(sizes, sampling, keys.RANDOM_FLIP).draw, mapper
+        return jitter.sample_params, mapper
+    return Augmentation(sizes, sampling, keys.RANDOM_FLIP).sample_params, mapper

@@ -13,14 +13,14 @@ from fvcore.common.config import CfgNode
 from numpy.typing import NDArray
 from PIL import Image
 
-from detection.data.transforms import Color
+from detection.data.transforms import ColorDistortion
 
 RETRIES = 10  # other crops, as in mmsegmentation's RandomCrop
 _BILINEAR, _NEAREST = Image.Resampling.BILINEAR, Image.Resampling.NEAREST
 
 
 @dataclass(frozen=True)
-class Draw:
+class AugmentationParams:
     """Sampled augmentation of one image.
 
     Attributes:
@@ -35,7 +35,7 @@ class Draw:
     flip: bool
     corner: tuple[float, float]
     others: tuple[tuple[float, float], ...] = ()
-    color: Color | None = None
+    color: ColorDistortion | None = None
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Augmentation:
             channel_order=keys.FORMAT,
         )
 
-    def draw(self, rng: Any) -> Draw:
+    def sample_params(self, rng: Any) -> AugmentationParams:
         """Sample an augmentation, in a fixed order, from a NumPy RandomState or numpy.random."""
         scale = float(rng.uniform(*self.scale_range))
         flip = self.flip and bool(rng.uniform() < 0.5)
@@ -92,26 +92,28 @@ class Augmentation:
         others: tuple[tuple[float, float], ...] = ()
         if self.max_class_share < 1:
             others = tuple((float(y), float(x)) for y, x in rng.uniform(size=(RETRIES, 2)))
-        return Draw(scale, flip, corner, others, Color.draw(rng) if self.color else None)
+        return AugmentationParams(
+            scale, flip, corner, others, ColorDistortion.sample(rng) if self.color else None
+        )
 
     def apply(
-        self, image: NDArray[np.uint8], labels: NDArray[np.uint8], draw: Draw
+        self, image: NDArray[np.uint8], labels: NDArray[np.uint8], params: AugmentationParams
     ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """Augment an image (H, W, 3) and its labels (H, W).
 
         Images are interpolated bilinearly, labels by the nearest neighbor.
         """
-        height, width = self._size((labels.shape[0], labels.shape[1]), draw.scale)
+        height, width = self._size((labels.shape[0], labels.shape[1]), params.scale)
         image = np.asarray(Image.fromarray(image).resize((width, height), _BILINEAR))
         labels = np.asarray(Image.fromarray(labels).resize((width, height), _NEAREST))
-        if draw.flip:
+        if params.flip:
             image, labels = image[:, ::-1], labels[:, ::-1]
         is_cropped = any(self.crop_px)
         if is_cropped:
-            window = self._window(labels, draw)
+            window = self._window(labels, params)
             image, labels = image[window], labels[window]
-        if draw.color:
-            image = draw.color.apply(image, self.channel_order)
+        if params.color:
+            image = params.color.apply(image, self.channel_order)
         if not is_cropped:
             return np.ascontiguousarray(image), np.ascontiguousarray(labels)
         padded = np.empty((*self.crop_px, 3), np.uint8)
@@ -129,9 +131,9 @@ class Augmentation:
         height, width = (max(1, int(side * ratio + 0.5)) for side in size)
         return height, width
 
-    def _window(self, labels: NDArray[np.uint8], draw: Draw) -> tuple[slice, slice]:
+    def _window(self, labels: NDArray[np.uint8], params: AugmentationParams) -> tuple[slice, slice]:
         """Return the first crop that no class fills, or else the last one."""
-        corners, (height, width) = [draw.corner, *draw.others], self.crop_px
+        corners, (height, width) = [params.corner, *params.others], self.crop_px
         for corner in corners:
             top, left = (
                 int(part * (max(side - crop, 0) + 1))

@@ -89,7 +89,7 @@ def flips(flip: str, size: tuple[int, int]) -> list[Transform]:
 
 
 @dataclass(frozen=True)
-class JitterDraw:
+class JitterParams:
     """Sampled parameters: the flip, the ratio of the target size, the crop's position in 0..1."""
 
     flip: str
@@ -122,32 +122,32 @@ class LargeScaleJitter:
         keys = cfg.INPUT.LSJ
         return cls(keys.SIZE, tuple(keys.SCALE_RANGE), keys.PAD, cfg.INPUT.RANDOM_FLIP)
 
-    def draw(self, rng: np.random.RandomState) -> JitterDraw:
+    def sample_params(self, rng: np.random.RandomState) -> JitterParams:
         """Sample the parameters of one image, as RandomFlip, ResizeScale and FixedSizeCrop do."""
         flipped = self.flip != "none" and rng.uniform() < 0.5
         ratio = rng.uniform(*self.scale_range)
-        return JitterDraw(self.flip if flipped else "none", ratio, rng.uniform())
+        return JitterParams(self.flip if flipped else "none", ratio, rng.uniform())
 
-    def transforms(self, size: tuple[int, int], draw: JitterDraw) -> AppliedTransforms:
-        """Return the transforms of `draw` for an image of `size` (height, width)."""
+    def transforms(self, size: tuple[int, int], params: JitterParams) -> AppliedTransforms:
+        """Return the transforms of `params` for an image of `size` (height, width)."""
         old, side = np.array(size), self.size_px
         # Detectron2 rounds half to even here.
-        new = np.round(old * (side * draw.ratio / old).min()).astype(int)
-        y, x = np.round(np.maximum(new - side, 0) * draw.offset).astype(int)
+        new = np.round(old * (side * params.ratio / old).min()).astype(int)
+        y, x = np.round(np.maximum(new - side, 0) * params.offset).astype(int)
         height, width = np.minimum(new, side)
-        transforms = flips(draw.flip, size)
+        transforms = flips(params.flip, size)
         transforms += [Resize(size, (int(new[0]), int(new[1]))), CropTransform(x, y, side, side)]
         if self.pad:
             transforms.append(PadTransform(0, 0, side - width, side - height, pad_value=PAD_VALUE))
             height = width = side
-        return AppliedTransforms(TransformList(transforms), (int(height), int(width)), draw.flip)
+        return AppliedTransforms(TransformList(transforms), (int(height), int(width)), params.flip)
 
 
 _BRIGHTNESS, _FACTOR, _HUE = 32.0, 0.5, 18 / 180
 
 
 @dataclass(frozen=True)
-class Color:
+class ColorDistortion:
     """Sampled distortion of an image; the defaults change nothing.
 
     Attributes:
@@ -165,7 +165,7 @@ class Color:
     contrast_last: bool = False
 
     @classmethod
-    def draw(cls, rng: Any) -> Self:
+    def sample(cls, rng: Any) -> Self:
         """Sample each change with probability 1/2 from a NumPy RandomState or numpy.random."""
         chosen, amounts = rng.uniform(size=4) < 0.5, rng.uniform(-1, 1, size=4)
         brightness, contrast, saturation, hue = (

@@ -99,7 +99,7 @@ def render(
     return _draw_labels(image, np.asarray(prediction["sem_seg"]), class_names, palette)
 
 
-def shown(scores: NDArray[np.floating]) -> list[int]:
+def visible_instances(scores: NDArray[np.floating]) -> list[int]:
     """Return the indices of the instances to render, the highest score first."""
     order = np.argsort(-scores, kind="stable").tolist()
     return [i for i in order if scores[i] >= SCORE_FROM] or order[:AT_LEAST]
@@ -111,7 +111,7 @@ def _draw_instances(
     scores, classes = np.asarray(prediction["scores"]), np.asarray(prediction["classes"])
     boxes = np.asarray(prediction["boxes"], dtype=float)
     masks = prediction.get("masks")
-    chosen = shown(scores)
+    chosen = visible_instances(scores)
     # One color per instance if there are masks, which overlap, else one per class.
     hues = range(len(chosen)) if masks is not None else classes[chosen].tolist()
     colors = dict(zip(chosen, map(_color, hues), strict=True))

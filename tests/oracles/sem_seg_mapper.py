@@ -31,8 +31,8 @@ class SemSegMapper:
         if self.augmentation is not None:
             labels = read_labels(record["sem_seg_file_name"])
             # Detectron2 seeds numpy's own stream in every worker.
-            draw = self.augmentation.draw(np.random)
-            image, labels = self.augmentation.apply(image, labels, draw)
+            params = self.augmentation.sample_params(np.random)
+            image, labels = self.augmentation.apply(image, labels, params)
             sample["sem_seg"] = torch.as_tensor(labels.astype("int64"))
         sample["image"] = torch.as_tensor(np.ascontiguousarray(image.transpose(2, 0, 1)))
         return sample

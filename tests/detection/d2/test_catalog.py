@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from detection.config.task import load_task
-from detection.data.mapper import Draw, Mapper, SeededMapper
+from detection.data.mapper import AugmentationParams, Mapper, SeededMapper
 from detection.datasets.base import Split
 from detection.evaluation.visualize import render
 from detection.train_net import find_config
@@ -182,7 +182,7 @@ def test_paths_of_the_users_handler(records, tmp_path):
     PathManager.register_handler(Store(), allow_override=True)
     (record,) = records("store://turned.jpg", bbox=[1, 2, 9, 9], bbox_mode=0).records
     assert (record["width"], record["height"]) == (30, 50)
-    sample = Mapper(100, "RGB", open_url=open_url)(record, Draw(50))
+    sample = Mapper(100, "RGB", open_url=open_url)(record, AugmentationParams(50))
     assert sample["image"].shape == (3, 83, 50) and len(sample["boxes"]) == 1
     assert SeededMapper(dict, open_url)(record, 0)["image_id"] == 1
     nothing = {"boxes": np.zeros((0, 4)), "scores": np.zeros(0), "classes": np.zeros(0, dtype=int)}

@@ -22,7 +22,7 @@ from detection.data.batches import (
 )
 from detection.data.mapper import (
     Augmentation,
-    Draw,
+    AugmentationParams,
     LabelMapper,
     Mapper,
     flip_indices,
@@ -56,8 +56,8 @@ def record(folder, size, number=0, annotations=None, **more):
     }
 
 
-def load(one, draw, order="RGB", **options):
-    return Mapper(1000, order, **options)(one, draw)
+def load(one, params, order="RGB", **options):
+    return Mapper(1000, order, **options)(one, params)
 
 
 @pytest.mark.parametrize(
@@ -77,33 +77,33 @@ def test_resized_size(size, short_edge, limit, expected):
 
 def test_boxes_follow_the_image(tmp_path):
     one = record(tmp_path, (60, 40))
-    plain = load(one, Draw(0))
+    plain = load(one, AugmentationParams(0))
     assert plain["boxes"].tolist() == [[10, 4, 30, 20]]
     assert plain["classes"].tolist() == [2]
     assert plain["image"].shape == (3, 40, 60)
     assert plain["image"].dtype == torch.uint8
-    flipped = load(one, Draw(0, "horizontal"))
+    flipped = load(one, AugmentationParams(0, "horizontal"))
     assert flipped["boxes"].tolist() == [[30, 4, 50, 20]]
     assert torch.equal(flipped["image"], plain["image"].flip(2))
-    upside_down = load(one, Draw(0, "vertical"))
+    upside_down = load(one, AugmentationParams(0, "vertical"))
     assert upside_down["boxes"].tolist() == [[10, 20, 30, 36]]
     assert torch.equal(upside_down["image"], plain["image"].flip(1))
-    doubled = load(one, Draw(80, "horizontal"))
+    doubled = load(one, AugmentationParams(80, "horizontal"))
     assert doubled["boxes"].tolist() == [[60, 8, 100, 40]]
     assert doubled["image"].shape == (3, 80, 120)
-    assert torch.equal(load(one, Draw(0), "BGR")["image"], plain["image"].flip(0))
+    assert torch.equal(load(one, AugmentationParams(0), "BGR")["image"], plain["image"].flip(0))
     assert (doubled["height"], doubled["width"]) == (40, 60)  # of the original, for the metric
     with pytest.raises(DataError, match="60x40, but its annotation has 50x40"):
-        load(record(tmp_path, (60, 40), width=50), Draw(0))
+        load(record(tmp_path, (60, 40), width=50), AugmentationParams(0))
 
 
 def test_boxes_are_clipped_and_empty_ones_dropped(tmp_path):
     boxes = [[-5.0, -5.0, 20.0, 99.0], [70.0, 3.0, 80.0, 9.0], [5.0, 5.0, 5.0, 9.0]]
     annotations = [thing(box, kind) for kind, box in enumerate(boxes)]
-    sample = load(record(tmp_path, (60, 40), annotations=annotations), Draw(0))
+    sample = load(record(tmp_path, (60, 40), annotations=annotations), AugmentationParams(0))
     assert sample["boxes"].tolist() == [[0, 0, 20, 40]]
     assert sample["classes"].tolist() == [0]
-    none = load(record(tmp_path, (60, 40), annotations=[]), Draw(20))
+    none = load(record(tmp_path, (60, 40), annotations=[]), AugmentationParams(20))
     assert none["boxes"].shape == (0, 4) and none["classes"].shape == (0,)
     assert none["classes"].dtype == torch.int64
 
@@ -111,7 +111,9 @@ def test_boxes_are_clipped_and_empty_ones_dropped(tmp_path):
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_an_error_in_a_worker_stays_one_line(num_workers, tmp_path):
     broken = record(tmp_path, (60, 40), file_name=str(tmp_path / "gone.png"))
-    batches = evaluation_batches([broken], Draw(0), Mapper(99, "RGB"), num_workers=num_workers)
+    batches = evaluation_batches(
+        [broken], AugmentationParams(0), Mapper(99, "RGB"), num_workers=num_workers
+    )
     with pytest.raises(DataError) as caught:
         next(batches)
     assert "gone.png" in str(caught.value)
@@ -132,10 +134,10 @@ def test_the_shuffled_stream():
 def plan(*sizes, **options):
     """40 batches of images of these (width, height)."""
     is_wide = [width > height for width, height in sizes]
-    draw = Augmentation((10, 20, 30), "choice", "horizontal").draw
+    sample_params = Augmentation((10, 20, 30), "choice", "horizontal").sample_params
     indices = shuffled_forever(len(sizes), seed=5)
     rng = np.random.RandomState(5)
-    return list(islice(plan_batches(is_wide, indices, draw, rng=rng, **options), 40))
+    return list(islice(plan_batches(is_wide, indices, sample_params, rng=rng, **options), 40))
 
 
 def test_wide_and_tall_images_do_not_share_a_batch_and_none_is_lost():
@@ -157,9 +159,9 @@ def test_wide_and_tall_images_do_not_share_a_batch_and_none_is_lost():
 )
 def test_sampled_sizes_and_flips_cover_the_choices(settings, edges, flips):
     rng = np.random.RandomState(0)
-    draws = [Augmentation(*settings).draw(rng) for _ in range(60)]
-    assert {draw.short_edge_px for draw in draws} == edges
-    assert {draw.flip for draw in draws} == flips
+    samples = [Augmentation(*settings).sample_params(rng) for _ in range(60)]
+    assert {params.short_edge_px for params in samples} == edges
+    assert {params.flip for params in samples} == flips
 
 
 def stream(records, short_edges_px=(30, 40), **options):
@@ -168,7 +170,7 @@ def stream(records, short_edges_px=(30, 40), **options):
         records,
         [record["width"] > record["height"] for record in records],
         lambda: shuffled_forever(len(records), seed=1),
-        Augmentation(short_edges_px, "choice", "horizontal").draw,
+        Augmentation(short_edges_px, "choice", "horizontal").sample_params,
         Mapper(60, "RGB"),
         **{"batch_size": 2, "num_workers": 0, "rng": np.random.RandomState(1), **options},
     )
@@ -198,9 +200,11 @@ def test_batches_again_have_the_random_numbers_after_the_last_batch_taken(task_c
         wide = [record["width"] > record["height"] for record in records]
         order = shuffled_forever(len(records), task_cfg.SEED)
         sizes = tuple(keys.MIN_SIZE_TRAIN), keys.MIN_SIZE_TRAIN_SAMPLING
-        draw = Augmentation(*sizes, keys.RANDOM_FLIP).draw
+        sample_params = Augmentation(*sizes, keys.RANDOM_FLIP).sample_params
         size = task_cfg.SOLVER.IMS_PER_BATCH
-        return list(islice(plan_batches(wide, order, draw, batch_size=size, rng=rng), number))
+        return list(
+            islice(plan_batches(wide, order, sample_params, batch_size=size, rng=rng), number)
+        )
 
     rng = np.random.RandomState(task_cfg.SEED % 2**32)
     plan(rng, taken)
@@ -211,8 +215,8 @@ def test_batches_again_have_the_random_numbers_after_the_last_batch_taken(task_c
         again = list(islice(data.batches_again(), 2))
     mapper = Mapper(keys.MAX_SIZE_TRAIN, keys.FORMAT)
     for planned, batch in zip(expected, again, strict=True):
-        for (index, draw), sample in zip(planned, batch, strict=True):
-            assert torch.equal(sample["image"], mapper(records[index], draw)["image"])
+        for (index, params), sample in zip(planned, batch, strict=True):
+            assert torch.equal(sample["image"], mapper(records[index], params)["image"])
 
 
 @pytest.mark.race
@@ -290,22 +294,22 @@ def test_masks_follow_the_image(tmp_path):
     runs = {"size": [40, 60], "counts": [40 * 10 + 4, 1, 40 * 60 - 40 * 10 - 5]}
     box = (10.0, 4.0, 30.0, 20.0)
     one = record(tmp_path, (60, 40), annotations=[thing(box, segmentation=[square])])
-    sample = load(one, Draw(80, "horizontal"), masks="polygon")
+    sample = load(one, AugmentationParams(80, "horizontal"), masks="polygon")
     ((polygon,),) = sample["masks"]
     assert polygon.tolist() == [99, 8, 60, 8, 60, 40, 99, 40]
-    bitmap = load(one, Draw(0, "vertical"), masks="bitmask")["masks"]
+    bitmap = load(one, AugmentationParams(0, "vertical"), masks="bitmask")["masks"]
     assert (bitmap.dtype, bitmap.shape) == (torch.bool, (1, 40, 60))
     assert bitmap[0].any(dim=1).nonzero().flatten().tolist() == list(range(20, 36))
     import pycocotools.mask
 
     encoded = pycocotools.mask.frPyObjects(runs, 40, 60)
     one = record(tmp_path, (60, 40), annotations=[thing(box, segmentation=encoded)])
-    bitmap = load(one, Draw(0, "horizontal"), masks="bitmask")["masks"]
+    bitmap = load(one, AugmentationParams(0, "horizontal"), masks="bitmask")["masks"]
     assert bitmap[0].nonzero().tolist() == [[4, 49]]
     with pytest.raises(
         DataError, match=r"0\.png: got a run-length encoded mask.*MASK_FORMAT to bitmask"
     ):
-        load(one, Draw(0), masks="polygon")
+        load(one, AugmentationParams(0), masks="polygon")
 
 
 def test_an_object_without_box_or_mask_is_no_object(tmp_path):
@@ -317,7 +321,7 @@ def test_an_object_without_box_or_mask_is_no_object(tmp_path):
     ]
     one = record(tmp_path, (60, 40), annotations=annotations)
     for masks, classes in (("bitmask", [2]), ("polygon", [1, 2]), ("", [1, 2])):
-        sample = load(one, Draw(0), masks=masks)
+        sample = load(one, AugmentationParams(0), masks=masks)
         assert sample["classes"].tolist() == classes
         assert len(sample.get("masks", classes)) == len(classes)
 
@@ -328,12 +332,12 @@ def test_keypoints_follow_the_image(tmp_path):
     points = [10.5, 4.5, 2, 60.0, 40.0, 1, 60.5, 4.0, 2, 7.0, 7.0, 0]
     annotations = [thing((10.0, 4.0, 30.0, 20.0), keypoints=points)]
     one = record(tmp_path, (60, 40), annotations=annotations)
-    plain = load(one, Draw(0), flip_indices=flips)["keypoints"]
+    plain = load(one, AugmentationParams(0), flip_indices=flips)["keypoints"]
     assert plain.tolist() == [[[10.5, 4.5, 2], [60, 40, 1], [0, 0, 0], [0, 0, 0]]]
-    flipped = load(one, Draw(80, "horizontal"), flip_indices=flips)["keypoints"]
+    flipped = load(one, AugmentationParams(80, "horizontal"), flip_indices=flips)["keypoints"]
     assert flipped.tolist() == [[[99, 9, 2], [0, 0, 0], [0, 80, 1], [0, 0, 0]]]
     none = record(tmp_path, (60, 40), annotations=[])
-    assert load(none, Draw(0), flip_indices=flips)["keypoints"].shape == (0, 4, 3)
+    assert load(none, AugmentationParams(0), flip_indices=flips)["keypoints"].shape == (0, 4, 3)
 
 
 def test_labels_follow_the_image(tmp_path):
@@ -348,7 +352,7 @@ def test_labels_follow_the_image(tmp_path):
         mapper = LabelMapper(augmentation, order)
         whole = mapper(one, None)
         assert "sem_seg" not in whole and whole["image"].shape == (3, 40, 60)
-        cut = mapper(one, sem_seg.Draw(1.0, True, (0.0, 0.99)))
+        cut = mapper(one, sem_seg.AugmentationParams(1.0, True, (0.0, 0.99)))
         assert torch.equal(cut["image"][:, :40], whole["image"].flip(2)[:, :, 10:])
         assert (
             cut["image"][:, 40:, 0].T.tolist() == [[9, 8, 7]] * 10

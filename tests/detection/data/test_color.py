@@ -5,7 +5,7 @@ import colorsys
 import numpy as np
 import pytest
 
-from detection.data.transforms import Color
+from detection.data.transforms import ColorDistortion
 
 
 @pytest.fixture
@@ -14,32 +14,32 @@ def image():
 
 
 def test_nothing_is_changed_by_default(image):
-    assert np.array_equal(Color().apply(image, "RGB"), image)
+    assert np.array_equal(ColorDistortion().apply(image, "RGB"), image)
 
 
 def test_samples_cover_the_ranges_of_mmsegmentation():
     rng = np.random.RandomState(1)
-    draws = [Color.draw(rng) for _ in range(2000)]
+    samples = [ColorDistortion.sample(rng) for _ in range(2000)]
     for name, middle, width in (
         ("brightness", 0, 32),
         ("contrast", 1, 0.5),
         ("saturation", 1, 0.5),
         ("hue", 0, 0.1),
     ):
-        values = np.array([getattr(draw, name) for draw in draws])
+        values = np.array([getattr(params, name) for params in samples])
         assert 0.45 < (values == middle).mean() < 0.55
         assert middle - width <= values.min() < middle - 0.9 * width
         assert middle + 0.9 * width < values.max() <= middle + width
-    assert 0.45 < np.mean([draw.contrast_last for draw in draws]) < 0.55
+    assert 0.45 < np.mean([params.contrast_last for params in samples]) < 0.55
 
 
 def test_brightness_and_contrast_are_clipped(image):
-    found = Color(brightness=20, contrast=1.5).apply(image, "RGB")
+    found = ColorDistortion(brightness=20, contrast=1.5).apply(image, "RGB")
     expected = np.clip(np.clip(image.astype(int) + 20, 0, 255) * 1.5, 0, 255)
     assert np.array_equal(found, expected.astype(np.uint8))
 
 
-@pytest.mark.parametrize("changed", [Color(saturation=0.6), Color(hue=0.08)])
+@pytest.mark.parametrize("changed", [ColorDistortion(saturation=0.6), ColorDistortion(hue=0.08)])
 def test_saturation_and_hue(changed, image):
     found = changed.apply(image, "RGB")
     for before, after in zip(image.reshape(-1, 3), found.reshape(-1, 3), strict=True):

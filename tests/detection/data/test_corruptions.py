@@ -55,13 +55,13 @@ def test_mapper_reads_the_corrupted_image_under_the_records_name(tmp_path, pixel
     Image.fromarray(pixels).save(path)
     record = {"file_name": str(path), "image_id": 7}
 
-    def mapper(record, draw):
-        return {**record, "seen": np.asarray(Image.open(record["file_name"])), "draw": draw}
+    def mapper(record, params):
+        return {**record, "seen": np.asarray(Image.open(record["file_name"])), "params": params}
 
     one, again = (Corrupted(mapper, "shot_noise", 3)(record, 5) for _ in range(2))
     other = Corrupted(mapper, "shot_noise", 3)({**record, "image_id": 8}, 5)
     assert (one["seen"] == again["seen"]).all() and (one["seen"] != other["seen"]).any()
-    assert (one["file_name"], one["draw"]) == (str(path), 5)
+    assert (one["file_name"], one["params"]) == (str(path), 5)
 
 
 @pytest.mark.slow

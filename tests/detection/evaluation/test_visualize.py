@@ -8,7 +8,7 @@ import pytest
 from PIL import Image, ImageChops
 
 from detection.datasets.base import Split
-from detection.evaluation.visualize import Visualizer, render, shown
+from detection.evaluation.visualize import Visualizer, render, visible_instances
 from tests.oracles.tiny_instances import empty_prediction, instances, rectangle, rle
 
 H, W = 120, 160
@@ -56,10 +56,10 @@ def test_tags_stay_inside_and_apart(record):
 
 
 def test_which_instances_are_drawn():
-    assert shown(np.array([0.6, 0.2, 0.9, 0.49])) == [2, 0]
-    assert shown(np.array([0.1, 0.4, 0.3, 0.2])) == [1, 2, 3]
-    assert shown(np.array([0.3])) == [0]
-    assert shown(np.empty(0)) == []
+    assert visible_instances(np.array([0.6, 0.2, 0.9, 0.49])) == [2, 0]
+    assert visible_instances(np.array([0.1, 0.4, 0.3, 0.2])) == [1, 2, 3]
+    assert visible_instances(np.array([0.3])) == [0]
+    assert visible_instances(np.empty(0)) == []
 
 
 def test_nothing_found_leaves_the_image(record):

@@ -14,7 +14,13 @@ from detection.data.batches import (
     repeated_forever,
     with_keypoints,
 )
-from detection.data.mapper import Augmentation, Draw, LabelMapper, Mapper, flip_indices
+from detection.data.mapper import (
+    Augmentation,
+    AugmentationParams,
+    LabelMapper,
+    Mapper,
+    flip_indices,
+)
 from detection.data.transforms import LargeScaleJitter
 from detection.datasets.base import with_objects
 from detection.datasets.coco import PERSON_FLIP_MAP, PERSON_KEYPOINTS, COCOSource
@@ -179,9 +185,9 @@ def test_mapper(setting, masks, images):
     rng = np.random.RandomState(5)
     flipped, visible = set(), []
     for index in [*range(len(images))] * 2:
-        draw = augmentation.draw(rng)
-        flipped.add(draw.flip)
-        sample = ours(images[index], draw)
+        params = augmentation.sample_params(rng)
+        flipped.add(params.flip)
+        sample = ours(images[index], params)
         assert_same_sample(theirs(images[index]), sample)
         visible += sample.get("keypoints", torch.zeros(0, 0, 3))[:, :, 2].flatten().tolist()
     assert flipped == {"none", flip}
@@ -235,13 +241,13 @@ def test_large_scale_jitter(masks, flip, pad, images):
         np.random.seed(5)
         rng = np.random.RandomState(5)
         for record in [image for image in images if image["annotations"]] * 4:
-            draw = jitter.draw(rng)
-            sample = ours(record, draw)
+            params = jitter.sample_params(rng)
+            sample = ours(record, params)
             assert_same_sample(mapper(record), sample)
             lost += len(record["annotations"]) - len(sample["boxes"])
             height, width = sample["image"].shape[1:]
             assert (height, width) == (100, 100) if pad else max(height, width) <= 100
-            if pad and draw.ratio < 0.9:
+            if pad and params.ratio < 0.9:
                 assert (sample["image"][:, -5:, -5:] == 128).all()
         assert np.array_equal(np.random.get_state()[1], rng.get_state()[1])
     assert lost > 5  # cropped away, or too small
@@ -261,7 +267,7 @@ def test_label_mapper(order, tmp_path, images):
         Image.fromarray(labels.astype(np.uint8)).save(path)
         record = {**one, "sem_seg_file_name": str(path)}
         ours = LabelMapper(augmentation, order)
-        sample = ours(record, augmentation.draw(rng))
+        sample = ours(record, augmentation.sample_params(rng))
         assert_same_sample(SemSegMapper(augmentation, order)(record), sample)
         assert sample["image"].shape[1:] == sample["sem_seg"].shape == (90, 120)
         assert_same_sample(SemSegMapper(None, order)(record), ours(record, None))
@@ -291,7 +297,7 @@ def test_mapper_on_real_images(masks, number, jittered, shared_data):
     np.random.seed(1)
     rng = np.random.RandomState(1)
     for record in records[:number]:
-        assert_same_sample(theirs(record), ours(record, augmentation.draw(rng)))
+        assert_same_sample(theirs(record), ours(record, augmentation.sample_params(rng)))
 
 
 def real_coco(shared_data):
@@ -307,7 +313,7 @@ def test_evaluation_batches(images):
     cfg = config(*SETTINGS[0])
     theirs = build_detection_test_loader(images, mapper=DatasetMapper(cfg, False))
     mapper = Mapper(150, "RGB", learning=False)
-    ours = evaluation_batches(images, Draw(111), mapper, num_workers=0)
+    ours = evaluation_batches(images, AugmentationParams(111), mapper, num_workers=0)
     for expected, batch in zip(theirs, ours, strict=True):
         assert_same_sample(expected[0], batch[0])
 
