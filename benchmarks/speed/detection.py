@@ -23,7 +23,7 @@ from detection.config.task import load_task
 from detection.data.pipeline import TrainingData
 from detection.data.random_state import seed_all
 from detection.data.records import records_forgotten
-from detection.datasets import provide
+from detection.datasets import register_source
 from detection.datasets.base import XYXY_ABS, Split
 from detection.datasets.voc import VOC_CLASSES
 from detection.engine.trainer import Trainer
@@ -79,7 +79,9 @@ class Generated:
 
 def task_config(data: Generated, engine: str, *overrides: dict[str, Any]) -> CfgNode:
     """Load the configuration of a task in `TASKS` with overrides, of which the last ones count."""
-    provide(data)  # before an engine is built, as entries of Detectron2's catalog take precedence
+    register_source(
+        data
+    )  # before an engine is built, as entries of Detectron2's catalog take precedence
     keys: dict[str, Any] = {"DATASETS.TRAIN": [data.name], "DATASETS.TEST": [data.name]}
     keys |= {"MODEL.WEIGHTS": "random", "OUTPUT_DIR": data.folder, "SEED": 0}
     keys |= {"MODEL.DEVICE": "cpu", "DATALOADER.NUM_WORKERS": 0, "SOLVER.PRECISION": "fp32"}

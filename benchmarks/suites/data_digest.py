@@ -62,7 +62,7 @@ def data_digest(keys: Mapping[str, Any], digest_of: Callable[[str], str] | None 
 
 def data_paths(keys: Mapping[str, Any]) -> dict[str, str]:
     """Return key → file or folder of custom data; empty if there are none or one is missing."""
-    from detection.datasets.coco import images_of  # not for the suites of known datasets
+    from detection.datasets.coco import find_images  # not for the suites of known datasets
 
     set_to = {k: str(keys[k]) for k, key in TASK_KEYS.items() if key.data and keys.get(k)}
     paths = {key: os.path.expanduser(with_datasets_folder(path)) for key, path in set_to.items()}
@@ -73,7 +73,7 @@ def data_paths(keys: Mapping[str, Any]) -> dict[str, str]:
     for key, root in ROOTS.items():
         if key in paths and root not in paths:
             with suppress(DataError):  # the checks before the runs report it
-                paths[root] = images_of(paths[key], key.split("_")[1])
+                paths[root] = find_images(paths[key], key.split("_")[1])
     return paths
 
 

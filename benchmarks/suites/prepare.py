@@ -14,7 +14,7 @@ from pathlib import Path
 from PIL import Image
 
 from detection.datasets.files import read_ids
-from detection.datasets.voc import LISTS, folders_of
+from detection.datasets.voc import LISTS, find_folders
 from moco.common.errors import DataError, UserError
 from moco.common.files import TEMPORARY_PREFIX, PathLike
 from moco.common.progress import Progress
@@ -94,7 +94,7 @@ def training_images(root: PathLike) -> list[Path]:
     root = Path(root)
     train, test = (_ids(root, split) for split in voc_splits(root))
     held_out = set(test)
-    _, images = folders_of(root)
+    _, images = find_folders(root)
     by_name = {path.stem: path for path in find_images(images)}
     if missing := [image_id for image_id in train if image_id not in by_name]:
         raise DataError(f"{root}: {missing[0]} is listed, but has no image in {images.name}")
@@ -112,7 +112,7 @@ def limit_voc(root: PathLike, folder: PathLike, max_train: int, max_test: int) -
             path.write_text(
                 "".join(f"{i}\n" for i in sample(_ids(root, split), limit)), encoding="utf-8"
             )
-        for own in folders_of(root):
+        for own in find_folders(root):
             (part / own.name).symlink_to(own, target_is_directory=True)
 
 

@@ -13,7 +13,7 @@ from detection.datasets.base import (
     Split,
     object_counts,
     require_package,
-    unusable,
+    why_unusable,
 )
 from detection.datasets.coco import PERSON_KEYPOINTS, pairs_note, require_polygons
 from detection.modeling.norms import process_norms
@@ -272,7 +272,7 @@ def _absent_classes(train: tuple[Split, ...], test: Split) -> list[str]:
     """Return notes on classes without training or test objects; DataError if none has any."""
     notes = []
     learned = {name for split in train for name in object_counts(split)}
-    lacks = [why for split in train if (why := unusable(split))]
+    lacks = [why for split in train if (why := why_unusable(split))]
     if train and len(lacks) == len(train):
         raise DataError(f"{train[0].name}: {lacks[0]}, so nothing can be trained")
     unseen = [name for name in test.classes if name not in learned]
@@ -282,7 +282,7 @@ def _absent_classes(train: tuple[Split, ...], test: Split) -> list[str]:
         return notes  # Its records need not contain the ground truth of its evaluator.
     measured = object_counts(test, measured=True)
     absent = [name for name in test.classes if name not in measured]
-    if why := unusable(test, measured=True):
+    if why := why_unusable(test, measured=True):
         raise DataError(
             f"{test.name}: {why}, so nothing can be tested; name another split in DATASETS.TEST"
         )

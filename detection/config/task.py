@@ -48,8 +48,8 @@ from detection.config.weights import (
     read_weights,
     weights_sha256,
 )
-from detection.datasets import find_source, known, read_split
-from detection.datasets.base import Split, base_name, small_test
+from detection.datasets import find_source, known_sources, read_split
+from detection.datasets.base import Split, base_name, small_test_warning
 from detection.datasets.doctor import command as doctor_command
 from detection.modeling.backbones import backbone_type, frozen_random
 from detection.modeling.norms import process_norms
@@ -172,7 +172,7 @@ def draft_task(
     notes = resolve_metric(cfg, draft.explicit, resume=resume)
     resolve_names(cfg, draft.overrides, eval_only=eval_only)
     check_one_test(cfg)
-    sources = known(cfg)
+    sources = known_sources(cfg)
     for name in (*(() if eval_only else cfg.DATASETS.TRAIN), *cfg.DATASETS.TEST):
         if base_name(name) in sources and not find_source(name, cfg).present():
             read_split(name, cfg)  # Raises an error that names what is missing.
@@ -245,7 +245,7 @@ def complete_task(draft: Draft, engine: str, num_processes: int = 1) -> Task:
         if doctor := doctor_command(cfg):
             raise DataError(f"{error}; to check all of it: {doctor}") from error
         raise
-    small = "" if test.from_catalog else small_test(test)
+    small = "" if test.from_catalog else small_test_warning(test)
     runs_on.check_evaluator(test, cfg)
     cfg.freeze()
     if resume and not eval_only:

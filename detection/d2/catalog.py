@@ -29,7 +29,7 @@ from detectron2.structures import BoxMode
 from detectron2.utils.file_io import PathManager
 
 from detection.d2 import densepose
-from detection.datasets import provide, read_split
+from detection.datasets import read_split, register_source
 from detection.datasets.base import Record, Split
 from detection.datasets.coco_json import read_annotations
 from detection.datasets.files import image_size
@@ -104,7 +104,7 @@ def provide_user_datasets(cfg: CfgNode) -> None:
     """Make the names of DATASETS that the user's code registered known to `detection.datasets`."""
     for name in (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST):
         if name in DatasetCatalog and not MetadataCatalog.get(name).get(_OURS):
-            provide(CatalogSource(name))
+            register_source(CatalogSource(name))
 
 
 def register(cfg: CfgNode, names: Iterable[str]) -> None:

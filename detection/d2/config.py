@@ -26,7 +26,7 @@ from detection.config.weights import apply_contract, apply_random, check_weights
 from detection.d2 import densepose
 from detection.d2.backbones import builder_name, detectron2_has
 from detection.d2.catalog import register
-from detection.datasets import known, read_split
+from detection.datasets import known_sources, read_split
 from detection.datasets.base import base_name
 from detection.modeling.backbones import check_backbone
 from detection.modeling.norms import norm_keys
@@ -80,7 +80,7 @@ def setup(cfg: CfgNode, args: argparse.Namespace) -> None:
     cfg.MODEL.BACKBONE.NAME = builder_name(cfg)
     resolve_metric(cfg, explicit, resume=args.resume)
     resolve_names(cfg, overrides, eval_only=args.eval_only)
-    test, sources = tuple(cfg.DATASETS.TEST), known(cfg)
+    test, sources = tuple(cfg.DATASETS.TEST), known_sources(cfg)
     names = test if args.eval_only else (*cfg.DATASETS.TRAIN, *test)
     # Detectron2's mapper can read only its own copies of ADE20k's label maps.
     theirs = {
@@ -133,7 +133,7 @@ def check_transfer_config(cfg: CfgNode) -> None:
         ("MODEL.SEM_SEG_HEAD.NAME", SEM_SEG_HEADS_REGISTRY),
     ):
         if values[key] not in registry:
-            choices = ", ".join(known for known, _ in registry)
+            choices = ", ".join(known_sources for known_sources, _ in registry)
             raise UserError(f"{key}: got {values[key]!r}, choices are {choices}")
     check_backbone(cfg)
     builder_name(cfg)

@@ -27,7 +27,7 @@ from detection.d2.config import transfer_defaults as default_config
 from detection.d2.config import with_builder
 from detection.data.pipeline import to_learn_from, training_records
 from detection.data.sample import Sample
-from detection.datasets import find_source, known, read_split
+from detection.datasets import find_source, known_sources, read_split
 from detection.datasets.base import Record, Split, base_name
 from detection.evaluation.evaluators import build_evaluator
 from detection.modeling.focal_loss import compile_focal_loss
@@ -71,7 +71,7 @@ def build_model(cfg: CfgNode) -> nn.Module:
     """Register the datasets, whose metadata heads look up, and build the network."""
     if cfg.MODEL.get("DENSEPOSE_ON", False):
         densepose.check_processes(cfg, distributed.world_size())
-    sources = known(cfg)
+    sources = known_sources(cfg)
     names = [n for n in (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST) if base_name(n) in sources]
     catalog.register(cfg, [name for name in names if find_source(name, cfg).present()])
     model: nn.Module = build_detectron2s(with_builder(cfg))

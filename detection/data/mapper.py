@@ -30,7 +30,7 @@ from detection.data.sample import (
 from detection.data.transforms import AppliedTransforms, LargeScaleJitter, Resize, flips
 from detection.datasets.base import Record
 from detection.datasets.files import OpenURL, check_size, image_size, read_image
-from detection.datasets.labels import labels_of
+from detection.datasets.labels import read_record_labels
 from moco.common.errors import DataError
 
 _FLIPPED: dict[str, tuple[int, ...]] = {"none": (), "horizontal": (2,), "vertical": (1,)}
@@ -214,7 +214,7 @@ class LabelMapper:
         pixels = np.asarray(image)
         if self.channel_order == "BGR":
             pixels = pixels[..., ::-1]
-        labels = labels_of(record, self.open_url)
+        labels = read_record_labels(record, self.open_url)
         pixels, labels = self.augmentation.apply(np.ascontiguousarray(pixels), labels, params)
         sample = _sample(record, _planes(pixels, "RGB"))  # already in the model's order
         return sample | {"sem_seg": torch.as_tensor(labels.astype("int64"))}

@@ -23,16 +23,16 @@ from detection.datasets.base import (
     PartSource,
     Source,
     formats,
+    gc_disabled,
     official_counts,
     split_command,
-    uncollected,
     with_masks,
 )
 from detection.datasets.base import Split as Split
 from detection.datasets.coco import custom_names as custom_names
 from detection.datasets.coco import is_coco, json_files
 from detection.datasets.coco import roboflow_sources as roboflow_sources
-from detection.datasets.files import contents, datasets_root, inner_folders
+from detection.datasets.files import datasets_root, describe_folder, inner_folders
 from detection.datasets.voc import annotated_classes
 from detection.datasets.voc import folder_sources as folder_sources
 from detection.datasets.yolo import data_sources as data_sources
@@ -41,12 +41,12 @@ from moco.common.errors import DataError, UserError, first_few, plural
 _PROVIDED: dict[str, Source] = {}
 
 
-def provide(source: Source) -> None:
+def register_source(source: Source) -> None:
     """Register a source by its name in this process; this project's own names take precedence."""
     _PROVIDED[source.name] = source
 
 
-def known(cfg: CfgNode) -> dict[str, Source]:
+def known_sources(cfg: CfgNode) -> dict[str, Source]:
     """Return all sources by name; those of `custom_keys` take precedence.
 
     Raises:
@@ -91,11 +91,11 @@ def find_custom(folder: Path) -> dict[str, str]:
         raise DataError(f"{folder}: has several datasets ({several}); {one}")
     if (folder / "classes.txt").is_file() or any(map(is_coco, json_files(folder))):
         divide = f"to divide it: {split_command(folder)}"
-        raise DataError(f"{folder}: a dataset without splits ({contents(folder)}); {divide}")
+        raise DataError(f"{folder}: a dataset without splits ({describe_folder(folder)}); {divide}")
     raise DataError(
-        f"{folder}: no dataset ({contents(folder)}); expected VOC's Annotations/ and JPEGImages/, "
-        "a data.yaml, Roboflow's train/_annotations.coco.json, or COCO's JSON files, whose names "
-        "have train and val (or test)"
+        f"{folder}: no dataset ({describe_folder(folder)}); expected VOC's Annotations/ and "
+        "JPEGImages/, a data.yaml, Roboflow's train/_annotations.coco.json, or COCO's JSON files, "
+        "whose names have train and val (or test)"
     )
 
 
@@ -125,7 +125,7 @@ def find_source(name: str, cfg: CfgNode) -> Source:
         UserError: If the name is unknown.
     """
     whole, _, part = name.partition("@")
-    table = known(cfg)
+    table = known_sources(cfg)
     if whole not in table:
         raise UserError(_unknown(whole, table))
     if not part:
@@ -141,7 +141,7 @@ def cache_clear() -> None:
 
 @functools.lru_cache(maxsize=16)
 def _read(source: Source) -> Split:
-    with uncollected():
+    with gc_disabled():
         split = source.read()
     official, _ = official_counts(split.name)
     if official and official != len(split.records):

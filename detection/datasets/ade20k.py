@@ -17,7 +17,7 @@ from pathlib import Path
 
 from detection.datasets.base import ABSENT, FORMATS, WRONG, Finding, Format, Record, Split
 from detection.datasets.download import fetch_hint
-from detection.datasets.files import image_size, names_in, require_files
+from detection.datasets.files import image_size, list_names, require_files
 from detection.datasets.labels import semantic_split
 from moco.common.errors import DataError
 from moco.common.files import read_text
@@ -53,7 +53,7 @@ class ADE20kSource:
         if full := _full_dataset(self.root):
             hint = f"{full} is {_FULL}; {hint}"
         images = self._folder("images")
-        names = sorted(name for name in names_in(images) if name.endswith(".jpg"))
+        names = sorted(name for name in list_names(images) if name.endswith(".jpg"))
         if not names:
             raise DataError(f"{self.name}: {images} has no .jpg images; {hint}")
         labels = [f"{self._folder('annotations')}/{name[:-4]}.png" for name in names]
@@ -108,8 +108,8 @@ def read_classes(path: Path, hint: str) -> tuple[str, ...]:
 
 def _full_dataset(root: str) -> str:
     """Return the folder of the full ADE20K if it is in place of, or next to, SceneParsing-150."""
-    found = [name for name in names_in(root) if name.startswith("ADE20K_20")]
-    inside = names_in(os.path.join(root, _FOLDER))
+    found = [name for name in list_names(root) if name.startswith("ADE20K_20")]
+    inside = list_names(os.path.join(root, _FOLDER))
     if any(name.startswith("index_ade20k.") for name in inside):
         found.append(_FOLDER)
     return os.path.join(root, min(found)) if found else ""

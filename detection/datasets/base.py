@@ -131,7 +131,7 @@ def object_counts(split: Split, *, measured: bool = False) -> Counter[str]:
     return Counter(split.classes[i] for i in ids)
 
 
-def unusable(split: Split, *, measured: bool = False) -> str:
+def why_unusable(split: Split, *, measured: bool = False) -> str:
     """Return why no object of a split of instances counts, or "" if one does.
 
     Args:
@@ -167,7 +167,7 @@ def _is_empty(item: Mapping[str, Any]) -> bool:
     return bool(right <= left or bottom <= top)
 
 
-def small_test(split: Split) -> str:
+def small_test_warning(split: Split) -> str:
     """Return a warning about a test split of few images or objects, or ""."""
     images, objects = len(split.records), object_counts(split, measured=True).total()
     semantic = split.evaluator_type == "sem_seg"
@@ -257,7 +257,7 @@ def split_command(place: str | Path) -> str:
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def gc_disabled() -> Iterator[None]:
     """Disable garbage collection, which would traverse millions of new objects again and again."""
     enabled = gc.isenabled()
     gc.disable()

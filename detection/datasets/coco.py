@@ -42,7 +42,7 @@ from detection.datasets.coco_json import (
     suspicious,
 )
 from detection.datasets.download import fetch_hint
-from detection.datasets.files import image_size, read_json, spellings
+from detection.datasets.files import image_size, other_spellings, read_json
 from moco.common.command import quoted
 from moco.common.errors import DataError, UserError, first_few
 from moco.common.files import expanded
@@ -324,7 +324,7 @@ def _custom_source(file: str, root: str, role: str) -> COCOSource:
     return COCOSource(name, str(path), os.path.expanduser(root), "custom", role)
 
 
-def images_of(json_file: str, role: str) -> str:
+def find_images(json_file: str, role: str) -> str:
     """Find the images' folder of a custom file for which DATASETS.COCO_*_ROOT is not set.
 
     Raises:
@@ -352,7 +352,7 @@ def _find_images(source: COCOSource, file: AnnotationFile) -> str:
     )
     if len(chosen) == 1:
         return str(chosen.pop())
-    for other, why in spellings(first).items() if not chosen else ():
+    for other, why in other_spellings(first).items() if not chosen else ():
         if found := next(_near(here, other), None):
             raise DataError(f"{file.path}: {first} was not found, but {str(found)!r}: {why}")
     where = f"is in {', '.join(sorted(map(str, chosen)))}" if chosen else "was not found near it"
@@ -562,7 +562,7 @@ def _check_custom(source: COCOSource) -> Iterator[Finding]:
         yield Finding(source.name, NOTE, text)
 
 
-def side_of(name: str) -> tuple[str, tuple[str, ...]]:
+def split_side(name: str) -> tuple[str, tuple[str, ...]]:
     """Return "left", "right" or "", and the words of a keypoint's name without its side.
 
     Names are split at non-letters and at capitals, case-insensitively: `Left_Eye`, `LEFT EYE`,
@@ -581,7 +581,7 @@ def side_of(name: str) -> tuple[str, tuple[str, ...]]:
 
 def flip_pairs(names: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """Return the (left, right) pairs among the keypoint names."""
-    sides = {side_of(name): name for name in names}
+    sides = {split_side(name): name for name in names}
     return tuple(
         (name, sides["right", rest])
         for (side, rest), name in sides.items()
@@ -592,7 +592,7 @@ def flip_pairs(names: Sequence[str]) -> tuple[tuple[str, str], ...]:
 def unpaired(names: Sequence[str], pairs: Sequence[tuple[str, str]]) -> list[str]:
     """Return the names that have a side but are in no pair."""
     paired = {name for pair in pairs for name in pair}
-    return [name for name in names if side_of(name)[0] and name not in paired]
+    return [name for name in names if split_side(name)[0] and name not in paired]
 
 
 def pairs_note(split: Split) -> str:

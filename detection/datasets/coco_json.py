@@ -24,7 +24,7 @@ from reprlib import repr  # short, for messages
 from typing import Any, NoReturn, TypeGuard
 
 from detection.datasets.base import XYWH_ABS, Record, Split
-from detection.datasets.files import inside, read_json, require_files
+from detection.datasets.files import check_relative, read_json, require_files
 from moco.common.errors import DataError
 
 Json = dict[str, Any]
@@ -181,7 +181,7 @@ def _without_dummy(categories: list[Json], rows: list[Json], found: FindingCount
     return [row for row in categories if row is not roots[0]]
 
 
-def finite(numbers: Sequence[Any]) -> bool:
+def are_finite(numbers: Sequence[Any]) -> bool:
     """Return whether all are numbers, none of them infinite, NaN, or beyond a float's range."""
     # A sum is the fastest check, and a dataset has tens of millions of numbers.
     try:
@@ -190,14 +190,14 @@ def finite(numbers: Sequence[Any]) -> bool:
         return False
 
 
-def within(numbers: Sequence[Any], farthest_px: int = FARTHEST_PX) -> bool:
+def are_coordinates(numbers: Sequence[Any], farthest_px: int = FARTHEST_PX) -> bool:
     """Return whether all are finite and could be coordinates of an image."""
-    return finite(numbers) and (
+    return are_finite(numbers) and (
         not numbers or (max(numbers) <= farthest_px and min(numbers) >= -farthest_px)
     )
 
 
-def farthest_of_polygons(image: Json) -> int:
+def farthest_polygon_px(image: Json) -> int:
     """Return the largest coordinate of a polygon.
 
     pycocotools allocates memory for every pixel along an edge, also outside the image, and above
@@ -290,7 +290,7 @@ def _is_box(box: Any) -> TypeGuard[list[float]]:
     return (
         isinstance(box, list)
         and len(box) == 4
-        and within(box)
+        and are_coordinates(box)
         and not any(isinstance(side, bool) for side in box)
     )
 
@@ -344,7 +344,7 @@ def _area(stated: Any, w: float, h: float, row: Json, image: Json) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and finite([value])
+    return type(value) in (int, float) and are_finite([value])
 
 
 def _mask_area(shape: Any, image: Json) -> float:
@@ -356,9 +356,9 @@ def _mask_area(shape: Any, image: Json) -> float:
         runs = run_lengths(shape.get("counts"))
         valid = shape.get("size") == size and runs is not None and sum(runs) == math.prod(size)
         return float(sum(runs[1::2])) if runs and valid else 0.0
-    farthest = farthest_of_polygons(image)
+    farthest = farthest_polygon_px(image)
     if not isinstance(shape, list) or not all(
-        isinstance(part, list) and within(part, farthest) for part in shape
+        isinstance(part, list) and are_coordinates(part, farthest) for part in shape
     ):
         return 0.0
     import pycocotools.mask  # here, because few objects need it
@@ -369,7 +369,7 @@ def _mask_area(shape: Any, image: Json) -> float:
 
 def _num_keypoints(row: Json, found: FindingCounter) -> Json:
     points = row.get("keypoints")
-    if not isinstance(points, list) or not points or len(points) % 3 or not finite(points):
+    if not isinstance(points, list) or not points or len(points) % 3 or not are_finite(points):
         return {}
     number = sum(visible > 0 for visible in points[2::3])
     if type(stated := row.get("num_keypoints")) is int and stated == number:
@@ -494,7 +494,7 @@ class AnnotationFile:
                 if type(value) is not int or not 0 < value <= FARTHEST_PX:
                     expected = f"an integer from 1 to {FARTHEST_PX}"
                     raise DataError(f"{where}{key} is {repr(value)}, expected {expected}")
-            inside(file_name(image, where + "file_name"), where + "file_name")
+            check_relative(file_name(image, where + "file_name"), where + "file_name")
         self.annotations = self._by_image(content["annotations"], tolerant)
 
     def _by_id(self, rows: Iterable[Json], what: str) -> dict[int, Json]:
@@ -651,14 +651,14 @@ class AnnotationFile:
             self.refuse(annotation, "'ignore' is not supported; remove it or set it 0")
 
     def _numbers(self, annotation: Json, numbers: Any, what: str) -> list[Any]:
-        if not isinstance(numbers, list) or not finite(numbers):
+        if not isinstance(numbers, list) or not are_finite(numbers):
             self.refuse(annotation, f"{what} is not a list of finite numbers")
         return numbers
 
     def _coordinates(
         self, annotation: Json, numbers: Any, what: str, farthest_px: int = FARTHEST_PX
     ) -> list[Any]:
-        if not within(self._numbers(annotation, numbers, what), farthest_px):
+        if not are_coordinates(self._numbers(annotation, numbers, what), farthest_px):
             self.refuse(annotation, f"{what} has a coordinate beyond {farthest_px}")
         return numbers
 
@@ -666,7 +666,7 @@ class AnnotationFile:
         if not isinstance(polygons, list):
             self.refuse(annotation, "segmentation is neither a list of polygons nor an RLE")
         for polygon in polygons:
-            self._coordinates(annotation, polygon, "a polygon", farthest_of_polygons(image))
+            self._coordinates(annotation, polygon, "a polygon", farthest_polygon_px(image))
         return polygons
 
     def _mask(self, annotation: Json, rle: Json, image: Json) -> Json:

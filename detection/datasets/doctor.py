@@ -33,12 +33,12 @@ from detection.datasets.base import (
     formats,
     object_counts,
     official_counts,
-    small_test,
-    unusable,
+    small_test_warning,
+    why_unusable,
 )
 from detection.datasets.coco import pairs_note
 from detection.datasets.download import fetch_command
-from detection.datasets.files import DATASETS_VARIABLE, image_size, is_turned
+from detection.datasets.files import DATASETS_VARIABLE, has_exif_rotation, image_size
 from detection.datasets.labels import check_labels
 from moco.common.command import program, quoted
 from moco.common.errors import DataError, UserError, first_few, plural, printable
@@ -130,7 +130,7 @@ def examine_custom(
     for split in splits:
         findings += [Finding(split.name, NOTE, _classes(split)), *score(split)]
         findings += _turned(split)
-        if _is_test(split) and (small := small_test(split)):
+        if _is_test(split) and (small := small_test_warning(split)):
             findings.append(Finding(split.name, NOTE, small))
         if split.has_keypoints:
             findings.append(Finding(split.name, NOTE, _flipped(split)))
@@ -276,7 +276,7 @@ def _complete(split: Split) -> Finding:
         published = f", {official_objects} objects" if official_objects else ""
         text += f" (official count: {official} images{published})"
     state = OK if official in (0, images) else PART
-    if split.evaluator_type != "sem_seg" and (why := unusable(split, measured=_is_test(split))):
+    if split.evaluator_type != "sem_seg" and (why := why_unusable(split, measured=_is_test(split))):
         state, text = WRONG, f"{text}; {why}, so nothing can be trained or tested"
     return Finding(split.name, state, "; ".join((text, *split.notes)))
 
@@ -377,7 +377,9 @@ def _flipped(split: Split) -> str:
 def _turned(split: Split) -> Iterator[Finding]:
     """Yield a note on images that EXIF rotates, which their size does not always reveal."""
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        turned = list(pool.map(is_turned, (record["file_name"] for record in split.records)))
+        turned = list(
+            pool.map(has_exif_rotation, (record["file_name"] for record in split.records))
+        )
     if number := sum(turned):
         first = split.records[turned.index(True)]["file_name"]
         text = f"{number} image(s) rotated by EXIF: annotations must be of the rotated image"

@@ -33,7 +33,7 @@ from tabulate import tabulate
 from tqdm import tqdm
 
 from detection.datasets.base import doctor_command
-from detection.datasets.files import DATASETS_VARIABLE, inside, read_ids
+from detection.datasets.files import DATASETS_VARIABLE, check_relative, read_ids
 from moco.common.command import program, quoted
 from moco.common.download import download, has_digest
 from moco.common.errors import DataError, LockedError, UserError, say, shown
@@ -425,7 +425,7 @@ def _wanted(
     """Validate all members, and return info and size of the wanted files by path."""
     files: dict[str, tuple[Any, int]] = {}
     for info, path, plain, is_folder, size in members:
-        inside(path, f"{archive}")
+        check_relative(path, f"{archive}")
         name = posixpath.normpath(path)
         if "\\" in name or re.match("[A-Za-z]:", name):
             raise _refused(archive, f"{shown(name)}, a drive or backslashes in a name")

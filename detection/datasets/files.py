@@ -43,7 +43,7 @@ def read_image(path: str, open_url: OpenURL | None = None) -> Image.Image:
         DataError: If the file is missing, truncated, not an image, or has more than 8 bits.
     """
     try:
-        with opened(path, open_url) as file, Image.open(file, formats=FORMATS) as image:
+        with open_image_file(path, open_url) as file, Image.open(file, formats=FORMATS) as image:
             check_bits(image, path)
             image.load()
             method = _TRANSPOSE.get(image.getexif().get(_EXIF_ORIENTATION, 1))
@@ -56,7 +56,7 @@ def read_image(path: str, open_url: OpenURL | None = None) -> Image.Image:
 
 
 @contextmanager
-def opened(path: str, open_url: OpenURL | None) -> Iterator[str | BinaryIO]:
+def open_image_file(path: str, open_url: OpenURL | None) -> Iterator[str | BinaryIO]:
     """Open a path that contains `://` by `open_url`; yield the path of any other file."""
     if open_url is None or "://" not in path:
         yield str(regular(path))
@@ -125,7 +125,7 @@ def datasets_root() -> str:
     return os.path.expanduser(os.environ.get(DATASETS_VARIABLE, "datasets"))
 
 
-def inside(name: Any, where: str) -> str:
+def check_relative(name: Any, where: str) -> str:
     """Return `name` if it is a relative path whose parts cannot lead out of its folder.
 
     Raises:
@@ -142,7 +142,7 @@ def inside(name: Any, where: str) -> str:
     return name
 
 
-def slashed(name: str, folder: str | Path) -> str:
+def with_slashes(name: str, folder: str | Path) -> str:
     """Return a name below a folder with slashes if only Windows would find it with backslashes."""
     with_slashes = name.replace("\\", "/")
     return name if name == with_slashes or Path(folder, name).exists() else with_slashes
@@ -200,10 +200,10 @@ def require_files(files: Sequence[str], what: str, hint: str) -> None:
         DataError: If files are missing. The message has their number (`what` names the files) and
             the first, and ends with existing files of the same stem, or else with `hint`.
     """
-    if missing := absent(files):
+    if missing := missing_files(files):
         folder, name = os.path.split(missing[0])
         stem = os.path.splitext(name)[0].lower()
-        alike = sorted(n for n in names_in(folder) if os.path.splitext(n)[0].lower() == stem)
+        alike = sorted(n for n in list_names(folder) if os.path.splitext(n)[0].lower() == stem)
         number = f"missing ({len(missing)} of the {len(files)} {what})"
         found = f"{', '.join(alike)} exists" if alike else other_spelling(missing[0])
         raise DataError(f"{missing[0]}: {number}; {found or hint}")
@@ -212,13 +212,13 @@ def require_files(files: Sequence[str], what: str, hint: str) -> None:
 def other_spelling(path: str | Path) -> str:
     """Return the hint that a missing file exists under another spelling of its name, or ""."""
     folder, name = os.path.split(path)
-    for other, why in spellings(name).items():
+    for other, why in other_spellings(name).items():
         if os.path.exists(os.path.join(folder, other)):
             return f"{other!r} exists: {why}"
     return ""
 
 
-def spellings(name: str) -> dict[str, str]:
+def other_spellings(name: str) -> dict[str, str]:
     """Return other spellings of a file's name → why both differ, and what to do."""
     rename = "rename the file, or correct the annotations"
     found = {
@@ -232,13 +232,13 @@ def spellings(name: str) -> dict[str, str]:
     return {other: why for other, why in found.items() if other != name}
 
 
-def absent(files: Sequence[str]) -> list[str]:
+def missing_files(files: Sequence[str]) -> list[str]:
     """Return the `files` that do not exist."""
-    listed = {folder: names_in(folder) for folder in {os.path.dirname(file) for file in files}}
+    listed = {folder: list_names(folder) for folder in {os.path.dirname(file) for file in files}}
     return [file for file in files if os.path.basename(file) not in listed[os.path.dirname(file)]]
 
 
-def names_in(folder: str) -> set[str]:
+def list_names(folder: str) -> set[str]:
     """Return the names in a folder; empty if there is no such folder."""
     try:
         with os.scandir(folder) as entries:
@@ -247,22 +247,24 @@ def names_in(folder: str) -> set[str]:
         return set()
 
 
-def contents(folder: str | Path) -> str:
+def describe_folder(folder: str | Path) -> str:
     """Return what a folder has, for messages: `it has a/, b.txt`, where a/ is a folder."""
-    names = [f"{name}/" if Path(folder, name).is_dir() else name for name in names_in(str(folder))]
+    names = [
+        f"{name}/" if Path(folder, name).is_dir() else name for name in list_names(str(folder))
+    ]
     shown = sorted(name for name in names if name[0] != ".")
     return f"it has {first_few(shown, _NAMED)}" if shown else "it is empty"
 
 
 def inner_folders(folder: Path, depth: int = 2) -> Iterator[Path]:
     """Yield the folders below a folder, down to VOCdevkit/VOC2007."""
-    for name in sorted(names_in(str(folder))) if depth else ():
+    for name in sorted(list_names(str(folder))) if depth else ():
         if name[0] != "." and (inner := folder / name).is_dir():
             yield inner
             yield from inner_folders(inner, depth - 1)
 
 
-def is_turned(path: str | Path) -> bool:
+def has_exif_rotation(path: str | Path) -> bool:
     """Return whether an image's EXIF orientation rotates or mirrors it; False if it is damaged."""
     with contextlib.suppress(Exception), Image.open(regular(path), formats=FORMATS) as image:
         return image.getexif().get(_ORIENTATION) in range(2, 9)
@@ -283,7 +285,10 @@ def image_size(
         DataError: If it is not an image, has more than 8 bits, or cannot be decoded.
     """
     try:
-        with opened(str(path), open_url) as file, Image.open(file, formats=FORMATS) as image:
+        with (
+            open_image_file(str(path), open_url) as file,
+            Image.open(file, formats=FORMATS) as image,
+        ):
             width, height = _stored_size(image)
             check_bits(image, path)
             turned = image.getexif().get(_ORIENTATION, 1) in _TURNED

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from detection.datasets.base import Record, Split
-from detection.datasets.files import OpenURL, image_size, opened
+from detection.datasets.files import OpenURL, image_size, open_image_file
 from moco.common.errors import DataError
 from moco.common.files import read_bytes
 from moco.data.decode import FORMATS
@@ -26,7 +26,10 @@ def read_labels(path: Path | str, open_url: OpenURL | None = None) -> NDArray[np
         DataError: If the file is missing, damaged, or has neither 8-bit gray nor palette pixels.
     """
     try:
-        with opened(str(path), open_url) as file, Image.open(file, formats=FORMATS) as image:
+        with (
+            open_image_file(str(path), open_url) as file,
+            Image.open(file, formats=FORMATS) as image,
+        ):
             mode = image.mode
             labels = np.array(image)  # convert("L") would turn palettes into gray
     except Exception as error:  # Pillow raises many types, all with the same meaning here
@@ -39,7 +42,9 @@ def read_labels(path: Path | str, open_url: OpenURL | None = None) -> NDArray[np
     return labels
 
 
-def labels_of(record: Mapping[str, Any], open_url: OpenURL | None = None) -> NDArray[np.uint8]:
+def read_record_labels(
+    record: Mapping[str, Any], open_url: OpenURL | None = None
+) -> NDArray[np.uint8]:
     """Read the class ids (H, W) of a record.
 
     If the label map counts classes from `record["first_label"]`, lower values become 255.
@@ -107,7 +112,7 @@ def check_labels(
     for record in records[::step]:
         path = record["sem_seg_file_name"]
         first = record.get("first_label", 0)
-        values = np.unique(labels_of(record))
+        values = np.unique(read_record_labels(record))
         odd = values[(values >= num_classes) & (values != ignored)]
         if odd.size:
             last, other = first + num_classes - 1, (first + ignored) % 256

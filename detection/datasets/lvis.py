@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from detection.datasets.base import ABSENT, FORMATS, WRONG, Finding, Format, Split
 from detection.datasets.coco_json import AnnotationFile, Json
 from detection.datasets.download import fetch_hint
-from detection.datasets.files import inside
+from detection.datasets.files import check_relative
 from moco.common.errors import DataError
 
 CATEGORIES = {"v0.5": 1230, "v1": 1203}  # their number, which distinguishes the versions
@@ -120,7 +120,7 @@ def _file_name(image: Json, where: str) -> str:
     if not isinstance(url, str) or url.count("/") < 1:
         raise DataError(f"{where.removesuffix('file_name')}coco_url is missing or not a URL")
     folder, name = url.split("/")[-2:]
-    return inside(folder, where) + "/" + inside(name, where)
+    return check_relative(folder, where) + "/" + check_relative(name, where)
 
 
 def _check_polygons(file: AnnotationFile, annotation: Json) -> None:

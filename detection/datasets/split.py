@@ -18,9 +18,9 @@ import yaml
 from detection.datasets.base import SPLITS, Split, doctor_command
 from detection.datasets.coco import COCOSource, is_coco
 from detection.datasets.coco_json import as_integer
-from detection.datasets.files import contents, read_ids, read_json
-from detection.datasets.voc import ENDINGS, LISTS, class_names, folders_of, is_voc, split_lists
-from detection.datasets.yolo import DataYaml, lines_of, read_data_yaml, read_images
+from detection.datasets.files import describe_folder, read_ids, read_json
+from detection.datasets.voc import ENDINGS, LISTS, class_names, find_folders, is_voc, split_lists
+from detection.datasets.yolo import DataYaml, read_data_yaml, read_images, read_lines
 from moco.common.command import quoted
 from moco.common.errors import DataError, UserError, plural, say
 from moco.common.errors import shown as short
@@ -142,7 +142,7 @@ def find_undivided(place: Path, root: str = "") -> Undivided:
     if place.suffix in (".yaml", ".yml") or (place / "data.yaml").is_file():
         return _yolo(read_data_yaml(place / "data.yaml" if place.is_dir() else place))
     if (place / "classes.txt").is_file():  # as in Label Studio's exports
-        names = tuple(name for _, name in lines_of(place / "classes.txt"))
+        names = tuple(name for _, name in read_lines(place / "classes.txt"))
         splits = {"train": (place / "images",)}
         return _yolo(DataYaml(place / "data.yaml", place, names, splits))
     if is_voc(place):
@@ -153,7 +153,7 @@ def find_undivided(place: Path, root: str = "") -> Undivided:
         raise UserError(f"{place}: has splits, or several datasets: {named}; give one of the files")
     if not files:
         raise DataError(
-            f"{place}: {contents(place)}; expected a dataset: data.yaml or classes.txt with "
+            f"{place}: {describe_folder(place)}; expected a dataset: data.yaml or classes.txt with "
             f"images/ and labels/, Annotations/ with JPEGImages/, or a JSON file in {_COCO}"
         )
     return _coco(files[0], root)
@@ -166,7 +166,7 @@ def _voc(root: Path) -> Undivided:
     divided = not {"train", "trainval"}.isdisjoint(own) or len(own) < len(lists)
     if len(lists) > 1 and divided:
         raise UserError(f"{root}: has splits: {', '.join(f'{LISTS}/{p.name}' for p in lists)}")
-    annotations, images_folder = folders_of(root)
+    annotations, images_folder = find_folders(root)
     images = {
         path.stem: path
         for path in sorted(images_folder.glob("*"))

@@ -47,10 +47,10 @@ from detection.datasets.base import (
 )
 from detection.datasets.download import fetch_hint
 from detection.datasets.files import (
-    contents,
+    describe_folder,
     image_size,
     inner_folders,
-    names_in,
+    list_names,
     other_spelling,
     read_ids,
 )
@@ -130,9 +130,9 @@ class VOCSource:
         """Read the split; boxes over the border are clipped and noted."""
         if not self.present():
             raise DataError(f"{self.name}: {self._list} is missing; {self._expected()}")
-        annotations, images = folders_of(self.root)
+        annotations, images = find_folders(self.root)
         files = defaultdict(list)  # by stem
-        for name in sorted(names_in(str(images))):
+        for name in sorted(list_names(str(images))):
             files[Path(name).stem].append(name)
         records, truth, clipped, from_zero, several = [], {}, 0, 0, []
         digest = hashlib.sha256()
@@ -257,10 +257,10 @@ def folder_sources(datasets: CfgNode) -> list[VOCSource]:
     if not root.is_dir():
         raise DataError(f"DATASETS.VOC_DIR {root}: no such folder; {_tree(root, 'trainval')}")
     lists = split_lists(root)
-    folders = {f"{path.name}/": path.is_dir() for path in folders_of(root)}
+    folders = {f"{path.name}/": path.is_dir() for path in find_folders(root)}
     if missing := [name for name, exists in folders.items() if not exists]:
         inner = [str(folder) for folder in inner_folders(root) if is_voc(folder)]
-        seen = f"did you mean {first_few(inner)}?" if inner else contents(root)
+        seen = f"did you mean {first_few(inner)}?" if inner else describe_folder(root)
         has_no = f"has no {', '.join(missing)}; {_tree(root, 'trainval')}"
         raise DataError(f"DATASETS.VOC_DIR {root}: {has_no}; {seen}")
     if not lists:
@@ -277,7 +277,7 @@ def folder_sources(datasets: CfgNode) -> list[VOCSource]:
     ]
 
 
-def folders_of(root: Path) -> tuple[Path, Path]:
+def find_folders(root: Path) -> tuple[Path, Path]:
     """Return the folders of annotations and of images: VOC's, or those of other tools."""
     annotations, images = (
         next((root / name for name in names if (root / name).is_dir()), root / names[0])
@@ -288,7 +288,7 @@ def folders_of(root: Path) -> tuple[Path, Path]:
 
 def is_voc(root: Path) -> bool:
     """Return whether a folder has annotations and images in VOC layout, with lists or without."""
-    annotations, images = folders_of(root)
+    annotations, images = find_folders(root)
     return images.is_dir() and any(annotations.glob("*.xml"))
 
 
@@ -325,7 +325,7 @@ def annotated_classes(root: Path, training: bool = False) -> tuple[str, ...]:
     Raises:
         DataError: If an annotation is damaged, or there is no object.
     """
-    folder = folders_of(root)[0]
+    folder = find_folders(root)[0]
     files = sorted(folder.glob("*.xml"))
     if training:
         lists = [root / "ImageSets" / "Main" / f"{name}.txt" for name in ("train", "trainval")]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from detection.datasets.base import Split
 from detection.datasets.download import fetch_hint
-from detection.datasets.files import absent, image_size, read_ids, require_files
+from detection.datasets.files import image_size, missing_files, read_ids, require_files
 from detection.datasets.labels import semantic_split
 from moco.common.errors import DataError
 
@@ -97,7 +97,7 @@ class VOCSegmentationSource:
             folders.insert(0, "SegmentationClassAug")
         choices = [[str(self.root / folder / f"{i}.png") for i in ids] for folder in folders]
         for masks in choices:
-            if not absent(masks):
+            if not missing_files(masks):
                 return masks
         require_files(choices[0], "masks", fetch_hint("voc", self.name, self.root.parent))
         return choices[0]

@@ -39,11 +39,17 @@ from detection.datasets.base import (
 )
 from detection.datasets.coco_json import (
     MOST,
+    are_coordinates,
     as_integer,
-    farthest_of_polygons,
-    within,
+    farthest_polygon_px,
 )
-from detection.datasets.files import absent, datasets_root, image_size, inside, slashed
+from detection.datasets.files import (
+    check_relative,
+    datasets_root,
+    image_size,
+    missing_files,
+    with_slashes,
+)
 from moco.common.cfgnode import read_yaml
 from moco.common.errors import DataError, UserError, plural, shown
 from moco.common.files import expanded, files_below, read_bytes, read_text
@@ -116,7 +122,7 @@ def _root(file: Path, stated: Any) -> Path:
         return file.parent
     if not isinstance(stated, str) or "\0" in stated:
         raise DataError(f"{file}: path: got {shown(stated)}, expected a folder")
-    stated = slashed(stated, file.parent)
+    stated = with_slashes(stated, file.parent)
     places = [file.parent / expanded(stated), Path(datasets_root()) / stated]
     for place in places:
         if place.is_dir():
@@ -130,7 +136,7 @@ def _place(root: Path, stated: str) -> tuple[Path, str]:
     Roboflow writes ../train/images where it means train/images. Beside several datasets of one
     folder, the first may exist, too, and has the images of another dataset.
     """
-    stated = slashed(stated, root)
+    stated = with_slashes(stated, root)
     path = root / expanded(stated)
     own = root / expanded(stated.removeprefix("../"))
     if path.exists() and not own.exists():
@@ -170,7 +176,7 @@ def _classes(file: Path, content: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(map(str, names))
 
 
-def images_of(data: DataYaml, split: str) -> list[Path]:
+def list_images(data: DataYaml, split: str) -> list[Path]:
     """Return the images of a split, those of a folder sorted by path.
 
     Raises:
@@ -204,7 +210,7 @@ def _images_below(folder: Path) -> Iterator[Path]:
             yield folder / name
 
 
-def lines_of(file: Path) -> Iterator[tuple[int, str]]:
+def read_lines(file: Path) -> Iterator[tuple[int, str]]:
     """Yield number and text of the lines that are not empty; raise DataError unless it is UTF-8."""
     try:
         lines = read_text(file, encoding="utf-8-sig").splitlines()
@@ -219,13 +225,13 @@ def lines_of(file: Path) -> Iterator[tuple[int, str]]:
 
 def _listed(file: Path, root: Path) -> Iterator[Path]:
     """Yield the images of a list; its lines are relative to its folder."""
-    for number, line in lines_of(file):
+    for number, line in read_lines(file):
         where = f"{file}:{number}"
-        folder, name = file.parent, slashed(line, file.parent)
+        folder, name = file.parent, with_slashes(line, file.parent)
         for own in (file.parent.absolute(), root.absolute()):
             if Path(name).is_relative_to(own):
                 folder, name = own, str(Path(name).relative_to(own))
-        path = folder / inside(name, where)
+        path = folder / check_relative(name, where)
         if not name.lower().endswith(_ENDINGS):
             raise DataError(f"{where}: {name} has none of the endings {', '.join(_ENDINGS)}")
         if not path.is_file():
@@ -273,7 +279,7 @@ class YOLOSource:
         if not any(path.exists() for path in data.splits[self.split]):
             return False
         try:
-            return self.split != "test" or bool(_labeled(images_of(data, "test")))
+            return self.split != "test" or bool(_labeled(list_images(data, "test")))
         except DataError:  # of which reading it informs
             return True
 
@@ -284,7 +290,7 @@ class YOLOSource:
 
 def read_images(name: str, data: DataYaml, split: str) -> Split:
     """Read a split of a data.yaml; `name` is the result's. Raise DataError as `Source.read`."""
-    images = images_of(data, split)
+    images = list_images(data, split)
     if not (labeled := _labeled(images)):
         raise DataError(
             f"{name}: none of {plural(len(images), 'image')} has a label file; the first "
@@ -329,7 +335,7 @@ def read_images(name: str, data: DataYaml, split: str) -> Split:
 
 def _labeled(images: Sequence[Path]) -> set[Path]:
     """Return the images that have a label file."""
-    missing = set(absent([str(label_path(image)) for image in images]))
+    missing = set(missing_files([str(label_path(image)) for image in images]))
     return {image for image in images if str(label_path(image)) not in missing}
 
 
@@ -405,7 +411,7 @@ class _Reader:
             raise ValueError(
                 "outside the image; coordinates are fractions of its width and height, 0 to 1"
             )
-        if not within(pixels, farthest_of_polygons({"width": width, "height": height})):
+        if not are_coordinates(pixels, farthest_polygon_px({"width": width, "height": height})):
             raise ValueError("a coordinate is far outside the image")
         over = max(-left, -top, right - width, bottom - height)
         left, top, right, bottom = max(left, 0), max(top, 0), min(right, width), min(bottom, height)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detection.datasets.base import uncollected
+from detection.datasets.base import gc_disabled
 from detection.evaluation.matches import THRESHOLDS, Matches
 
 Ints = NDArray[np.integer]
@@ -103,7 +103,7 @@ def extract(evaluation: Any, found: Detections, at: Ints, counted: NDArray[np.bo
     params = evaluation.params
     everything = list(params.areaRng[params.areaRngLbl.index("all")])
     true, ignored = np.zeros((2, len(found.scores), THRESHOLDS), bool)
-    with uncollected():
+    with gc_disabled():
         cells = [
             cell
             for cell in evaluation.evalImgs

@@ -25,7 +25,7 @@ from detection.datasets.base import (
     object_counts,
     with_masks,
 )
-from detection.datasets.labels import labels_of
+from detection.datasets.labels import read_record_labels
 from detection.evaluation.base import Evaluator, Prediction
 from detection.evaluation.coco import COCO_MAX_KEYPOINTS, COCOEvaluator, installed_packages
 from detection.evaluation.evaluators import build_evaluator, metric_kinds, metric_package
@@ -241,7 +241,7 @@ def _perfect(split: Split, cfg: CfgNode) -> Iterator[tuple[Record, Prediction]]:
     """Yield each record with the objects that a detector can output as predictions."""
     for record in split.records:
         if split.evaluator_type == "sem_seg":
-            labels = labels_of(record)
+            labels = read_record_labels(record)
             known = labels != split.metadata["ignore_label"]
             yield record, {"sem_seg": np.where(known, labels, 0).astype(np.int64)}
         else:

@@ -14,7 +14,7 @@ from fvcore.common.config import CfgNode
 from numpy.typing import NDArray
 from PIL import Image
 
-from detection.datasets.labels import labels_of
+from detection.datasets.labels import read_record_labels
 from detection.evaluation.base import EVALUATORS, Metric, Prediction
 from detection.evaluation.metrics import DETECTRON2_MEAN
 from moco.common.errors import DataError
@@ -42,7 +42,7 @@ class SemSegEvaluator:
             DataError: If the label map has another size, or a value that is no class.
         """
         path = record["sem_seg_file_name"]
-        truth: NDArray[Any] = labels_of(record)
+        truth: NDArray[Any] = read_record_labels(record)
         predicted = np.asarray(prediction["sem_seg"])
         if truth.shape != predicted.shape:
             (H, W), (h, w) = truth.shape, predicted.shape

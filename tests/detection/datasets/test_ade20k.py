@@ -9,7 +9,7 @@ from PIL import Image
 from detection.datasets import cache_clear
 from detection.datasets.base import WRONG, formats
 from detection.datasets.doctor import examine
-from detection.datasets.labels import check_labels, labels_of, read_labels
+from detection.datasets.labels import check_labels, read_labels, read_record_labels
 from moco.common.errors import DataError
 from tests.detection.datasets.conftest import read
 from tests.oracles.tiny_ade import LABELS, write_ade
@@ -35,10 +35,10 @@ def test_records_and_labels(root):
     assert record["file_name"] == f"{root}/images/training/ADE_train_00000001.jpg"
     assert record["sem_seg_file_name"] == f"{root}/annotations/training/ADE_train_00000001.png"
     for record in split.records:
-        raw, labels = read_labels(record["sem_seg_file_name"]), labels_of(record)
+        raw, labels = read_labels(record["sem_seg_file_name"]), read_record_labels(record)
         assert np.array_equal(labels[raw > 0], raw[raw > 0] - 1)
         assert (labels[raw == 0] == 255).all() and (raw == 0).any()
-    found = np.unique(np.concatenate([np.unique(labels_of(r)) for r in split.records]))
+    found = np.unique(np.concatenate([np.unique(read_record_labels(r)) for r in split.records]))
     assert found.tolist() == [*(label - 1 for label in LABELS), 255]
 
 
@@ -55,7 +55,7 @@ def test_detectron2s_reader_of_its_prepared_labels_gives_the_same(root):
     ours = read(TRAIN).records
     assert [r["file_name"] for r in theirs] == [r["file_name"] for r in ours]
     for one, other in zip(theirs, ours, strict=True):
-        assert np.array_equal(read_labels(one["sem_seg_file_name"]), labels_of(other))
+        assert np.array_equal(read_labels(one["sem_seg_file_name"]), read_record_labels(other))
 
 
 def test_a_label_beyond_the_classes(root):

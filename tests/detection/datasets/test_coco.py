@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from detection.config.task import default_task
-from detection.datasets import custom_names, known, read_split
+from detection.datasets import custom_names, known_sources, read_split
 from detection.datasets.__main__ import main as doctor
 from detection.datasets.base import with_masks
 from detection.datasets.coco import DENSEPOSE_KEYS, COCOSource
@@ -57,7 +57,7 @@ def detectron2s(source, *keys: str) -> list:
 def test_records_and_metadata_are_detectron2s(name, root):
     from detectron2.data import MetadataCatalog
 
-    split, source = read(name), known(default_task())[name]
+    split, source = read(name), known_sources(default_task())[name]
     theirs = detectron2s(source)
     assert list(split.records) == theirs
     assert sum(len(record["annotations"]) for record in theirs) >= 4
@@ -82,7 +82,7 @@ def test_records_and_metadata_are_detectron2s(name, root):
 @pytest.mark.parametrize("name", ["densepose_coco_2014_train", "densepose_coco_2014_minival"])
 def test_densepose_records_are_detectron2s_with_more_keys(name, root):
     split = read(name)
-    assert list(split.records) == detectron2s(known(default_task())[name], *DENSEPOSE_KEYS)
+    assert list(split.records) == detectron2s(known_sources(default_task())[name], *DENSEPOSE_KEYS)
     assert split.evaluator_type == "densepose" and split.classes == ("person",)
     assert len(split.records[0]["annotations"][0]["dp_masks"]) == 14
 
@@ -92,7 +92,7 @@ def test_densepose_records_are_detectron2s_with_more_keys(name, root):
 def test_real_annotations_are_read_as_by_detectron2(name, shared_data, monkeypatch):
     monkeypatch.setenv("DETECTRON2_DATASETS", str(shared_data))
     split = read(name)
-    theirs = detectron2s(known(default_task())[name])
+    theirs = detectron2s(known_sources(default_task())[name])
     assert list(split.records) == theirs and len(theirs) == 100
     assert split.notes[-1].startswith("100 images, the official split has ")
 
@@ -102,7 +102,7 @@ def test_names_and_paths_are_detectron2s(monkeypatch):
     monkeypatch.delenv("DETECTRON2_DATASETS", raising=False)
     from detectron2.data import DatasetCatalog, MetadataCatalog
 
-    ours = {n: s for n, s in known(default_task()).items() if isinstance(s, COCOSource)}
+    ours = {n: s for n, s in known_sources(default_task()).items() if isinstance(s, COCOSource)}
     theirs = {
         name
         for name in DatasetCatalog.list()
@@ -297,7 +297,7 @@ def test_names_of_custom_files(tmp_path):
     assert custom_names(cfg) == {"TEST": "b_objects"}
     cfg.DATASETS.COCO_TRAIN_JSON = str(train)
     assert custom_names(cfg) == {"TRAIN": "a_objects", "TEST": "b_objects"}
-    assert {"a_objects", "b_objects", "coco_2017_val"} <= set(known(cfg))
+    assert {"a_objects", "b_objects", "coco_2017_val"} <= set(known_sources(cfg))
     cfg.DATASETS.COCO_TRAIN_JSON = str(test)
     assert len(read_split("b_objects", cfg).records) == 2
 

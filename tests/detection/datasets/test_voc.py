@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from detection.config.task import default_task
-from detection.datasets import cache_clear, folder_sources, known, read_split
+from detection.datasets import cache_clear, folder_sources, known_sources, read_split
 from detection.datasets.voc import VOC_CLASSES, VOCSource
 from moco.common.errors import DataError
 from tests.oracles.real_voc import with_links
@@ -90,7 +90,7 @@ def test_the_published_names_are_detectron2s():
 
     # Those of segmentation are of this project: another test may have registered them.
     theirs = {n for n in DatasetCatalog.list() if n.startswith("voc_") and "sem_seg" not in n}
-    ours = {n: s for n, s in known(default_task()).items() if isinstance(s, VOCSource)}
+    ours = {n: s for n, s in known_sources(default_task()).items() if isinstance(s, VOCSource)}
     assert set(ours) == theirs
     for name, found in ours.items():
         meta = MetadataCatalog.get(name)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from detection.config.task import default_task
-from detection.data.sem_seg import Augmentation, Draw
+from detection.data.sem_seg import Augmentation, AugmentationParams
 from detection.modeling.fcn16s import FCN16sHead, pixel_loss, upsample
 
 
@@ -82,9 +82,9 @@ def image(height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
 def test_pixels_and_labels_stay_together(crop):
     pixels, labels = image(40, 60)
     for draw in (
-        Draw(1.0, False, (0, 0)),
-        Draw(1.0, True, (0.9, 0.4)),
-        Draw(2.0, True, (0.5, 0.5)),
+        AugmentationParams(1.0, False, (0, 0)),
+        AugmentationParams(1.0, True, (0.9, 0.4)),
+        AugmentationParams(2.0, True, (0.5, 0.5)),
     ):
         cropped, cropped_labels = augmentation(*crop).apply(pixels, labels, draw)
         assert cropped.shape == (*crop, 3) and cropped_labels.shape == crop
@@ -93,20 +93,24 @@ def test_pixels_and_labels_stay_together(crop):
         difference = np.abs(cropped[..., 0].astype(int) - 10 * cropped_labels.astype(int))
         assert difference[inner].max() <= 60  # the interpolated edge only
         assert (difference[inner] == 0).mean() > 0.9
-    flipped, _ = augmentation(0, 0).apply(pixels, labels, Draw(1.0, True, (0, 0)))
+    flipped, _ = augmentation(0, 0).apply(pixels, labels, AugmentationParams(1.0, True, (0, 0)))
     assert np.array_equal(flipped, pixels[:, ::-1])
 
 
 def test_samples_cover_the_papers_range():
     rng = np.random.RandomState(0)
-    draws = [augmentation(32, 32).draw(rng) for _ in range(2000)]
+    draws = [augmentation(32, 32).sample_params(rng) for _ in range(2000)]
     scales = np.array([draw.scale for draw in draws])
     assert 0.5 <= scales.min() < 0.51 and 1.99 < scales.max() <= 2.0
     assert abs(scales.mean() - 1.25) < 0.03
     assert abs(np.mean([draw.flip for draw in draws]) - 0.5) < 0.05
     # Every place of the crop can be sampled, the last one too.
     places = {
-        int(augmentation(2, 2).apply(*ramp(5), Draw(1.0, False, (0, draw.corner[1])))[1][0, 0])
+        int(
+            augmentation(2, 2).apply(*ramp(5), AugmentationParams(1.0, False, (0, draw.corner[1])))[
+                1
+            ][0, 0]
+        )
         for draw in draws[:200]
     }
     assert places == {0, 1, 2, 3}
@@ -127,11 +131,14 @@ def test_every_place_of_a_rectangle_can_be_sampled():
     pixels = np.repeat(labels[..., None], 3, axis=-1)
     corners = [(y / 10, x / 10) for y in range(10) for x in range(10)]
     crops = [
-        augmentation(2, 3).apply(pixels, labels, Draw(1.0, False, corner))[1] for corner in corners
+        augmentation(2, 3).apply(pixels, labels, AugmentationParams(1.0, False, corner))[1]
+        for corner in corners
     ]
     assert {int(crop[0, 0]) for crop in crops} == {0, 1, 2, 5, 6, 7, 10, 11, 12}
     assert all(np.array_equal(crop, crop[0, 0] + [[0, 1, 2], [5, 6, 7]]) for crop in crops)
-    padded, padded_labels = augmentation(4, 8).apply(pixels, labels, Draw(1.0, False, (0.9, 0.9)))
+    padded, padded_labels = augmentation(4, 8).apply(
+        pixels, labels, AugmentationParams(1.0, False, (0.9, 0.9))
+    )
     assert np.array_equal(padded_labels[:, :5], labels) and (padded_labels[:, 5:] == 255).all()
     assert (padded[:, 5:] == [1, 3, 3]).all()
 
@@ -147,7 +154,9 @@ def test_the_size_is_relative_to_the_shorter_side():
         ((10, 60), 1.0, (5, 30)),
         ((10, 60), 0.5, (3, 15)),
     ):
-        resized, labels = fixed.apply(*image(height, width), Draw(scale, False, (0, 0)))
+        resized, labels = fixed.apply(
+            *image(height, width), AugmentationParams(scale, False, (0, 0))
+        )
         assert resized.shape[:2] == labels.shape == expected
 
 
@@ -162,11 +171,13 @@ def test_a_crop_that_one_class_fills_is_sampled_again():
     taken = []
     for number in (1, 2, 3):
         first, *others = corners[:number]
-        taken.append(fixed.apply(pixels, labels, Draw(1.0, False, first, tuple(others)))[1])
+        taken.append(
+            fixed.apply(pixels, labels, AugmentationParams(1.0, False, first, tuple(others)))[1]
+        )
     assert [(crop[1:] == 1).mean() for crop in taken] == [0.0, 0.125, 0.5]
     rng = np.random.RandomState(0)
-    assert len(fixed.draw(rng).others) == 10
-    assert len({corner for _ in range(9) for corner in fixed.draw(rng).others}) == 90
+    assert len(fixed.sample_params(rng).others) == 10
+    assert len({corner for _ in range(9) for corner in fixed.sample_params(rng).others}) == 90
 
 
 def ramp(width: int) -> tuple[np.ndarray, np.ndarray]:
