@@ -8,12 +8,12 @@ from benchmarks.report.records import TASK_KEYS
 from benchmarks.suites.data_digest import data_digest
 from benchmarks.suites.suite import SuiteTask, all_keys, run_id, without_places
 from benchmarks.suites.suite_file import load_suite, refuse_per_run
-from detection.config.checks import changes_since, check_values
+from detection.config.checks import check_resumed_config, check_values
 from detection.config.engines import find_engine
 from detection.config.keys import KEYS, OURS, protocol_sha256
-from detection.config.recipe import check
+from detection.config.recipe import compare_with_recipe
 from detection.config.task import default_task
-from detection.config.trained import apply_trained
+from detection.config.trained import apply_trained_config
 from detection.embedded.supported import check_supported
 from docs import hooks
 from moco.common.cfgnode import flatten
@@ -82,9 +82,9 @@ def test_a_resumed_run_may_change_it(add, tmp_path, fields, notes):
     cfg = task(OUTPUT_DIR=str(tmp_path))
     if notes is None:
         with pytest.raises(UserError, match=r"^--resume: SOLVER.NEW is 3, but .* started with 4;"):
-            changes_since(cfg)
+            check_resumed_config(cfg)
     else:
-        assert changes_since(cfg) == notes
+        assert check_resumed_config(cfg) == notes
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_an_evaluation_takes_it_from_the_training(add, tmp_path, fields, value):
     trained.SOLVER.NEW = 4
     (tmp_path / "config.yaml").write_text(trained.dump())
     cfg = task(**{"MODEL.WEIGHTS": str(tmp_path / "model_final.pth")})
-    apply_trained(cfg, ())
+    apply_trained_config(cfg, ())
     assert cfg.SOLVER.NEW == value
 
 
@@ -177,9 +177,9 @@ def test_a_recipe(add, fields, lines):
     path = protocols.CONFIGS / "voc" / "faster_rcnn_R_50_C4_24k.yaml"
     cfg = default_task()
     cfg.merge_from_file(str(path))
-    before = len(check(cfg, None).deviations)
+    before = len(compare_with_recipe(cfg, None).deviations)
     add(**fields)
-    after = check(flatten(cfg) | {NEW: 4}, None).deviations
+    after = compare_with_recipe(flatten(cfg) | {NEW: 4}, None).deviations
     assert len(after) - before == lines
     if lines:
         default = f"{NEW}: got 4, expected 3 (this project's default; the paper is silent)"

@@ -299,10 +299,10 @@ def _without_data(spec: RunSpec) -> _Outcome:
 
     Checkpoints on a custom dataset stay unknown, as their size depends on the classes.
     """
-    from detection.config.task import keys_without_data
+    from detection.config.task import resolve_without_data
     from detection.datasets import custom_keys
 
-    cfg = keys_without_data(str(spec.config), _options(spec), spec.engine, max(spec.gpus, 1))
+    cfg = resolve_without_data(str(spec.config), _options(spec), spec.engine, max(spec.gpus, 1))
     known = _length(cfg, spec.engine)
     return replace(known, checkpoints=None) if custom_keys(cfg.DATASETS) else known
 

@@ -7,7 +7,7 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from detection.config.keys import DETECTRON2S, KEYS
-from detection.config.trained import config_in
+from detection.config.trained import read_run_config
 from detection.data import corruptions
 from detection.datasets.base import (
     Split,
@@ -27,7 +27,7 @@ from moco.engine.loggers import check_loggers
 def check_values(cfg: CfgNode) -> None:
     """Raise UserError for a value that is out of range or contradicts another one."""
     choices = {name: key.range.choices for name, key in DETECTRON2S.items() if key.range}
-    if found := other_choice(cfg, choices):
+    if found := find_invalid_choice(cfg, choices):
         key, value, names = found
         raise UserError(f"{key}: got {value}, but both engines support only {names}")
     flat, solver, images = flatten(cfg), cfg.SOLVER, cfg.INPUT
@@ -68,7 +68,7 @@ def check_values(cfg: CfgNode) -> None:
     if solver.LR_DECAY != 1 and cfg.MODEL.TIMM.NAME:
         try:
             layer_of("", cfg)
-        except UserError as error:  # a network of which timm has no groups
+        except UserError as error:  # timm has no parameter groups of the network
             raise UserError(f"SOLVER.LR_DECAY {solver.LR_DECAY}: {error}; set it to 1.0") from error
     if solver.LR_DECAY_BY_STAGE and family_of(cfg) != "convnext":
         raise UserError(
@@ -95,8 +95,10 @@ def check_values(cfg: CfgNode) -> None:
             )
 
 
-def other_choice(cfg: CfgNode, choices: Mapping[str, Sequence[Any]]) -> tuple[str, Any, str] | None:
-    """Return the first key whose value is not among its choices, the value, and the choices' names.
+def find_invalid_choice(
+    cfg: CfgNode, choices: Mapping[str, Sequence[Any]]
+) -> tuple[str, Any, str] | None:
+    """Return the first key with a value that is not among its choices, the value, and the choices.
 
     Keys without choices may have any value. None: every value is allowed.
     """
@@ -116,7 +118,7 @@ def check_warmup(solver: CfgNode) -> None:
         raise UserError(
             f"SOLVER.WARMUP_ITERS: got {solver.WARMUP_ITERS}, expected less than {first}, the "
             "first decay or the end; with it the learning rate would reach "
-            f"{highest_rate(solver):g}, not SOLVER.BASE_LR {solver.BASE_LR:g}"
+            f"{highest_learning_rate(solver):g}, not SOLVER.BASE_LR {solver.BASE_LR:g}"
         )
 
 
@@ -137,10 +139,10 @@ def check_pooled_norm(cfg: CfgNode, num_processes: int) -> None:
         )
 
 
-def highest_rate(solver: CfgNode) -> float:
-    """Return the highest learning rate of a training, which is that at the end of the warm-up.
+def highest_learning_rate(solver: CfgNode) -> float:
+    """Return the highest learning rate of a training, which is reached at the end of the warm-up.
 
-    The warm-up ends at the schedule's value there, so that after a decay within the warm-up the
+    The warm-up ends at the value of the schedule. If the schedule decays within the warm-up, the
     rate never reaches SOLVER.BASE_LR.
     """
     warmup, last = min(solver.WARMUP_ITERS, solver.MAX_ITER), solver.MAX_ITER
@@ -296,14 +298,14 @@ def _absent_classes(train: tuple[Split, ...], test: Split) -> list[str]:
     return notes
 
 
-def changes_since(cfg: CfgNode) -> list[str]:
+def check_resumed_config(cfg: CfgNode) -> list[str]:
     """Return a note if the resumed run was started with another configuration.
 
     Raises:
         UserError: If the checkpoint, which holds optimizer and schedule, would override the change,
             or the iterations done would have another meaning.
     """
-    before, now = config_in(cfg.OUTPUT_DIR), flatten(cfg)
+    before, now = read_run_config(cfg.OUTPUT_DIR), flatten(cfg)
     free = names_of(KEYS, *NOT_PROTOCOL)
     changed = [
         key

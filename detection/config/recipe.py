@@ -94,7 +94,7 @@ class RecipeCheck:
 NOT_A_TASK = RecipeCheck(None, "not a task of the paper", ())
 
 
-def check(
+def compare_with_recipe(
     cfg: Mapping[str, Any],
     contract: InputContract | None,
     num_images: Mapping[str, int] | None = None,
@@ -189,7 +189,7 @@ def _family(recipe: Recipe) -> str:
 
 
 def _is_another_model(flat: Mapping[str, Any], family: str) -> bool:
-    """Return whether no recipe of a family has a detector of this kind, such as Cascade or R101."""
+    """Return whether no recipe of a family has such a detector, for example Cascade or R101."""
     recipes = [recipe for recipe in load_recipes() if _family(recipe) == family]
     for key, also in _MODEL.items():
         known = [r.settings[key].value for r in recipes if key in r.settings]
@@ -207,7 +207,7 @@ def _compare(
         for key, setting in recipe.settings.items()
         if not _equal(flat.get(key, _ABSENT), setting.value)
     }
-    # A key that the recipe does not list has to have its default, if the configuration has the key.
+    # A key of the configuration that the recipe does not list must have its default.
     different |= {
         key: Setting(setting.value, _of(setting.source, recipe.of))
         for key, setting in defaults.items()

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from fvcore.common.config import CfgNode
 
-from detection.config.trained import config_in
+from detection.config.trained import read_run_config
 from detection.datasets import (
     custom_keys,
     custom_names,
@@ -17,10 +17,10 @@ from detection.datasets.base import (
     TUNE,
     Source,
     Split,
+    apply_part,
     base_name,
     choose_splits,
     splits_expected,
-    with_part,
 )
 from detection.datasets.voc import LISTS, check_trainval
 from moco.common.errors import DataError, UserError
@@ -67,7 +67,7 @@ def resolve_precision(
     solver, device, notes = cfg.SOLVER, torch.device(cfg.MODEL.DEVICE), []
     has_fp16 = engine == "detectron2" and device.type == "cuda"
     if solver.PRECISION == "auto":
-        before = config_in(cfg.OUTPUT_DIR) if resume else {}
+        before = read_run_config(cfg.OUTPUT_DIR) if resume else {}
         fast = has_fast_bf16(device)
         solver.PRECISION = auto_precision(fast, before)
         why = f"{cfg.MODEL.DEVICE} {'has' if fast else 'does not have'} fast bf16"
@@ -132,7 +132,7 @@ def resolve_seed(cfg: CfgNode, *, resume: bool) -> bool:
     """Set SEED in place to the user's, the resumed run's, or a sampled one; return if sampled."""
     if cfg.SEED >= 0:
         return False
-    if resume and (seed := config_in(cfg.OUTPUT_DIR).get("SEED", -1)) >= 0:
+    if resume and (seed := read_run_config(cfg.OUTPUT_DIR).get("SEED", -1)) >= 0:
         cfg.SEED = seed
         return False
     cfg.SEED = int.from_bytes(os.urandom(4), "little") >> 1
@@ -156,7 +156,7 @@ def resolve_metric(cfg: CfgNode, explicit: Collection[str], *, resume: bool) -> 
     key = "DATASETS.VOC_METRIC"
     if not cfg.DATASETS.VOC_DIR or not {key, "DATASETS.VOC_YEAR"}.isdisjoint(explicit):
         return []
-    before = config_in(cfg.OUTPUT_DIR) if resume else {}
+    before = read_run_config(cfg.OUTPUT_DIR) if resume else {}
     cfg.DATASETS.VOC_METRIC = before.get(key, "coco")
     return [f"{key} voc: as the run was started"] if cfg.DATASETS.VOC_METRIC == "voc" else []
 
@@ -215,7 +215,7 @@ def resolve_names(cfg: CfgNode, overrides: Collection[str], *, eval_only: bool) 
             "DATASETS.PART_INDEX names subsets of DATASETS.PART; set that to one, e.g. 10%.3"
         )
     if datasets.PART and not eval_only:
-        train, test = with_part(datasets.TRAIN, datasets.TEST, datasets.PART)
+        train, test = apply_part(datasets.TRAIN, datasets.TEST, datasets.PART)
         datasets.TRAIN, datasets.TEST = tuple(train), tuple(test)
 
 

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 from fvcore.common.config import CfgNode
 
 from detection.config.checks import (
-    changes_since,
     check_pooled_norm,
+    check_resumed_config,
     check_splits,
     check_values,
     check_warmup,
 )
 from detection.config.engines import find_engine
 from detection.config.keys import DATA_KEY, KEYS, OURS
-from detection.config.recipe import RecipeCheck, check
+from detection.config.recipe import RecipeCheck, compare_with_recipe
 from detection.config.resolve import (
     check_one_test,
     resolve_classes,
@@ -35,7 +35,7 @@ from detection.config.resolve import (
 )
 from detection.config.trained import (
     CONFIG_NAME,
-    apply_trained,
+    apply_trained_config,
     check_resumed_weights,
     trained_file,
     training_data,
@@ -44,7 +44,7 @@ from detection.config.weights import (
     apply_contract,
     apply_random,
     check_weights,
-    fitted,
+    fit_to_detector,
     read_weights,
     weights_sha256,
 )
@@ -192,7 +192,7 @@ def _read_keys(
     cfg.defrost()
     if eval_only:
         cfg.MODEL.WEIGHTS = str(trained_file(cfg, resume=resume))
-        apply_trained(cfg, explicit)
+        apply_trained_config(cfg, explicit)
     else:
         check_weights(cfg.MODEL.WEIGHTS)
     check_values(cfg)
@@ -250,7 +250,7 @@ def complete_task(draft: Draft, engine: str, num_processes: int = 1) -> Task:
     cfg.freeze()
     if resume and not eval_only:
         check_resumed_weights(cfg, weights_sha256(weights))
-        notes += changes_since(cfg)
+        notes += check_resumed_config(cfg)
     num_images = {split.name: len(split.records) for split in (*train, test)}
     trained_on = [(split.name, split.annotations_sha256) for split in train]
     if eval_only and (found := training_data(Path(cfg.MODEL.WEIGHTS))) is not None:
@@ -269,14 +269,14 @@ def complete_task(draft: Draft, engine: str, num_processes: int = 1) -> Task:
         train=train,
         test=test,
         data=(*trained_on, (test.name, test.annotations_sha256)),
-        recipe=check(cfg, weights.contract if weights else None, num_images),
+        recipe=compare_with_recipe(cfg, weights.contract if weights else None, num_images),
         notes=tuple(notes),
         warnings=(small,) if small else (),
         seed_sampled=sampled,
     )
 
 
-def keys_without_data(
+def resolve_without_data(
     config_file: PathLike | None, opts: Sequence[str], engine: str, num_processes: int
 ) -> CfgNode:
     """Resolve the keys of a training that do not depend on its data; raise as `load_task`."""
@@ -307,7 +307,7 @@ def _with_weights(
         else:
             in_file = [key for key in explicit if key not in draft.overrides]
             apply_contract(cfg, weights.contract, explicit, in_file)
-            weights = fitted(cfg, weights)
+            weights = fit_to_detector(cfg, weights)
             notes += weights.notes
     resolve_device(cfg, explicit, num_processes)
     sampled = resolve_seed(cfg, resume=resume)

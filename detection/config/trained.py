@@ -25,7 +25,7 @@ _TRAINING = (
 CONFIG_NAME = "config.yaml"  # Configuration of a run, next to its record and its models.
 
 
-def config_in(folder: PathLike) -> dict[str, Any]:
+def read_run_config(folder: PathLike) -> dict[str, Any]:
     """Return the configuration that a folder's run was started with, by full keys; {} if none."""
     path = Path(folder) / CONFIG_NAME
     return flatten(read_yaml(path)) if path.is_file() else {}
@@ -51,7 +51,7 @@ def check_resumed_weights(cfg: CfgNode, sha256: str | None) -> None:
     Raises:
         UserError: If the run was started from other weights.
     """
-    before, now = config_in(cfg.OUTPUT_DIR).get("MODEL.WEIGHTS"), cfg.MODEL.WEIGHTS
+    before, now = read_run_config(cfg.OUTPUT_DIR).get("MODEL.WEIGHTS"), cfg.MODEL.WEIGHTS
     start = read_start(cfg.OUTPUT_DIR) or {}
     # Plain Detectron2 writes no hash; then the paths are compared.
     known, same = "weights_sha256" in start, start.get("weights_sha256") == sha256
@@ -114,7 +114,7 @@ def trained_file(cfg: CfgNode, *, resume: bool) -> Path:
     return path
 
 
-def apply_trained(cfg: CfgNode, explicit: Collection[str]) -> None:
+def apply_trained_config(cfg: CfgNode, explicit: Collection[str]) -> None:
     """Set the model's keys in place, from the config.yaml next to MODEL.WEIGHTS.
 
     Args:
@@ -125,7 +125,7 @@ def apply_trained(cfg: CfgNode, explicit: Collection[str]) -> None:
         UserError: If a key that was set contradicts the file, or the pixel normalization of the
             model is unknown.
     """
-    trained = config_in(Path(cfg.MODEL.WEIGHTS).parent)
+    trained = read_run_config(Path(cfg.MODEL.WEIGHTS).parent)
     unknown = [key for key in TORCHVISION_INPUT if key not in trained and key not in explicit]
     if unknown:
         raise UserError(

@@ -99,7 +99,7 @@ def check_weights(weights: str) -> None:
         )
 
 
-def fitted(cfg: CfgNode, weights: Converted) -> Converted:
+def fit_to_detector(cfg: CfgNode, weights: Converted) -> Converted:
     """Return weights with tensors for the sizes of images and patches in a detector.
 
     Raises:

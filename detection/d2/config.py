@@ -21,7 +21,7 @@ from convert.verify import read_converted
 from detection.config.checks import check_basic_blocks, check_box_head
 from detection.config.resolve import resolve_classes, resolve_metric, resolve_names
 from detection.config.task import add_transfer_config
-from detection.config.trained import apply_trained, trained_file
+from detection.config.trained import apply_trained_config, trained_file
 from detection.config.weights import apply_contract, apply_random, check_weights, read_weights
 from detection.d2 import densepose
 from detection.d2.backbones import builder_name, detectron2_has
@@ -74,7 +74,7 @@ def setup(cfg: CfgNode, args: argparse.Namespace) -> None:
     merge_cfg(cfg, config_file, args.opts)
     if args.eval_only:
         cfg.MODEL.WEIGHTS = str(trained_file(cfg, resume=args.resume))
-        apply_trained(cfg, explicit)
+        apply_trained_config(cfg, explicit)
     else:
         _apply_weights(cfg, explicit, overrides)
     cfg.MODEL.BACKBONE.NAME = builder_name(cfg)

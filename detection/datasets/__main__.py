@@ -13,7 +13,7 @@ if not __package__:
 
 from detection.datasets import doctor
 from detection.datasets.base import NOTE, WRONG, Finding, Split, formats, published_formats
-from detection.datasets.download import Fetcher, datasets, listing
+from detection.datasets.download import Fetcher, datasets, format_listing
 from detection.datasets.files import DATASETS_VARIABLE, datasets_root
 from detection.datasets.split import write_splits
 from detection.evaluation.reachable import doctor_config, measurable, reachable
@@ -112,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     root = os.path.expanduser(args.root or datasets_root())
     if args.command == "list":
-        say(f"in {root}:", *listing(Path(root)).splitlines())
+        say(f"in {root}:", *format_listing(Path(root)).splitlines())
         return 0
     if args.command == "fetch":
         fetcher = Fetcher(Path(root), args.mirror, args.keep, args.again, args.dry_run)

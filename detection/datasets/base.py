@@ -43,7 +43,7 @@ Record = dict[str, Any]
 # COCO's metric takes 400 kB of memory for each class, and a detector's head a row of weights.
 MAX_CLASSES = 10_000
 XYXY_ABS, XYWH_ABS = 0, 1  # Detectron2's BoxMode
-_VAL = ("val", "valid", "validation")  # Roboflow's name is the second
+_VAL = ("val", "valid", "validation")  # Roboflow writes valid
 SPLITS = ("trainval", "train", "test", *_VAL)
 _FEW_IMAGES, _FEW_OBJECTS = 30, 50
 
@@ -76,7 +76,7 @@ class Split:
         unused_keypoints: Reason why the keypoints in the file are not used, or "".
         from_catalog: True if the split comes from Detectron2's DatasetCatalog and is evaluated by
             Detectron2 itself.
-        images: Image ids of a part (detection/datasets/base.py); None for a whole split.
+        images: Image ids of a part; None for a whole split.
     """
 
     name: str
@@ -119,9 +119,11 @@ def object_counts(split: Split, *, measured: bool = False) -> Counter[str]:
     """Count the objects of each class in a split of instances; crowds never count.
 
     Args:
-        split: Split whose classes without objects are left out of the result.
-        measured: Count only objects that the metric counts: without VOC's difficult ones, although
-            they are trained on.
+        split: Split of instances.
+        measured: Leave out VOC's difficult objects, which are trained on but not tested on.
+
+    Returns:
+        Number of objects by class name, without classes that have none.
     """
     if _has_difficult(split, measured):
         ids = (i for truth in split.truth.values() for i in truth.classes[~truth.difficult])
@@ -135,8 +137,8 @@ def why_unusable(split: Split, *, measured: bool = False) -> str:
     """Return why no object of a split of instances counts, or "" if one does.
 
     Args:
-        split: Split.
-        measured: Ask for objects to test on; those that are difficult are for training alone.
+        split: Split of instances.
+        measured: Leave out VOC's difficult objects, which are trained on but not tested on.
     """
     reasons: Counter[str] = Counter()
     for record in split.records:
@@ -234,8 +236,8 @@ def splits_expected(where: str, names: Sequence[str], place: str | Path) -> str:
     """Format the error about a dataset without the splits that `choose_splits` needs.
 
     Args:
-        where: What names the splits.
-        names: Splits that there are.
+        where: Start of the message, which names the place of the splits.
+        names: Names of the existing splits.
         place: Folder or file of the dataset.
     """
     named = "or name the splits in DATASETS.TRAIN and DATASETS.TEST"
@@ -258,7 +260,7 @@ def split_command(place: str | Path) -> str:
 
 @contextmanager
 def gc_disabled() -> Iterator[None]:
-    """Disable garbage collection, which would traverse millions of new objects again and again."""
+    """Disable garbage collection, which would traverse millions of new objects repeatedly."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -269,7 +271,7 @@ def gc_disabled() -> Iterator[None]:
 
 
 def require_package(module: str, extra: str, needs: str) -> None:
-    """Raise UserError if `module`, a package of an extra, is not installed.
+    """Raise UserError if a package of an extra is not installed.
 
     Args:
         module: Name of the package that is imported.
@@ -349,9 +351,9 @@ class Format:
         counts: Name of a published split → its (images, objects); 0 if not published.
         tree: The expected files, as text.
         tasks: Task file → the splits that it needs; the doctor proposes the first that can run.
-        download: Instructions for getting the files into `{root}`, for datasets that are not in
+        download: Instructions to download the files into `{root}`, for datasets that are not in
             archives.yaml.
-        check_folders: (folder of all datasets, state of each split) → findings on whole folders.
+        check_folders: (folder of all datasets, state of each split) → findings on its folders.
         private: Names of splits without public annotations.
         custom: Support for custom datasets; None if there is none.
     """
@@ -390,7 +392,7 @@ def base_name(name: str) -> str:
     return name.partition("@")[0]
 
 
-def with_part(train: Sequence[str], test: Sequence[str], part: str) -> tuple[list[str], list[str]]:
+def apply_part(train: Sequence[str], test: Sequence[str], part: str) -> tuple[list[str], list[str]]:
     """Apply DATASETS.PART to DATASETS.TRAIN and DATASETS.TEST; keep names that are parts already.
 
     For tuning, a tenth of the first training split is held out and replaces the test splits.
@@ -399,7 +401,7 @@ def with_part(train: Sequence[str], test: Sequence[str], part: str) -> tuple[lis
         UserError: If there is no such part.
     """
     if part != TUNE:
-        subset(part)
+        parse_subset(part)
         return [name if "@" in name else f"{name}@{part}" for name in train], list(test)
     first, *others = train
     if "@" in first:
@@ -407,8 +409,10 @@ def with_part(train: Sequence[str], test: Sequence[str], part: str) -> tuple[lis
     return [f"{first}@{KEPT}", *others], [f"{first}@{HELD}"]
 
 
-def subset(part: str) -> tuple[float, int | None]:
-    """Parse a subset such as 10%.3 into its percent, 0..100, and number; None if by the seed.
+def parse_subset(part: str) -> tuple[float, int | None]:
+    """Parse a subset such as 10%.3 into its percent, 0..100, and number.
+
+    The number is None if the seed of a run chooses it.
 
     Raises:
         UserError: If there is no such part.
@@ -482,30 +486,33 @@ class PartSource:
 
     def _chosen(self, split: Split) -> list[Record]:
         if self.part in (KEPT, HELD):
-            held = lowest(split.records, HELD_SHARE * len(split.records), "held out")
+            held = choose_by_hash(split.records, HELD_SHARE * len(split.records), "held out")
             return [r for r in split.records if (_id(r) in held) == (self.part == HELD)]
-        percent, number = subset(self.part)
+        percent, number = parse_subset(self.part)
         number = 1 + self.seed % FOLDS if number is None else number
         whole = split.records
         if split.evaluator_type != "sem_seg":
             whole = tuple(with_objects(whole))
         if self.index:
-            return [whole[i] for i in positions(self.index, percent, number, len(whole))]
-        images = lowest(whole, percent / 100 * len(whole), str(number))
+            return [whole[i] for i in read_positions(self.index, percent, number, len(whole))]
+        images = choose_by_hash(whole, percent / 100 * len(whole), str(number))
         return [record for record in whole if _id(record) in images]
 
 
-def lowest(records: Sequence[Record], count: float, salt: str) -> frozenset[str]:
-    """Return the ids of the `count` (rounded down, at least 1) images of lowest salted hash."""
+def choose_by_hash(records: Sequence[Record], count: float, salt: str) -> frozenset[str]:
+    """Return the ids of the `count` images (rounded down, at least 1) with the lowest hashes.
+
+    The hash is the SHA-256 of `salt` and the id.
+    """
     ids = sorted(map(_id, records), key=lambda i: hashlib.sha256(f"{salt} {i}".encode()).digest())
     return frozenset(ids[: max(int(count), 1)])
 
 
-def positions(file: str, percent: float, number: int, count: int) -> list[int]:
+def read_positions(file: str, percent: float, number: int, count: int) -> list[int]:
     """Read the published positions of a subset, in ascending order.
 
     Args:
-        file: Index file, see above.
+        file: Index file in the format of Unbiased Teacher.
         percent: Percentage of the images, 0..100.
         number: Number of the subset.
         count: Number of images that have an object.

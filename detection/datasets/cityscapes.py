@@ -109,7 +109,7 @@ class CityscapesSource:
         semantic = self.kind == "sem_seg"
         # instanceIds.png is what the metric compares with.
         labels = "labelTrainIds.png" if semantic else "instanceIds.png"
-        how = {"polygons.json": hint, labels: how_to_make_labels(self.root) if semantic else hint}
+        how = {"polygons.json": hint, labels: labels_command(self.root) if semantic else hint}
         for ending in how:
             files = [f"{stem}_{ending}" for _, stem in frames]
             require_files(files, f"files *_{ending}", how[ending])
@@ -149,7 +149,7 @@ class CityscapesSource:
 
     def _read_instances(self, frames: Sequence[tuple[str, str]]) -> Split:
         require_package("shapely", "cityscapes", f"{self.name}: needs")
-        read = _parallel if len(frames) > _FEW else map
+        read = _map_parallel if len(frames) > _FEW else map
         results = list(read(_instances, frames))
         files = "".join(f"{record['image_id']} {sha256}\n" for record, sha256, _ in results)
         hidden = sum(hidden for _, _, hidden in results)
@@ -166,13 +166,13 @@ class CityscapesSource:
         )
 
 
-def how_to_make_labels(root: str) -> str:
+def labels_command(root: str) -> str:
     """Return the command that creates the label maps in train ids, which are not published."""
     where = f"CITYSCAPES_DATASET={quoted(root)}"
     return f"make them with: pip install cityscapesscripts && {where} csCreateTrainIdLabelImgs"
 
 
-def _parallel(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+def _map_parallel(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
     """Map over processes, because the polygons of 2975 images take minutes in one."""
     # A process that holds CUDA or threads must not be forked.
     with ProcessPoolExecutor(min(8, usable_cores()), get_context("spawn")) as pool:
@@ -308,5 +308,5 @@ def _check_folders(root: str, states: Mapping[str, str]) -> Iterator[Finding]:
             yield Finding(f"leftImg8bit/{split}/", WRONG, f"exists, but gtFine/{split}/ does not")
         semantic = states[f"cityscapes_fine_sem_seg_{split}"]
         if semantic == ABSENT != states[f"cityscapes_fine_instance_seg_{split}"]:
-            text = f"no *_labelTrainIds.png; {how_to_make_labels(str(folder))}"
+            text = f"no *_labelTrainIds.png; {labels_command(str(folder))}"
             yield Finding(f"gtFine/{split}/", NOTE, text)

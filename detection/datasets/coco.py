@@ -195,17 +195,17 @@ class COCOSource:
         return next((str(Path(name).relative_to(f.absolute())) for f in inside), name)
 
     def _expected(self) -> str:
-        """Return the hint of errors about missing files."""
+        """Format the hint of errors about missing files."""
         if self.kind == "custom":
             key = f"DATASETS.COCO_{self.role}_JSON"
             file = f"set {key} to a file in COCO's format and " if self.role else ""
-            return file + self.images_folder
+            return file + self.images_hint
         custom = ", or set DATASETS.COCO_TRAIN_JSON and COCO_TEST_JSON to a custom dataset"
         return fetch_hint("coco", self.name, Path(self.json_file).parents[2], custom)
 
     @property
-    def images_folder(self) -> str:
-        """Hint of errors: how to set the images' folder of a custom file."""
+    def images_hint(self) -> str:
+        """Hint, for errors, how to set the folder of the images of a custom file."""
         if self.split:
             return "the images belong beside that file"
         key = f"set DATASETS.COCO_{self.role}_ROOT to" if self.role else "give --root,"
@@ -356,7 +356,7 @@ def _find_images(source: COCOSource, file: AnnotationFile) -> str:
         if found := next(_near(here, other), None):
             raise DataError(f"{file.path}: {first} was not found, but {str(found)!r}: {why}")
     where = f"is in {', '.join(sorted(map(str, chosen)))}" if chosen else "was not found near it"
-    raise DataError(f"{file.path}: {first} {where}; {source.images_folder}")
+    raise DataError(f"{file.path}: {first} {where}; {source.images_hint}")
 
 
 def _near(folder: Path, name: str) -> Iterator[Path]:
@@ -367,7 +367,7 @@ def _near(folder: Path, name: str) -> Iterator[Path]:
 
 
 def _unnamed_keypoints(file: AnnotationFile) -> str:
-    """Return why the categories do not determine one list of keypoints, or "" if they do."""
+    """Return the reason why the categories do not determine one list of keypoints, or ""."""
     first, *others = file.categories
     names = first.get("keypoints")
     for other in others:
@@ -406,7 +406,7 @@ def require_polygons(split: Split) -> None:
     """Check that all non-crowd masks are polygons, as INPUT.MASK_FORMAT polygon requires.
 
     Raises:
-        DataError: If masks are run lengths; has their number and the first annotation.
+        DataError: If masks are run lengths. The message states their number and the first one.
     """
     if not (number := masks_in_run_lengths(split)):
         return
@@ -557,7 +557,7 @@ def _doctor_arguments(datasets: CfgNode) -> list[list[str]]:
 
 
 def _check_custom(source: COCOSource) -> Iterator[Finding]:
-    """Yield notes on what looks wrong in a readable file, but only the user can repair."""
+    """Yield notes on suspicious contents of a readable file, which only the user can correct."""
     for text in suspicious(read_json(source.json_file)[0]):
         yield Finding(source.name, NOTE, text)
 

@@ -99,7 +99,7 @@ class Annotations:
 
     Attributes:
         content: Content; equal to the file's if nothing was repaired.
-        notes: What was repaired, with the number and the first one.
+        notes: One note per kind of repair, with its number and the first annotation.
         file_ids: The annotations' ids in the file, in order; empty if they are unchanged.
         shapeless: Number of objects that lost all of their polygons.
         sha256: SHA-256 of the file on disk, in hex.
@@ -136,22 +136,22 @@ def read_annotations(path: str | Path) -> Annotations:
 
 
 def repair(content: Json) -> Annotations:
-    """Repair the decoded JSON of a file with three lists of objects; a pure function."""
+    """Return a repaired copy of the decoded content of a file with three lists of objects."""
     found = FindingCounter()
-    tables = {kind: [_with_numbers(row, kind, found) for row in content[kind]] for kind in TABLES}
+    tables = {kind: [_repair_numbers(row, kind, found) for row in content[kind]] for kind in TABLES}
     images = {i["id"]: i for i in tables["images"] if type(i.get("id")) is int}
     # LVIS has only polygons of three or more points, and no crowds.
     lvis = any("neg_category_ids" in image for image in tables["images"])
     rows: list[Json] = []
     for row in tables["annotations"]:
         image = images.get(image_id) if type(image_id := row.get("image_id")) is int else None
-        changes = {} if lvis else _shape(row, found)
+        changes = {} if lvis else _repair_polygons(row, found)
         if not lvis and row.get("iscrowd") is None:
             found.add("iscrowd", row)
             changes["iscrowd"] = 0
         if image is not None and _has_size(image) and _is_box(row.get("bbox")):
-            changes |= _measures({**row, **changes}, image, found)
-        changes |= _num_keypoints(row, found)
+            changes |= _repair_box({**row, **changes}, image, found)
+        changes |= _repair_num_keypoints(row, found)
         rows.append({**row, **changes} if changes else row)
     ids: list[Any] = [row.get("id") for row in rows]
     low = [row for row in rows if type(row.get("id")) is int and row["id"] < 1]
@@ -171,7 +171,7 @@ def repair(content: Json) -> Annotations:
 
 
 def _without_dummy(categories: list[Json], rows: list[Json], found: FindingCounter) -> list[Json]:
-    """Return the categories without Roboflow's, which is the only one at the root of the others."""
+    """Return the categories without the one by which Roboflow groups all others."""
     roots = [row for row in categories if row.get("supercategory") == "none"]
     if len(roots) != 1 or len(categories) == 1 or roots[0].get("id") != 0:
         return categories
@@ -182,7 +182,7 @@ def _without_dummy(categories: list[Json], rows: list[Json], found: FindingCount
 
 
 def are_finite(numbers: Sequence[Any]) -> bool:
-    """Return whether all are numbers, none of them infinite, NaN, or beyond a float's range."""
+    """Return whether all values are finite numbers within the range of a float."""
     # A sum is the fastest check, and a dataset has tens of millions of numbers.
     try:
         return math.isfinite(sum(numbers))
@@ -191,7 +191,7 @@ def are_finite(numbers: Sequence[Any]) -> bool:
 
 
 def are_coordinates(numbers: Sequence[Any], farthest_px: int = FARTHEST_PX) -> bool:
-    """Return whether all are finite and could be coordinates of an image."""
+    """Return whether all values are finite numbers of at most `farthest_px`."""
     return are_finite(numbers) and (
         not numbers or (max(numbers) <= farthest_px and min(numbers) >= -farthest_px)
     )
@@ -245,8 +245,8 @@ def as_integer(value: Any) -> int | None:
     return None
 
 
-def _with_numbers(row: Json, kind: str, found: FindingCounter) -> Json:
-    """Return the row with ids, sizes and flags converted to integers where possible."""
+def _repair_numbers(row: Json, kind: str, found: FindingCounter) -> Json:
+    """Return a row whose ids, sizes and flags are integers where possible."""
     changes = {}
     for key in _WHOLE[kind]:
         value = row.get(key)
@@ -266,7 +266,7 @@ def _is_polygon(part: list[Any]) -> bool:
     return len(part) % 2 == 0 and len(part) >= 6
 
 
-def _shape(row: Json, found: FindingCounter) -> Json:
+def _repair_polygons(row: Json, found: FindingCounter) -> Json:
     """Return the changes to an object's polygons."""
     shape = row.get("segmentation")
     if not shape:
@@ -300,7 +300,7 @@ def _has_size(image: Json) -> bool:
     return all(type(side) is int and 0 < side <= FARTHEST_PX for side in sides)
 
 
-def _measures(row: Json, image: Json, found: FindingCounter) -> Json:
+def _repair_box(row: Json, image: Json, found: FindingCounter) -> Json:
     """Return the changes to a box and its area."""
     changes: Json = {}
     x, y, w, h = row["bbox"]
@@ -317,7 +317,7 @@ def _measures(row: Json, image: Json, found: FindingCounter) -> Json:
         changes["bbox"] = [left, top, w, h]
         if not row.get("segmentation") and _is_number(stated) and abs(stated - own) <= own / 100:
             changes["area"] = stated = w * h  # the stated area was that of the box
-    area = _area(stated, w, h, row, image)
+    area = _plausible_area(stated, w, h, row, image)
     if area is not stated:
         # Deviation: Detectron2's metric takes the area, of whatever size and sign, as it is.
         found.add("area", row)
@@ -325,11 +325,11 @@ def _measures(row: Json, image: Json, found: FindingCounter) -> Json:
     return changes
 
 
-def _area(stated: Any, w: float, h: float, row: Json, image: Json) -> Any:
-    """Return the `stated` area if it is plausible, else that of the mask or box.
+def _plausible_area(stated: Any, w: float, h: float, row: Json, image: Json) -> Any:
+    """Return the `stated` area if it is plausible, else the area of the mask or box.
 
-    It is plausible up to the size of the box (or 1.1 times the mask), and from a tenth of the mask
-    (or box) on.
+    An area is plausible from a tenth of the mask (or box) up to the size of the box (or 1.1 times
+    the mask).
     """
     number, most = _is_number(stated), (w + 2) * (h + 2)
     if not w or not h:
@@ -348,7 +348,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _mask_area(shape: Any, image: Json) -> float:
-    """Count the pixels of polygons or run lengths; 0 for none and for invalid ones."""
+    """Count the pixels of polygons or run lengths; return 0 without a valid mask."""
     size = [image["height"], image["width"]]
     if not shape:
         return 0.0
@@ -367,7 +367,7 @@ def _mask_area(shape: Any, image: Json) -> float:
     return float(pycocotools.mask.area(pycocotools.mask.merge(codes)))
 
 
-def _num_keypoints(row: Json, found: FindingCounter) -> Json:
+def _repair_num_keypoints(row: Json, found: FindingCounter) -> Json:
     points = row.get("keypoints")
     if not isinstance(points, list) or not points or len(points) % 3 or not are_finite(points):
         return {}
@@ -379,7 +379,7 @@ def _num_keypoints(row: Json, found: FindingCounter) -> Json:
 
 
 def suspicious(content: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return notes on what looks wrong, but only the user can correct.
+    """Return notes on suspicious contents, which only the user can correct.
 
     Args:
         content: Decoded content of a file that `AnnotationFile` can read, not repaired.
@@ -510,7 +510,7 @@ class AnnotationFile:
         return dict(sorted(table.items()))
 
     def _refuse_equal_names(self, categories: Mapping[int, Json]) -> None:
-        """Raise DataError for equal names of categories, since per-class metrics would show one."""
+        """Raise DataError for categories of equal names, which per-class metrics would merge."""
         seen: dict[str, int] = {}
         for category_id, category in categories.items():
             other = seen.setdefault(category["name"], category_id)

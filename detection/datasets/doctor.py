@@ -64,7 +64,7 @@ def command(cfg: CfgNode) -> str:
 
 
 def all_right(findings: Sequence[Finding]) -> bool:
-    """Return whether something exists and nothing is wrong; a part of the dataset is enough."""
+    """Return whether at least a part of the dataset exists, and nothing is wrong."""
     states = {finding.state for finding in findings}
     return WRONG not in states and bool(states & {OK, PART})
 
@@ -84,7 +84,7 @@ def examine(
         root: Folder of all datasets.
         verify: Decode every image and check every label map.
         splits: Names of the splits to read; empty for all.
-        score: Returns findings on the score of perfect predictions on a split.
+        score: Function that returns findings on the score of perfect predictions.
     """
     every = format_.sources(root)
     sources = [source for source in every if not splits or source.name in splits]
@@ -114,7 +114,7 @@ def examine_custom(
         value: Value of the format's flag.
         root: Value of --root, or "".
         verify: Decode every image and check every label map.
-        score: Returns findings on the score of perfect predictions on a split.
+        score: Function that returns findings on the score of perfect predictions.
 
     Returns:
         The findings, and the next step.
@@ -129,7 +129,7 @@ def examine_custom(
     findings = [finding for finding, _ in results]
     for split in splits:
         findings += [Finding(split.name, NOTE, _classes(split)), *score(split)]
-        findings += _turned(split)
+        findings += _find_rotated(split)
         if _is_test(split) and (small := small_test_warning(split)):
             findings.append(Finding(split.name, NOTE, small))
         if split.has_keypoints:
@@ -139,7 +139,7 @@ def examine_custom(
         findings.append(
             Finding(names, WRONG, "have different classes, or the same in another order")
         )
-    findings += _repeated(splits, verify)
+    findings += _find_repeated(splits, verify)
     usable = {split.name for split in splits}
     findings += [found for s in sources if s.name in usable for found in custom.check(s)]
     states = {finding.state for finding in findings}
@@ -232,14 +232,14 @@ def _examine(
     Args:
         sources: Splits to read.
         verify: Decode every image and check every label map.
-        explain: Say what is missing of a split that is absent.
+        explain: State what an absent split lacks.
     """
     seen: set[str] = set()  # images that were already decoded
     results: list[tuple[Finding, Split | None]] = []
     for source in sources:
         if not source.present():
             results.append(
-                (Finding(source.name, ABSENT, _missing(source) if explain else ""), None)
+                (Finding(source.name, ABSENT, _why_absent(source) if explain else ""), None)
             )
             continue
         try:
@@ -248,14 +248,14 @@ def _examine(
                 _verify(split, seen)
         except DataError as error:
             results.append((Finding(source.name, WRONG, str(error)), None))
-        except UserError as error:  # a missing package is no fault of the data
+        except UserError as error:  # a package is missing, which says nothing about the data
             results.append((Finding(source.name, ABSENT, f"not examined: {error}"), None))
         else:
-            results.append((_complete(split), split))
+            results.append((_compare_counts(split), split))
     return results
 
 
-def _missing(source: Source) -> str:
+def _why_absent(source: Source) -> str:
     try:
         source.read()
     except DataError as error:
@@ -263,7 +263,7 @@ def _missing(source: Source) -> str:
     return ""
 
 
-def _complete(split: Split) -> Finding:
+def _compare_counts(split: Split) -> Finding:
     """Compare the number of images of a readable split with the published one."""
     images, (official, official_objects) = len(split.records), official_counts(split.name)
     text = plural(images, "image")
@@ -329,7 +329,7 @@ def _decode(records: Sequence[Record], progress: Progress, seconds: float = math
     """
     damaged, start = [], time.monotonic()
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        for number, fault in enumerate(pool.map(_fault, records), start=1):
+        for number, fault in enumerate(pool.map(_find_fault, records), start=1):
             progress.update()
             damaged += [fault] if fault else []
             elapsed = time.monotonic() - start
@@ -345,7 +345,7 @@ def _decode(records: Sequence[Record], progress: Progress, seconds: float = math
     return number
 
 
-def _fault(record: Record) -> str:
+def _find_fault(record: Record) -> str:
     path, annotated = record["file_name"], (record["width"], record["height"])
     try:
         size = image_size(path, decode=True)
@@ -374,8 +374,8 @@ def _flipped(split: Split) -> str:
     return text.removeprefix(f"{split.name}: ")
 
 
-def _turned(split: Split) -> Iterator[Finding]:
-    """Yield a note on images that EXIF rotates, which their size does not always reveal."""
+def _find_rotated(split: Split) -> Iterator[Finding]:
+    """Yield a note on images that their EXIF orientation rotates or mirrors."""
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         turned = list(
             pool.map(has_exif_rotation, (record["file_name"] for record in split.records))
@@ -386,7 +386,7 @@ def _turned(split: Split) -> Iterator[Finding]:
         yield Finding(split.name, NOTE, f"{text}; the first is {first}")
 
 
-def _repeated(splits: Sequence[Split], verify: bool) -> Iterator[Finding]:
+def _find_repeated(splits: Sequence[Split], verify: bool) -> Iterator[Finding]:
     """Yield notes on images that occur twice, or in two splits; `verify` also finds equal files."""
     files = {split.name: [record["file_name"] for record in split.records] for split in splits}
     for name, paths in files.items():

@@ -139,7 +139,7 @@ def fetch_hint(kind: str, split: str, root: str | Path, otherwise: str = "") -> 
     )
 
 
-def listing(root: Path) -> str:
+def format_listing(root: Path) -> str:
     """Format a table of all datasets: what is present below `root`, size, contents, terms."""
     rows = []
     for dataset in datasets().values():
@@ -226,7 +226,8 @@ class Fetcher:
             f"to {self.root}:\n{tabulate(rows, tablefmt='plain', colalign=('right',))}\n"
             f"download {total_size(absent)}: {format_seconds(seconds)} at "
             f"{MBIT_PER_SECOND} Mbit/s\n"
-            f"disk space {_size(self._needed(missing))} or more, {_size(self._free())} are free"
+            f"disk space {_format_size(self._needed(missing))} or more, "
+            f"{_format_size(self._free())} are free"
         )
 
     def _needed(self, missing: Sequence[Archive]) -> int:
@@ -244,8 +245,8 @@ class Fetcher:
     def _get_all(self, missing: Sequence[Archive]) -> None:
         if (needed := self._needed(missing)) > (free := self._free()):
             raise UserError(
-                f"{self.root}: {_size(needed)} or more are needed, {_size(free)} are free; free "
-                "space, or choose another folder with --root"
+                f"{self.root}: {_format_size(needed)} or more are needed, {_format_size(free)} are "
+                "free; free space, or choose another folder with --root"
             )
         folder = self.root / ARCHIVES
         try:
@@ -339,11 +340,11 @@ def total_size(archives: Sequence[Archive]) -> str:
     """Format the total size: `19.3GB`, `19.3GB or more` if some are unknown, `?` if all are."""
     total = sum(map(_bytes, archives))
     if all(map(_bytes, archives)):
-        return _size(total)
-    return f"{_size(total)} or more" if total else "?"
+        return _format_size(total)
+    return f"{_format_size(total)} or more" if total else "?"
 
 
-def _size(number: int) -> str:
+def _format_size(number: int) -> str:
     return tqdm.format_sizeof(number, "B")
 
 

@@ -70,10 +70,10 @@ def open_image_file(path: str, open_url: OpenURL | None) -> Iterator[str | Binar
 
 
 def check_bits(image: Image.Image, path: object) -> None:
-    """Raise DataError if the header says gray of more than 8 bits; the error names the file.
+    """Raise DataError if the header of an image declares grayscale of more than 8 bits.
 
-    Deviation: Detectron2 lets PIL convert it, which clips every value above 255 to white.
-    Pre-training (moco/data/decode.py) scales it.
+    Deviation: Detectron2 lets Pillow convert such an image, which clips every value above 255 to
+    white. Pre-training (moco/data/decode.py) scales the values.
     """
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         raise DataError(
@@ -116,8 +116,8 @@ def resumable(error: DataError, checkpoint: PathLike | None, doctor: str) -> str
 DATASETS_VARIABLE = "DETECTRON2_DATASETS"
 _TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
 _ORIENTATION = 0x0112
-_LONGEST_LINK = 255  # bytes
-_NAMED = 5  # files and folders in a message
+_LONGEST_LINK = 255  # bytes of a symbolic link that was copied as a file
+_NAMED = 5  # files and folders named in a message
 
 
 def datasets_root() -> str:
@@ -126,10 +126,11 @@ def datasets_root() -> str:
 
 
 def check_relative(name: Any, where: str) -> str:
-    """Return `name` if it is a relative path whose parts cannot lead out of its folder.
+    """Return `name` if it is a relative path that stays inside its folder.
 
     Raises:
-        DataError: If it is empty, absolute, contains `..`, or is no text; starts with `where`.
+        DataError: If `name` is empty, absolute, contains `..`, or is not a string. The message
+            starts with `where`.
     """
     if not isinstance(name, str) or not name or "\0" in name:
         raise DataError(f"{where}: got {name!r}, expected the name of a file")
@@ -159,12 +160,12 @@ def read_json(path: str | Path) -> tuple[Any, str]:
         return json.loads(raw), hashlib.sha256(raw).hexdigest()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:  # also bytes that are not text
+    except (ValueError, RecursionError) as error:  # includes UnicodeDecodeError
         raise DataError(f"{path}: not valid JSON ({error})") from error
 
 
 def read_ids(path: Path, columns: re.Pattern[str] | None = None) -> list[str]:
-    """Read the image ids of a list, one per line, all different; an id may have blanks.
+    """Read a list of different image ids, one per line; ids may contain spaces.
 
     Args:
         path: Text file.
@@ -194,23 +195,23 @@ def read_ids(path: Path, columns: re.Pattern[str] | None = None) -> list[str]:
 
 
 def require_files(files: Sequence[str], what: str, hint: str) -> None:
-    """Check that all files exist, by listing each folder once and opening none of them.
+    """Check that all files exist, by listing each folder once and opening no file.
 
     Raises:
-        DataError: If files are missing. The message has their number (`what` names the files) and
-            the first, and ends with existing files of the same stem, or else with `hint`.
+        DataError: If files are missing. The message states their number (`what` describes the
+            files) and the first one, and existing files of the same stem, or else `hint`.
     """
     if missing := missing_files(files):
         folder, name = os.path.split(missing[0])
         stem = os.path.splitext(name)[0].lower()
         alike = sorted(n for n in list_names(folder) if os.path.splitext(n)[0].lower() == stem)
         number = f"missing ({len(missing)} of the {len(files)} {what})"
-        found = f"{', '.join(alike)} exists" if alike else other_spelling(missing[0])
+        found = f"{', '.join(alike)} exists" if alike else spelling_hint(missing[0])
         raise DataError(f"{missing[0]}: {number}; {found or hint}")
 
 
-def other_spelling(path: str | Path) -> str:
-    """Return the hint that a missing file exists under another spelling of its name, or ""."""
+def spelling_hint(path: str | Path) -> str:
+    """Format a hint at an existing file whose name is spelled differently; "" if there is none."""
     folder, name = os.path.split(path)
     for other, why in other_spellings(name).items():
         if os.path.exists(os.path.join(folder, other)):
@@ -219,7 +220,7 @@ def other_spelling(path: str | Path) -> str:
 
 
 def other_spellings(name: str) -> dict[str, str]:
-    """Return other spellings of a file's name → why both differ, and what to do."""
+    """Return other spellings of a file name, each with the difference and its correction."""
     rename = "rename the file, or correct the annotations"
     found = {
         name.replace("\\", "/"): "the annotations have backslashes; write slashes",
@@ -248,7 +249,7 @@ def list_names(folder: str) -> set[str]:
 
 
 def describe_folder(folder: str | Path) -> str:
-    """Return what a folder has, for messages: `it has a/, b.txt`, where a/ is a folder."""
+    """Format the contents of a folder for messages: `it has a/, b.txt`, where a/ is a folder."""
     names = [
         f"{name}/" if Path(folder, name).is_dir() else name for name in list_names(str(folder))
     ]
@@ -257,7 +258,7 @@ def describe_folder(folder: str | Path) -> str:
 
 
 def inner_folders(folder: Path, depth: int = 2) -> Iterator[Path]:
-    """Yield the folders below a folder, down to VOCdevkit/VOC2007."""
+    """Yield the folders below a folder, two levels deep, as VOCdevkit/VOC2007."""
     for name in sorted(list_names(str(folder))) if depth else ():
         if name[0] != "." and (inner := folder / name).is_dir():
             yield inner

@@ -32,7 +32,7 @@ def read_labels(path: Path | str, open_url: OpenURL | None = None) -> NDArray[np
         ):
             mode = image.mode
             labels = np.array(image)  # convert("L") would turn palettes into gray
-    except Exception as error:  # Pillow raises many types, all with the same meaning here
+    except Exception as error:  # Pillow raises many types of errors
         raise DataError(f"{path}: not a label map or damaged ({error})") from error
     if mode not in ("L", "P"):
         raise DataError(

@@ -36,10 +36,10 @@ class Undivided:
     """Custom dataset without splits.
 
     Attributes:
-        layout: Name of the layout, for people.
-        images: Path of each image, and the classes that it has objects of.
-        files: (positions of the images by split) → text of each file to write; the last is one
-            without which the others are not used.
+        layout: Name of the layout in messages.
+        images: Path of each image, and the classes of its objects.
+        files: (positions of the images by split) → text of each file to write; the others
+            are not used before the last one exists.
         arguments: Doctor's arguments for the result.
     """
 
@@ -93,11 +93,11 @@ def divide(
     shares: Mapping[str, float],
     seed: int,
 ) -> dict[str, list[int]]:
-    """Divide images by shares, each class by itself as far as possible.
+    """Divide images by shares, as far as possible also within each class.
 
     Args:
         digests: Digest of each image; equal ones stay together.
-        classes: Classes that each image has objects of.
+        classes: Classes of the objects of each image.
         shares: Split → share; they add up to 1.
         seed: Seed.
 

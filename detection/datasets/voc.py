@@ -51,8 +51,8 @@ from detection.datasets.files import (
     image_size,
     inner_folders,
     list_names,
-    other_spelling,
     read_ids,
+    spelling_hint,
 )
 from moco.common.command import quoted
 from moco.common.errors import DataError, UserError, first_few, plural
@@ -198,7 +198,7 @@ class VOCSource:
         return with_coco_metric(split) if self.metric == "coco" else split
 
     def _expected(self) -> str:
-        """Return the hint of errors about missing files."""
+        """Format the hint of errors about missing files."""
         if not self.published:
             return _tree(self.root, self.split)
         otherwise = ", or set DATASETS.VOC_DIR to a custom dataset"
@@ -208,7 +208,7 @@ class VOCSource:
 
     def _missing(self, path: Path, image_id: str, hint: str = "") -> DataError:
         listed = f"missing, but {image_id} is listed in {self._list}"
-        hint = hint or other_spelling(path) or self._expected()
+        hint = hint or spelling_hint(path) or self._expected()
         return DataError(f"{path}: {listed}; {hint}")
 
     def _image(self, folder: Path, image_id: str, files: Sequence[str]) -> Path:
@@ -300,11 +300,13 @@ def split_lists(root: Path) -> list[Path]:
     """
     lists = sorted(path for path in (root / LISTS).glob("*.txt") if path.is_file())
     stems = {path.stem for path in lists}
-    return [path for path in lists if not (_stem_of_split(path.stem, stems) and _is_of_class(path))]
+    return [
+        path for path in lists if not (_ends_with_split(path.stem, stems) and _is_of_class(path))
+    ]
 
 
-def _stem_of_split(stem: str, stems: Collection[str]) -> bool:
-    """Return whether a name is that of another list after a class: car_train, after train."""
+def _ends_with_split(stem: str, stems: Collection[str]) -> bool:
+    """Return whether a name is a class and the name of another list, such as car_train."""
     return any(stem.endswith(f"_{other}") for other in stems)
 
 
@@ -415,7 +417,7 @@ def _notes(clipped: int, from_zero: int, several: Sequence[str]) -> Iterator[str
 
 
 def _objects(root: ET.Element, path: Path) -> list[tuple[ET.Element, str]]:
-    """Return each object with the start of its errors."""
+    """Return each object, and the start of messages about it."""
     return [(node, f"{path}: object {i}") for i, node in enumerate(root.findall("object"), 1)]
 
 

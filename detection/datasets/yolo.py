@@ -58,7 +58,7 @@ from moco.data.decode import SUFFIXES
 _SPLITS = {"train": ("train",), "val": ("val", "validation", "valid"), "test": ("test",)}
 _ENDINGS = (*SUFFIXES, ".jfif", ".jpe", ".mpo")  # the last three are JPEG
 _NAMED = 10  # broken lines in one message
-_ROUNDING_PX = 1.0  # a box may exceed the border so far without being noted
+_ROUNDING_PX = 1.0  # extent of a box over the border that is not noted
 MAX_LABEL_BYTES = 4 << 20  # of one image; 100,000 boxes take half of it
 _ACCEPTED = (-0.01, 1.01)  # Ultralytics drops an image with a number outside
 _UNREAD = (".avif", ".dng", ".heic", ".heif", ".jp2", ".pfm")  # images that only Ultralytics reads
@@ -87,7 +87,7 @@ def read_data_yaml(file: str | Path) -> DataYaml:
     """Read a data.yaml.
 
     Raises:
-        DataError: If it is missing or damaged, has no classes, or is of keypoints.
+        DataError: If it is missing or damaged, has no classes, or describes keypoints.
     """
     path = expanded(file)
     if not path.is_file():
@@ -224,7 +224,7 @@ def read_lines(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def _listed(file: Path, root: Path) -> Iterator[Path]:
-    """Yield the images of a list; its lines are relative to its folder."""
+    """Yield the images of a list, whose lines are relative to the list's folder."""
     for number, line in read_lines(file):
         where = f"{file}:{number}"
         folder, name = file.parent, with_slashes(line, file.parent)
@@ -263,7 +263,7 @@ class YOLOSource:
     Attributes:
         name: Name of the split in DATASETS.TRAIN and DATASETS.TEST.
         file: Path of the data.yaml.
-        split: Its key there: train, val or test.
+        split: Key of the split in the data.yaml: train, val or test.
     """
 
     name: str
@@ -271,7 +271,7 @@ class YOLOSource:
     split: str
 
     def present(self) -> bool:
-        """Return whether one of the split's folders or lists exists, and of `test` a label.
+        """Return whether a folder or list of the split exists and, for `test`, a label file.
 
         Test images are often published without labels.
         """
@@ -280,7 +280,7 @@ class YOLOSource:
             return False
         try:
             return self.split != "test" or bool(_labeled(list_images(data, "test")))
-        except DataError:  # of which reading it informs
+        except DataError:  # reading the split raises it again
             return True
 
     def read(self) -> Split:
@@ -289,7 +289,7 @@ class YOLOSource:
 
 
 def read_images(name: str, data: DataYaml, split: str) -> Split:
-    """Read a split of a data.yaml; `name` is the result's. Raise DataError as `Source.read`."""
+    """Read a split of a data.yaml, called `name`; raise DataError as `Source.read`."""
     images = list_images(data, split)
     if not (labeled := _labeled(images)):
         raise DataError(
@@ -343,7 +343,7 @@ class _Reader:
     """Reader of label files.
 
     Attributes:
-        counts: Numbers of what the notes name.
+        counts: Counts that the notes state.
         faults: Broken lines, as file, number and reason.
     """
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from fvcore.common.config import CfgNode
 
-from detection.config.checks import check_basic_blocks, check_box_head, other_choice
+from detection.config.checks import check_basic_blocks, check_box_head, find_invalid_choice
 from detection.config.keys import KEYS
 from detection.modeling.backbones import check_backbone
 from detection.modeling.backbones.base import require_maps
@@ -17,7 +17,7 @@ from moco.common.errors import UserError
 
 def check_supported(cfg: CfgNode) -> None:
     """Raise UserError for the first key, or pair of keys, that this engine does not support."""
-    if found := other_choice(cfg, {name: key.embedded for name, key in KEYS.items()}):
+    if found := find_invalid_choice(cfg, {name: key.embedded for name, key in KEYS.items()}):
         key, value, names = found
         raise UserError(
             f"{key} {value}: the embedded engine has only {names}; "

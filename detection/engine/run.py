@@ -8,7 +8,7 @@ from importlib import metadata
 from typing import Any
 
 from convert.families.base import DEFAULT_FAMILY
-from detection.config.checks import highest_rate
+from detection.config.checks import highest_learning_rate
 from detection.config.keys import protocol_sha256
 from detection.config.task import Task, resolved_config
 from detection.config.trained import CONFIG_NAME, read_start
@@ -84,7 +84,7 @@ def _weights_and_schedule(task: Task) -> list[str]:
     return [
         f"weights: {source}; {cfg.INPUT.FORMAT}, mean {mean}, std {std}{details}",
         f"schedule: {solver.MAX_ITER} iterations of {solver.IMS_PER_BATCH} images, learning rate "
-        f"up to {highest_rate(solver):g} after a warm-up of {solver.WARMUP_ITERS}"
+        f"up to {highest_learning_rate(solver):g} after a warm-up of {solver.WARMUP_ITERS}"
         + (f", times {solver.GAMMA:g} at {steps}" if steps else ""),
     ]
 

@@ -13,8 +13,8 @@ from typing import Any
 from benchmarks.suites.suite import DETECTION_ENGINES, Init, expand
 from benchmarks.suites.suite_file import load_suite
 from detection.config import keys
-from detection.config.recipe import check
-from detection.config.task import keys_without_data
+from detection.config.recipe import compare_with_recipe
+from detection.config.task import resolve_without_data
 from moco import finetune, linear
 from moco.classification import config as classification
 from moco.common.cfgnode import flatten
@@ -59,8 +59,8 @@ def tasks(engine: str) -> dict[str, list[str]]:
         if engine == "embedded" and "densepose" in path.name:
             continue
         opts = ["MODEL.WEIGHTS", RANDOM, "MODEL.DEVICE", "cpu", "SOLVER.PRECISION", "fp32"]
-        cfg = flatten(keys_without_data(path, opts, engine, num_processes=8))
-        found[_name(path)] = [keys.protocol_sha256(cfg), check(cfg, None).label]
+        cfg = flatten(resolve_without_data(path, opts, engine, num_processes=8))
+        found[_name(path)] = [keys.protocol_sha256(cfg), compare_with_recipe(cfg, None).label]
     return found
 
 

@@ -4,7 +4,12 @@ import dataclasses
 
 import pytest
 
-from detection.config.checks import check_pooled_norm, check_splits, check_values, highest_rate
+from detection.config.checks import (
+    check_pooled_norm,
+    check_splits,
+    check_values,
+    highest_learning_rate,
+)
 from detection.config.task import default_task
 from detection.datasets.base import Split
 from detection.datasets.coco import flip_pairs
@@ -65,7 +70,7 @@ def test_the_highest_rate_is_that_of_the_schedule(keys):
     solver.update({"MAX_ITER": 200, "STEPS": (), "BASE_LR": 0.5} | keys)
     schedule = build_schedule(solver)
     rates = [0.5 * schedule(step / 200) for step in range(200)]
-    assert highest_rate(solver) == pytest.approx(max(rates), rel=0.01)
+    assert highest_learning_rate(solver) == pytest.approx(max(rates), rel=0.01)
 
 
 def keypoint_split(names):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from detection.config.recipe import check
+from detection.config.recipe import compare_with_recipe
 from detection.config.task import load_task
 from detection.train_net import main
 from moco.common.run import read_record
@@ -111,7 +111,7 @@ def test_the_same_model_is_built_and_loaded(name, weights, folder, data_of, monk
         *task.cfg.DATASETS.TEST,
     }
     if not width:
-        label = check(task.cfg, task.weights.contract).label
+        label = compare_with_recipe(task.cfg, task.weights.contract).label
         assert label == f"as in the paper ({RECIPES[name]})"
     theirs = official_model(file, folder / weights, width, monkeypatch)
 

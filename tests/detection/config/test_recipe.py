@@ -10,7 +10,7 @@ from fvcore.common.config import CfgNode
 
 from convert.contract import InputContract
 from detection.config.keys import KEYS
-from detection.config.recipe import FREE, Recipe, RecipeCheck, check, load_recipes
+from detection.config.recipe import FREE, Recipe, RecipeCheck, compare_with_recipe, load_recipes
 from detection.config.task import default_task
 from moco.common.cfgnode import flatten, load_cfg, read_yaml, same_value
 from moco.common.keys import NOT_PROTOCOL, names_of
@@ -92,7 +92,7 @@ FROZEN_BN = ROOT / "configs" / "lvis" / "mask_rcnn_R_50_FPN_1x_frozen_bn.yaml"
 
 @pytest.mark.parametrize("path", TASKS, ids=identify)
 def test_the_configs_are_as_in_the_paper(path):
-    result = check(resolved(path), None)
+    result = compare_with_recipe(resolved(path), None)
     assert result.deviations == ()
     recipe = recipe_of(result)
     assert result.label == f"as in {recipe.of} ({recipe.name})"
@@ -109,7 +109,7 @@ def test_the_configs_are_as_in_the_paper(path):
 
 def test_every_recipe_has_its_config():
     assert OWN
-    found = [check(resolved(path), None).recipe for path in TASKS]
+    found = [compare_with_recipe(resolved(path), None).recipe for path in TASKS]
     assert sorted(found) == sorted(recipe.name for recipe in load_recipes())
 
 
@@ -119,7 +119,7 @@ ON_OWN_DATA = "faster_rcnn_R_50_FPN_small"
 
 @pytest.mark.parametrize("path", [p for p in OWN if p.stem != ON_OWN_DATA], ids=identify)
 def test_small_networks_and_own_data_are_no_task_of_the_paper(path):
-    result = check(resolved(path), None)
+    result = compare_with_recipe(resolved(path), None)
     assert result == RecipeCheck(None, "not a task of the paper", ())
 
 
@@ -136,16 +136,21 @@ def test_small_networks_and_own_data_are_no_task_of_the_paper(path):
 )
 def test_other_data_and_other_networks(changes):
     for path in (VOC_24K, FPN_1X):
-        assert check(resolved(path, **changes), None).label == "not a task of the paper"
-    assert check({}, None).recipe is None
+        assert (
+            compare_with_recipe(resolved(path, **changes), None).label == "not a task of the paper"
+        )
+    assert compare_with_recipe({}, None).recipe is None
 
 
 def test_another_protocol_is_called_by_its_own_name():
     """A RetinaNet is compared with DetCo's recipe for its schedule."""
     path = ROOT / "configs" / "coco" / "retinanet_R_50_FPN_90k.yaml"
     longer = {"SOLVER__MAX_ITER": 180000, "SOLVER__STEPS": (120000, 160000)}
-    assert check(resolved(path, **longer), None).label == "as in DetCo (COCO RetinaNet, 180k)"
-    frozen = check(resolved(path, MODEL__BACKBONE__FREEZE_AT=2), None)
+    assert (
+        compare_with_recipe(resolved(path, **longer), None).label
+        == "as in DetCo (COCO RetinaNet, 180k)"
+    )
+    frozen = compare_with_recipe(resolved(path, MODEL__BACKBONE__FREEZE_AT=2), None)
     assert frozen.label == "deviates from DetCo (COCO RetinaNet, 90k)"
     assert keys_of(frozen) == ["MODEL.BACKBONE.FREEZE_AT"]
 
@@ -165,13 +170,15 @@ def other(value: Any) -> Any:
 @pytest.mark.slow
 def test_a_changed_or_absent_key_is_the_only_deviation(path):
     cfg = resolved(path)
-    recipe = recipe_of(check(cfg, None))
+    recipe = recipe_of(compare_with_recipe(cfg, None))
     assert len(recipe.settings) > 25
     for key in [*recipe.settings, *RGB]:
-        absent = check({name: value for name, value in cfg.items() if name != key}, None)
+        absent = compare_with_recipe(
+            {name: value for name, value in cfg.items() if name != key}, None
+        )
         assert keys_of(absent) == ([] if key == "MODEL.RESNETS.STEM" else [key])
         assert all(": got nothing, " in line for line in absent.deviations)
-        result = check(cfg | {key: other(cfg[key])}, None)
+        result = compare_with_recipe(cfg | {key: other(cfg[key])}, None)
         if key in MODEL_KEYS:
             assert result.label == "not a task of the paper"
             continue
@@ -188,14 +195,14 @@ def test_a_changed_or_absent_key_is_the_only_deviation(path):
 
 
 def test_a_recipe_of_others_cites_them_and_never_the_paper():
-    spark = check(resolved(SPARK), None)
+    spark = compare_with_recipe(resolved(SPARK), None)
     assert spark.label == "as in SparK (R50-FPN 4conv1fc, 1x)"
     sources = {setting.source for setting in recipe_of(spark).settings.values()}
     assert not [source for source in sources if "the paper" in source or "official MoCo" in source]
-    line = check(resolved(SPARK, SOLVER__BETAS=(0.9, 0.95)), None).deviations[0]
+    line = compare_with_recipe(resolved(SPARK, SOLVER__BETAS=(0.9, 0.95)), None).deviations[0]
     assert line.endswith("expected [0.9, 0.999] (this project's default; SparK is silent)")
     # The paper's recipe with another optimizer is a deviation from the paper's task.
-    adamw = check(resolved(FPN_1X, SOLVER__OPTIMIZER="AdamW"), None)
+    adamw = compare_with_recipe(resolved(FPN_1X, SOLVER__OPTIMIZER="AdamW"), None)
     assert (adamw.recipe, keys_of(adamw)) == ("Table 5a", ["SOLVER.OPTIMIZER"])
 
 
@@ -220,7 +227,7 @@ def test_every_citation_is_used():
 def test_a_change_of_a_key_that_the_recipe_does_not_list_is_a_deviation(key, value):
     cfg = resolved(ROOT / "configs" / "coco" / "mask_rcnn_R_50_C4_1x.yaml")
     default = cfg[key]
-    result = check(cfg | {key: value}, None)
+    result = compare_with_recipe(cfg | {key: value}, None)
     source = "Detectron2 default: detectron2/config/defaults.py"
     source = "this project's default" if key.startswith("INPUT.SEM_SEG") else source
     got, expected = (list(v) if isinstance(v, tuple) else v for v in (value, default))
@@ -230,8 +237,8 @@ def test_a_change_of_a_key_that_the_recipe_does_not_list_is_a_deviation(key, val
     assert result.label == "deviates from the paper (Table 5c)"
     # An equal or absent value is no deviation.
     same = list(default) if isinstance(default, tuple) else default
-    assert check(cfg | {key: same}, contract()).deviations == ()
-    assert check({k: v for k, v in cfg.items() if k != key}, None).deviations == ()
+    assert compare_with_recipe(cfg | {key: same}, contract()).deviations == ()
+    assert compare_with_recipe({k: v for k, v in cfg.items() if k != key}, None).deviations == ()
 
 
 # Keys that a recipe does not list are compared alike: one task per backbone is enough.
@@ -239,11 +246,11 @@ def test_a_change_of_a_key_that_the_recipe_does_not_list_is_a_deviation(key, val
 @pytest.mark.slow
 def test_a_change_of_any_other_key_is_the_only_deviation_unless_it_is_free(path):
     cfg = resolved(path)
-    listed = recipe_of(check(cfg, None)).settings
+    listed = recipe_of(compare_with_recipe(cfg, None)).settings
     free = {*names_of(KEYS, *NOT_PROTOCOL), *FREE}
     assert not free & set(listed)
     for key in set(flatten(default_task())) - set(listed) - set(RGB):
-        result = check(cfg | {key: other(cfg[key])}, None)
+        result = compare_with_recipe(cfg | {key: other(cfg[key])}, None)
         if key in MODEL_KEYS:
             assert result.label == "not a task of the paper"
         else:
@@ -251,7 +258,9 @@ def test_a_change_of_any_other_key_is_the_only_deviation_unless_it_is_free(path)
 
 
 def test_deviations_cite_their_source():
-    (freeze,) = check(resolved(VOC_24K, MODEL__BACKBONE__FREEZE_AT=2), None).deviations
+    (freeze,) = compare_with_recipe(
+        resolved(VOC_24K, MODEL__BACKBONE__FREEZE_AT=2), None
+    ).deviations
     assert freeze.startswith(
         "MODEL.BACKBONE.FREEZE_AT: got 2, the paper has 0 (Sec. 4.2.1 and 4.2.2"
     )
@@ -260,42 +269,46 @@ def test_deviations_cite_their_source():
 def test_only_synchronized_bn_is_the_papers():
     for name in ("SyncBN", "nnSyncBN", "naiveSyncBN", "naiveSyncBN_N"):
         cfg = resolved(FPN_1X, MODEL__RESNETS__NORM=name, MODEL__FPN__NORM=name)
-        assert check(cfg, None).label == "as in the paper (Table 5a)"
+        assert compare_with_recipe(cfg, None).label == "as in the paper (Table 5a)"
     for name in ("BN", "FrozenBN", "GN"):
-        result = check(resolved(VOC_24K, MODEL__RESNETS__NORM=name), None)
+        result = compare_with_recipe(resolved(VOC_24K, MODEL__RESNETS__NORM=name), None)
         assert keys_of(result) == ["MODEL.RESNETS.NORM"]
         assert ("on one process that is the same" in result.deviations[0]) == (name == "BN")
 
 
 def test_the_weights_decide_what_the_input_must_be():
     cfg = resolved(VOC_24K, MODEL__WEIGHTS="moco.pth")
-    assert check(cfg, contract()).deviations == ()
-    result = check(cfg, MSRA)
+    assert compare_with_recipe(cfg, contract()).deviations == ()
+    result = compare_with_recipe(cfg, MSRA)
     assert keys_of(result) == list(RGB)
     assert result.deviations[0] == (
         "INPUT.FORMAT: got 'RGB', the weights need 'BGR' "
         "(contract of the detectron2/MSRA checkpoint)"
     )
-    assert check(cfg | {key: MSRA.d2_keys()[key] for key in RGB}, MSRA).deviations == ()
+    assert (
+        compare_with_recipe(cfg | {key: MSRA.d2_keys()[key] for key in RGB}, MSRA).deviations == ()
+    )
     # The contract of a trained model is unknown.
     bgr = cfg | {key: MSRA.d2_keys()[key] for key in RGB}
-    assert check(bgr | {"MODEL.WEIGHTS": "model_final.pth"}, None).deviations == ()
-    assert keys_of(check(bgr | {"MODEL.WEIGHTS": "random"}, None)) == list(RGB)
+    assert compare_with_recipe(bgr | {"MODEL.WEIGHTS": "model_final.pth"}, None).deviations == ()
+    assert keys_of(compare_with_recipe(bgr | {"MODEL.WEIGHTS": "random"}, None)) == list(RGB)
 
 
 def test_means_are_compared_within_rounding():
     near = [0.485 * 255, 0.456 * 255, 0.406 * 255]
-    assert check(resolved(VOC_24K, MODEL__PIXEL_MEAN=near), contract()).deviations == ()
+    assert (
+        compare_with_recipe(resolved(VOC_24K, MODEL__PIXEL_MEAN=near), contract()).deviations == ()
+    )
     far = [123.675, 116.28, 103.55]
-    result = check(resolved(VOC_24K, MODEL__PIXEL_MEAN=far), contract())
+    result = compare_with_recipe(resolved(VOC_24K, MODEL__PIXEL_MEAN=far), contract())
     assert keys_of(result) == ["MODEL.PIXEL_MEAN"]
 
 
 def test_folded_batch_norm_is_wrong_where_it_is_trained():
     folded = contract(source="detectron/MSRA (BN folded)")
-    (line,) = check(resolved(VOC_24K), folded).deviations
+    (line,) = compare_with_recipe(resolved(VOC_24K), folded).deviations
     assert line.startswith("MODEL.WEIGHTS: got weights whose batch norm was folded")
-    assert check(resolved(FROZEN_BN), folded).deviations == ()
+    assert compare_with_recipe(resolved(FROZEN_BN), folded).deviations == ()
 
 
 HALF = {
@@ -309,7 +322,7 @@ HALF = {
 def test_half_the_batch_follows_the_rule_and_says_what_is_not_equivalent():
     for warm_up, more in ((100, []), (200, ["SOLVER.WARMUP_ITERS"])):
         cfg = resolved(VOC_24K, SOLVER__WARMUP_ITERS=warm_up, **HALF)
-        result = check(cfg, None)
+        result = compare_with_recipe(cfg, None)
         assert result.recipe == "Table 2b"
         assert set(keys_of(result)) == {*(k.replace("__", ".") for k in HALF), *more}
         assert all("; follows the linear scaling rule" in line for line in result.deviations)
@@ -323,7 +336,7 @@ def test_half_the_batch_follows_the_rule_and_says_what_is_not_equivalent():
 @pytest.mark.parametrize("key", [key for key in HALF if "BATCH" not in key])
 def test_half_of_the_rule_is_not_the_rule(key):
     changes = {k: v for k, v in HALF.items() if k != key}
-    result = check(resolved(VOC_24K, **changes), None)
+    result = compare_with_recipe(resolved(VOC_24K, **changes), None)
     assert result.recipe == "Table 2b"
     assert not any("linear scaling" in line for line in result.deviations)
 
@@ -331,14 +344,18 @@ def test_half_of_the_rule_is_not_the_rule(key):
 def test_a_larger_batch_and_frozen_bn():
     four = {"IMS_PER_BATCH": 64, "BASE_LR": 0.08, "MAX_ITER": 22500, "STEPS": (15000, 20000)}
     cfg = resolved(FROZEN_BN, **{f"SOLVER__{key}": value for key, value in four.items()})
-    batch = next(line for line in check(cfg, None).deviations if "IMS_PER_BATCH" in line)
+    batch = next(
+        line for line in compare_with_recipe(cfg, None).deviations if "IMS_PER_BATCH" in line
+    )
     assert batch.endswith("the gradient is averaged over more images (64 instead of 16)")
 
 
 def test_a_longer_schedule_is_the_other_recipe_unless_the_batch_explains_it():
     longer = {"SOLVER__MAX_ITER": 180000, "SOLVER__STEPS": (120000, 160000)}
-    assert check(resolved(FPN_1X, **longer), None).label == "as in the paper (Table 5b)"
-    assert check(resolved(FPN_1X, **HALF | longer), None).recipe == "Table 5a"
+    assert (
+        compare_with_recipe(resolved(FPN_1X, **longer), None).label == "as in the paper (Table 5b)"
+    )
+    assert compare_with_recipe(resolved(FPN_1X, **HALF | longer), None).recipe == "Table 5a"
 
 
 def official(folder: Path, name: str, moco: bool) -> CfgNode:
@@ -349,19 +366,19 @@ def official(folder: Path, name: str, moco: bool) -> CfgNode:
 @pytest.mark.parametrize(("name", "recipe"), [("voc", "Table 2b"), ("coco", "Table 5d")])
 def test_the_official_files_are_as_in_the_paper(name, recipe, tmp_path):
     label = f"as in the paper ({recipe})"
-    moco = check(official(tmp_path, name, moco=True), contract())
+    moco = compare_with_recipe(official(tmp_path, name, moco=True), contract())
     assert (moco.label, moco.deviations) == (label, ())
-    supervised = check(official(tmp_path, name, moco=False), MSRA)
+    supervised = compare_with_recipe(official(tmp_path, name, moco=False), MSRA)
     assert (supervised.label, supervised.deviations) == (label, ())
     # A mistake of users: MoCo's weights with the supervised file.
-    mixed = check(official(tmp_path, name, moco=False), contract())
+    mixed = compare_with_recipe(official(tmp_path, name, moco=False), contract())
     assert keys_of(mixed) == list(RGB)
 
 
 def test_the_check_is_pure():
     cfg = load_cfg(default_task(), VOC_24K, ["MODEL.WEIGHTS", "random"])
     before = cfg.dump()
-    assert check(cfg, None) == check(cfg, None)
+    assert compare_with_recipe(cfg, None) == compare_with_recipe(cfg, None)
     assert cfg.dump() == before
 
 
@@ -400,9 +417,9 @@ def test_what_is_cited_from_a_packages_files_is_there(package, number, detectron
 def test_a_part_of_a_published_split_is_a_deviation():
     flat = resolved(FPN_1X)
     whole = {"coco_2017_train": 118287, "coco_2017_val": 5000}
-    assert check(flat, None, whole).deviations == ()
-    part = check(flat, None, whole | {"coco_2017_train": 100})
+    assert compare_with_recipe(flat, None, whole).deviations == ()
+    part = compare_with_recipe(flat, None, whole | {"coco_2017_train": 100})
     assert part.label == "deviates from the paper (Table 5a)"
     (line,) = part.deviations
     assert line == "coco_2017_train: got 100 images, the published split has 118287"
-    assert check(flat, None, {"of_ones_own": 3}).deviations == ()
+    assert compare_with_recipe(flat, None, {"of_ones_own": 3}).deviations == ()

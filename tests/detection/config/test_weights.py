@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from convert import write
-from detection.config.trained import apply_trained
+from detection.config.trained import apply_trained_config
 from detection.config.weights import read_weights
 from detection.engine import launch
 from detection.train_net import main as train
@@ -165,13 +165,13 @@ def test_the_normalization_of_a_trained_model_is_read_from_its_folder(task_cfg, 
     cfg.MODEL.WEIGHTS = str(tmp_path / "model_final.pth")
     cfg.INPUT.FORMAT, cfg.MODEL.PIXEL_STD, cfg.DATASETS.VOC_CLASSES = "BGR", [1.0, 1.0, 1.0], []
     written("RGB")
-    apply_trained(cfg, explicit=())
+    apply_trained_config(cfg, explicit=())
     assert cfg.INPUT.FORMAT == "RGB"
     assert list(cfg.MODEL.PIXEL_STD) == [58.395, 57.12, 57.375]
     assert cfg.DATASETS.VOC_CLASSES == ["blue", "green", "red"]
     written("BGR")
     with pytest.raises(UserError, match=r"INPUT\.FORMAT"):
-        apply_trained(cfg, explicit={"INPUT.FORMAT"})
+        apply_trained_config(cfg, explicit={"INPUT.FORMAT"})
     (tmp_path / "config.yaml").unlink()
     keys = ("MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD", "MODEL.RESNETS.STRIDE_IN_1X1")
-    apply_trained(cfg, explicit={"INPUT.FORMAT", *keys})
+    apply_trained_config(cfg, explicit={"INPUT.FORMAT", *keys})
