@@ -502,7 +502,7 @@ def _read_mask(path: Path) -> np.ndarray:
 
     try:
         mask = loadmat(path, variable_names=["GTcls"])["GTcls"]["Segmentation"][0, 0]
-    except Exception as error:  # scipy raises many types, all with the same meaning here
+    except Exception as error:  # scipy raises many types of errors
         raise DataError(f"{path}: not a mask of SBD, or damaged ({error})") from error
     if mask.dtype != np.uint8 or mask.ndim != 2:
         raise DataError(f"{path}: expected (H, W) of uint8, got {mask.shape} of {mask.dtype}")

@@ -19,7 +19,12 @@ from moco.common.errors import DataError, first_few
 from moco.common.files import PathLike, read_bytes, read_text, regular
 from moco.data.decode import FORMATS
 
-_EXIF_ORIENTATION = 274
+DATASETS_VARIABLE = "DETECTRON2_DATASETS"
+_ORIENTATION = 0x0112  # EXIF tag
+_TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
+_LONGEST_LINK = 255  # bytes of a symbolic link that was copied as a file
+_NAMED = 5  # files and folders named in a message
+# EXIF orientation → transposition that makes the image upright.
 _TRANSPOSE = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -46,7 +51,7 @@ def read_image(path: str, open_url: OpenURL | None = None) -> Image.Image:
         with open_image_file(path, open_url) as file, Image.open(file, formats=FORMATS) as image:
             check_bits(image, path)
             image.load()
-            method = _TRANSPOSE.get(image.getexif().get(_EXIF_ORIENTATION, 1))
+            method = _TRANSPOSE.get(image.getexif().get(_ORIENTATION, 1))
             if method is not None:
                 return image.transpose(method).convert("RGB")
             return image if image.mode == "RGB" else image.convert("RGB")
@@ -111,13 +116,6 @@ def resumable(error: DataError, checkpoint: PathLike | None, doctor: str) -> str
     if checkpoint is not None:
         saved = f"saved {checkpoint}, from which --resume continues once that is fixed"
     return f"{error}; {saved}" + (f"; to check all images: {doctor}" if doctor else "")
-
-
-DATASETS_VARIABLE = "DETECTRON2_DATASETS"
-_TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
-_ORIENTATION = 0x0112
-_LONGEST_LINK = 255  # bytes of a symbolic link that was copied as a file
-_NAMED = 5  # files and folders named in a message
 
 
 def datasets_root() -> str:
@@ -297,7 +295,7 @@ def image_size(
                 image.load()
     except DataError:
         raise
-    except Exception as error:  # Pillow raises many types, all with the same meaning here
+    except Exception as error:  # Pillow raises many types of errors
         raise DataError(f"{path}: {_damage(path, error)}") from error
     return (height, width) if turned else (width, height)
 
