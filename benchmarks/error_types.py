@@ -46,7 +46,7 @@ def error_types(run: "FinishedRun") -> dict[str, Any]:
     """
     from benchmarks.report.analysis import find_predictions, precision_recall
     from detection.datasets.base import require_package
-    from detection.evaluation.coco import MAX_DETECTIONS, annotations_of, metric_annotations
+    from detection.evaluation.coco import MAX_DETECTIONS, metric_annotations, split_annotations
 
     split, path = find_predictions(run)
     config = run.record.config
@@ -60,7 +60,7 @@ def error_types(run: "FinishedRun") -> dict[str, Any]:
     else:
         found = json.loads(read_text(path))
         masked = config.get("MODEL.MASK_ON", False)
-        truth = metric_annotations(annotations_of(split), split.images, masked=masked)
+        truth = metric_annotations(split_annotations(split), split.images, masked=masked)
         annotations = hotcoco.COCO(truth)
     boxes = [{k: v for k, v in row.items() if k != "segmentation"} for row in found]
     evaluation = hotcoco.COCOeval(annotations, annotations.load_res(boxes), "bbox")

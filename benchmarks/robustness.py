@@ -76,15 +76,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = build_parser().parse_args(argv)
     from benchmarks.report.analysis import robustness
     from benchmarks.report.records import collect
-    from detection.data.corruptions import failing, parse
+    from detection.data.corruptions import find_failing, parse_corruption
     from detection.evaluation.metrics import ROBUSTNESS_NAME
     from moco.common.files import atomic_write_json
 
-    parse(f"fog.{args.severity}")  # raises if the package of the corruptions is not installed
+    parse_corruption(f"fog.{args.severity}")  # raises if the corruptions' package is missing
     runs = [run for run in collect(args.runs).transfer if run.record.kind == "detection"]
     if not runs:
         raise UserError(f"no finished run of a detector below {', '.join(map(str, args.runs))}")
-    broken = failing()
+    broken = find_failing()
     for name, reason in broken.items():
         print(f"note: {name} cannot be made here, so there is no mPC ({reason})")
     for run in runs:

@@ -133,14 +133,19 @@ def _coco_curve(
     path: Path, split: "Split", run: FinishedRun
 ) -> tuple[NDArray[Any], NDArray[Any], float]:
     """Compute recall (101), precision (101) and AP50 with COCO's metric."""
-    from detection.evaluation.coco import annotations_of, coco_eval, load_truth, metric_annotations
+    from detection.evaluation.coco import (
+        coco_eval,
+        load_truth,
+        metric_annotations,
+        split_annotations,
+    )
 
     found = [row for row in json.loads(read_text(path)) if "bbox" in row]
     if not found:
         raise UserError(f"{path}: no boxes were predicted")
     config = run.record.config
     masked = config.get("MODEL.MASK_ON", False)
-    content = metric_annotations(annotations_of(split), split.images, masked=masked)
+    content = metric_annotations(split_annotations(split), split.images, masked=masked)
     with contextlib.redirect_stdout(io.StringIO()):
         truth = load_truth("pycocotools", content)
         evaluation = coco_eval("pycocotools")(truth, truth.loadRes(found), "bbox")

@@ -24,7 +24,7 @@ from detection.datasets.base import Record, Split, image_key
 from detection.datasets.files import read_image
 from detection.datasets.voc import GroundTruth
 from detection.evaluation import voc
-from detection.evaluation.coco import annotations_of, metric_annotations
+from detection.evaluation.coco import metric_annotations, split_annotations
 from detection.evaluation.predictions import Row, read_voc
 from detection.evaluation.visualize import draw_boxes
 from moco.common.errors import UserError, printable
@@ -155,7 +155,7 @@ def objects_of(
         raise UserError(f"not drawn for the metric {split.evaluator_type}")
     ids, number = set(image_ids), split.metadata["thing_dataset_id_to_contiguous_id"]
     objects: dict[str, list[tuple[Any, int, bool]]] = {image_id: [] for image_id in ids}
-    content = metric_annotations(annotations_of(split), split.images, masked=masked)
+    content = metric_annotations(split_annotations(split), split.images, masked=masked)
     for row in content["annotations"]:
         if (image_id := str(row["image_id"])) in ids:
             own = row["bbox"], number[row["category_id"]], bool(row.get("iscrowd", 0))

@@ -17,7 +17,7 @@ from detection.datasets.base import (
 )
 from detection.datasets.coco import PERSON_KEYPOINTS, pairs_note, require_polygons
 from detection.modeling.norms import process_norms
-from detection.modeling.optimizer import LAYER_RULES, OPTIMIZERS, family_of, layer_of
+from detection.modeling.optimizer import LAYER_RULES, OPTIMIZERS, family_with_rule, parameter_layer
 from moco.common.cfgnode import flatten, same_value
 from moco.common.errors import DataError, UserError, first_few, lookup
 from moco.common.keys import NOT_PROTOCOL, check_keys, names_of
@@ -32,7 +32,7 @@ def check_values(cfg: CfgNode) -> None:
         raise UserError(f"{key}: got {value}, but both engines support only {names}")
     flat, solver, images = flatten(cfg), cfg.SOLVER, cfg.INPUT
     if images.CORRUPTION:
-        corruptions.parse(images.CORRUPTION)
+        corruptions.parse_corruption(images.CORRUPTION)
     check_loggers(cfg.LOG.LOGGERS)
     lookup(OPTIMIZERS, solver.OPTIMIZER, "SOLVER.OPTIMIZER")
     check_keys(cfg, KEYS)
@@ -59,7 +59,7 @@ def check_values(cfg: CfgNode) -> None:
     ):
         if not fits:
             raise UserError(f"{key}: got {flat[key]!r}, expected {expected}")
-    if solver.LR_DECAY != 1 and family_of(cfg) is None:
+    if solver.LR_DECAY != 1 and family_with_rule(cfg) is None:
         families = ", ".join(name for name, _ in LAYER_RULES)
         raise UserError(
             f"SOLVER.LR_DECAY {solver.LR_DECAY}: the layers of MODEL.BACKBONE.NAME "
@@ -67,10 +67,10 @@ def check_values(cfg: CfgNode) -> None:
         )
     if solver.LR_DECAY != 1 and cfg.MODEL.TIMM.NAME:
         try:
-            layer_of("", cfg)
+            parameter_layer("", cfg)
         except UserError as error:  # timm has no parameter groups of the network
             raise UserError(f"SOLVER.LR_DECAY {solver.LR_DECAY}: {error}; set it to 1.0") from error
-    if solver.LR_DECAY_BY_STAGE and family_of(cfg) != "convnext":
+    if solver.LR_DECAY_BY_STAGE and family_with_rule(cfg) != "convnext":
         raise UserError(
             "SOLVER.LR_DECAY_BY_STAGE True: only ConvNeXts have layers by stage, not "
             f"MODEL.BACKBONE.NAME {cfg.MODEL.BACKBONE.NAME}; set it to False"

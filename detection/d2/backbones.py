@@ -93,7 +93,7 @@ class SimplePyramid(SimpleFeaturePyramid):
 
     @property
     def size_divisibility(self) -> int:
-        """Stride of p5, to whose whole cells a batch is padded."""
+        """Stride of p5; batches are padded to whole cells of p5."""
         # Deviation: Detectron2's pads to whole cells only if it pads to a square.
         return self._out_feature_strides["p5"]
 
@@ -309,7 +309,7 @@ class ViTFPN(Backbone):
 
     @property
     def size_divisibility(self) -> int:
-        """Number of pixels that both sides of a batch are a multiple of, the FPN's."""
+        """Number of pixels that divides both sides of a batch, as the FPN needs it."""
         divisor: int = self.fpn.size_divisibility
         return divisor
 
@@ -335,7 +335,7 @@ class PlainViT(ViTBackbone):
 
     @property
     def size_divisibility(self) -> int:
-        """Number of pixels that both sides of a batch are a multiple of, a patch's."""
+        """Number of pixels that divides both sides of a batch: the patch size."""
         return next(iter(self.strides.values()))
 
 

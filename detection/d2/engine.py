@@ -25,7 +25,7 @@ from detection.d2 import catalog, densepose
 from detection.d2.config import check_transfer_config as check_config
 from detection.d2.config import transfer_defaults as default_config
 from detection.d2.config import with_builder
-from detection.data.pipeline import to_learn_from, training_records
+from detection.data.pipeline import keep_trainable, training_records
 from detection.data.sample import Sample
 from detection.datasets import find_source, known_sources, read_split
 from detection.datasets.base import Record, Split, base_name
@@ -164,7 +164,7 @@ def mapper(
         datasets = cfg.DATASETS
         files = datasets.PROPOSAL_FILES_TRAIN if training else datasets.PROPOSAL_FILES_TEST
         records = _records_with_proposals(cfg, names, files)
-        kept = to_learn_from(cfg, records) if training else records
+        kept = keep_trainable(cfg, records) if training else records
         return kept, DatasetMapper(cfg, training)
     if training and (cfg.INPUT.CROP.ENABLED or model.META_ARCHITECTURE == "PanopticFPN"):
         return training_records(cfg), DatasetMapper(cfg, True)

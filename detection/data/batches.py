@@ -40,14 +40,14 @@ def with_keypoints(records: Sequence[Record], minimum: int) -> list[Record]:
     return [record for record in records if labeled(record) >= minimum]
 
 
-def shuffled_forever(size: int, seed: int) -> Iterator[int]:
-    """Yield permutations of range(size), one after the other without end, as TrainingSampler."""
+def shuffle_forever(size: int, seed: int) -> Iterator[int]:
+    """Yield the indices of endless random permutations of range(size), as TrainingSampler."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         yield from torch.randperm(size, generator=generator).tolist()
 
 
-def repeated_forever(factors: Sequence[float], seed: int) -> Iterator[int]:
+def repeat_forever(factors: Sequence[float], seed: int) -> Iterator[int]:
     """Yield permutations with each index repeated by its factor, as RepeatFactorTrainingSampler.
 
     The fraction of a factor is the probability of one more repetition.
@@ -87,7 +87,7 @@ def plan_batches(
     batch_size: int,
     rng: np.random.RandomState,
 ) -> Iterator[list[Planned]]:
-    """Plan batches without end, in which wide images are not mixed with others.
+    """Yield endless plans of batches, in which wide images are not mixed with others.
 
     An incomplete batch waits for more images of its kind, as in AspectRatioGroupedDataset.
 
@@ -198,9 +198,9 @@ def training_batches(
     Args:
         records: The training records.
         is_wide: The group of each record.
-        order: Starts the endless indices of the records.
+        order: Function that starts the endless indices of the records.
         sample_params: Function that samples the augmentation of the next image.
-        mapper: Makes a sample of a record and its sampled augmentation.
+        mapper: Function (record, sampled augmentation) → sample.
         batch_size: Images per batch of this process.
         num_workers: Data-loader workers.
         rng: Random stream of the augmentation.

@@ -41,7 +41,7 @@ SEVERITIES = (1, 2, 3, 4, 5)
 PACKAGE = "imagecorruptions"
 
 
-def parse(text: str) -> tuple[str, int]:
+def parse_corruption(text: str) -> tuple[str, int]:
     """Parse INPUT.CORRUPTION into name and severity.
 
     Raises:
@@ -69,7 +69,7 @@ def corrupt(pixels: NDArray[np.uint8], name: str, severity: int, seed: int) -> N
         np.random.set_state(state)
 
 
-def failing() -> dict[str, str]:
+def find_failing() -> dict[str, str]:
     """Return the corruptions that fail with the installed package versions, and their errors."""
     pixels, found = np.full((64, 64, 3), 128, np.uint8), {}
     for name in NAMES:
@@ -81,7 +81,7 @@ def failing() -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Corrupted:
+class CorruptionMapper:
     """Mapper that reads the corrupted image in place of the record's own."""
 
     mapper: Callable[..., Any]
@@ -109,12 +109,12 @@ class Corrupted:
         return {**sample, "file_name": path}
 
 
-def with_corruption(
+def add_corruption(
     mapper: Callable[..., Any], cfg: CfgNode, open_url: OpenURL | None = None
 ) -> Callable[..., Any]:
     """Wrap a mapper of test images by INPUT.CORRUPTION, if that is set."""
     text = cfg.INPUT.CORRUPTION
-    return Corrupted(mapper, *parse(text), open_url) if text else mapper
+    return CorruptionMapper(mapper, *parse_corruption(text), open_url) if text else mapper
 
 
 @functools.cache

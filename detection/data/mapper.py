@@ -75,7 +75,7 @@ class Augmentation:
 def resized_size(size: tuple[int, int], short_edge_px: int, max_size_px: int) -> tuple[int, int]:
     """Return (height, width) for a shorter side, reduced if the longer one exceeds its limit.
 
-    It rounds half up, as ResizeShortestEdge.get_output_shape.
+    Sizes are rounded half up, as in ResizeShortestEdge.get_output_shape.
     """
     if short_edge_px == 0:
         return size
@@ -243,7 +243,7 @@ class SeededMapper:
             seed_all(seed)
             try:
                 return self.mapper(record)
-            except Exception:  # Pillow raises many kinds
+            except Exception:  # Pillow raises many types of errors
                 read_image(path, self.open_url)  # raises DataError if the image is the cause
                 raise
 

@@ -14,12 +14,12 @@ from detection.data import sem_seg
 from detection.data.batches import (
     evaluation_batches,
     repeat_factors,
-    repeated_forever,
-    shuffled_forever,
+    repeat_forever,
+    shuffle_forever,
     training_batches,
     with_keypoints,
 )
-from detection.data.corruptions import with_corruption
+from detection.data.corruptions import add_corruption
 from detection.data.mapper import (
     Augmentation,
     AugmentationParams,
@@ -51,10 +51,10 @@ def training_records(cfg: CfgNode) -> list[Record]:
         UserError: If none is left.
     """
     records = [record for name in cfg.DATASETS.TRAIN for record in read_split(name, cfg).records]
-    return to_learn_from(cfg, records)
+    return keep_trainable(cfg, records)
 
 
-def to_learn_from(cfg: CfgNode, records: list[Record]) -> list[Record]:
+def keep_trainable(cfg: CfgNode, records: list[Record]) -> list[Record]:
     """Keep the records with annotations that the task trains on.
 
     Raises:
@@ -159,10 +159,10 @@ def _order(cfg: CfgNode, records: Sequence[Record]) -> Callable[[], Iterator[int
     """Return a function that starts the endless record indices of DATALOADER.SAMPLER_TRAIN."""
     settings = cfg.DATALOADER
     if settings.SAMPLER_TRAIN == "TrainingSampler":
-        return partial(shuffled_forever, len(records), cfg.SEED)
+        return partial(shuffle_forever, len(records), cfg.SEED)
     threshold, square_root = settings.REPEAT_THRESHOLD, settings.REPEAT_SQRT
     factors = repeat_factors(records, threshold, square_root=square_root)
-    return partial(repeated_forever, factors, cfg.SEED)
+    return partial(repeat_forever, factors, cfg.SEED)
 
 
 def build_evaluation(
@@ -184,7 +184,7 @@ def build_evaluation(
     else:
         mapper = Mapper(keys.MAX_SIZE_TEST, keys.FORMAT, learning=False, open_url=open_url)
         params = AugmentationParams(keys.MIN_SIZE_TEST)
-    mapper = with_corruption(mapper, cfg, open_url)
+    mapper = add_corruption(mapper, cfg, open_url)
     return evaluation_batches(records, params, mapper, num_workers=cfg.DATALOADER.NUM_WORKERS)
 
 

@@ -69,7 +69,7 @@ def boxes_of_polygons(objects: Sequence[Polygons]) -> Tensor:
 
 
 def boxes_of_bitmaps(bitmaps: Tensor) -> Tensor:
-    """Return the boxes (R, 4) of bitmaps (R, H, W), up to behind the last pixel; 0 without any."""
+    """Return the boxes (R, 4) of bitmaps (R, H, W), (0, 0, 0, 0) of empty ones."""
     boxes = torch.zeros(len(bitmaps), 4)
     for box, bitmap in zip(boxes, bitmaps, strict=True):
         rows, columns = bitmap.nonzero(as_tuple=True)

@@ -106,7 +106,7 @@ class LargeScaleJitter:
 
     Attributes:
         size_px: Side of the square.
-        scale_range: Lowest and highest ratio of it that the image is resized to fit.
+        scale_range: Lowest and highest ratio of `size_px` that images are resized to fit.
         pad: Pad smaller images to the square.
         flip: "horizontal", "vertical" or "none"; applied with probability 1/2.
     """

@@ -16,7 +16,7 @@ from detection.datasets.base import NOTE, WRONG, Finding, Split, formats, publis
 from detection.datasets.download import Fetcher, datasets, format_listing
 from detection.datasets.files import DATASETS_VARIABLE, datasets_root
 from detection.datasets.split import write_splits
-from detection.evaluation.reachable import doctor_config, measurable, reachable
+from detection.evaluation.reachable import doctor_config, evaluate_perfect, is_measurable
 from moco.common.command import program
 from moco.common.errors import DataError, UserError, run_cli, say
 
@@ -180,10 +180,10 @@ def _shares(val: float, test: float) -> dict[str, float]:
 
 def _score(split: Split) -> Iterator[Finding]:
     """Yield the score of perfect predictions on a split."""
-    if not measurable(split) or not split.records:
+    if not is_measurable(split) or not split.records:
         return
     try:
-        scored = reachable(split, doctor_config(split))
+        scored = evaluate_perfect(split, doctor_config(split))
     except DataError as error:
         yield Finding(split.name, WRONG, str(error))
     except UserError as error:  # a package or a key of the configuration is missing

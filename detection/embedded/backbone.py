@@ -295,7 +295,7 @@ class PlainViT(ViT):
 
     @property
     def size_divisibility(self) -> int:
-        """Number of pixels that both sides of a batch are a multiple of, a patch's."""
+        """Number of pixels that divides both sides of a batch: the patch size."""
         return next(iter(self.strides.values()))
 
 

@@ -19,7 +19,7 @@ as in Detectron2. Torchvision's models
 10 divide RPN losses by the number sampled                         RPN.losses
 11 set beta of the boxes' smooth L1 loss to 1/9                     regions.box_losses
 12 have background as class 0                                       RoIHeads.sample_regions
-13 drop detections under 0.01 px; offset labels in NMS             regions.choose
+13 drop detections under 0.01 px; offset labels in NMS             regions.select_detections
 14 do not clip boxes after rescaling                               boxes.rescale
 15 sort the sampled regions by index                               boxes.sample
 16 decode boxes in the dtype of autocast                           boxes.decode
@@ -27,7 +27,7 @@ as in Detectron2. Torchvision's models
 18 normalize pixels of 0..1                                        Images
 19 do not dilate the first block of a dilated stage                convert/modeling/resnet.py
 20 train masks on soft targets from bitmaps                         regions.crop_*
-21 paste masks at whole pixels                                     regions.paste
+21 paste masks at whole pixels                                     regions.paste_masks
 22 have no C4 mask head                                            RoIHeads.losses, detect
 23 start heads from other distributions                            heads.py
 24 have another frozen batch norm                                  layers.FrozenBatchNorm
@@ -45,7 +45,7 @@ from detection.data.sample import Sample, nonempty
 from detection.embedded.backbone import BACKBONES, Backbone
 from detection.embedded.boxes import rescale
 from detection.embedded.layers import NORMS, norm_layer
-from detection.embedded.regions import Detections, paste
+from detection.embedded.regions import Detections, paste_masks
 from detection.embedded.retinanet import RetinaNetHead, build_retinanet_head
 from detection.embedded.roi_heads import RoIHeads, build_roi_heads
 from detection.embedded.rpn import RPN, build_rpn
@@ -63,10 +63,10 @@ def stack(
     """Stack N tensors (..., H, W), padded at the right and bottom: (N, ..., H', W').
 
     Args:
-        tensors: To be stacked.
+        tensors: Tensors to stack.
         divisor: H' and W' are the largest sides rounded up to a multiple of it.
         square_pad: If > 0, both sides are this number of pixels instead, rounded up likewise.
-        value: Of the padding.
+        value: Padding value.
     """
     height, width = (
         -(-(square_pad or max(side)) // divisor) * divisor
@@ -79,7 +79,7 @@ def stack(
 
 
 class Images(nn.Module):
-    """Preprocessing: moves samples to the model's device, and normalizes and stacks their images.
+    """Preprocessing: moves samples to the device of the model, normalizes and stacks their images.
 
     `mean` and `std` are of pixels in 0..255, in the order of the channels; see `stack` for the
     other arguments.
@@ -170,7 +170,7 @@ def to_original(
     keep = nonempty(boxes)
     kept = {name: value[keep] for name, value in {**detections, "boxes": boxes}.items()}
     if "masks" in kept:
-        kept["masks"] = paste(kept["masks"], kept["boxes"], original)
+        kept["masks"] = paste_masks(kept["masks"], kept["boxes"], original)
     if "keypoints" in kept:
         kept["keypoints"][:, :, 0] *= original[1] / size[1]
         kept["keypoints"][:, :, 1] *= original[0] / size[0]

@@ -46,10 +46,10 @@ def crop_bitmaps(objects: Sequence[Tensor], boxes: Tensor, size: int) -> Tensor:
     return torch.cat(crops) >= 0.5
 
 
-def paste(masks: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
+def paste_masks(masks: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
     """Paste masks (R, M, M) in 0..1 into their boxes (R, 4): (R, H, W) bool in an image of `size`.
 
-    Each mask is computed by itself, near its box only.
+    Each mask is computed separately, near its box only.
     """
     pasted = torch.zeros(len(masks), *size, dtype=torch.bool, device=masks.device)
     for target, mask, box in zip(pasted, masks, boxes, strict=True):
@@ -69,7 +69,7 @@ def paste(masks: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
     return pasted
 
 
-def visible_in(keypoints: Tensor, boxes: Tensor) -> Tensor:
+def contain_visible(keypoints: Tensor, boxes: Tensor) -> Tensor:
     """Return which regions (R, 4) contain a labeled keypoint of their object (R, number, 3)."""
     x, y, visibility = keypoints.unbind(dim=2)
     left, top, right, bottom = boxes[:, :, None].unbind(dim=1)
@@ -195,12 +195,12 @@ def class_loss(
     return loss.sum() / len(loss)
 
 
-def scores(rules: RegionRules, logits: Tensor) -> Tensor:
+def to_scores(rules: RegionRules, logits: Tensor) -> Tensor:
     """Convert logits (R, K + 1) to scores in 0..1."""
     return logits.sigmoid() if rules.sigmoid else F.softmax(logits, dim=-1)
 
 
-def choose(
+def select_detections(
     rules: RegionRules,
     scores: Tensor,
     boxes: Tensor,
@@ -234,7 +234,7 @@ def choose(
     return detections
 
 
-def by_image(boxes: Tensor, rois: Tensor, image_sizes: Sizes) -> list[Tensor]:
+def split_by_image(boxes: Tensor, rois: Tensor, image_sizes: Sizes) -> list[Tensor]:
     """Split boxes (R, 4) by the image of their regions (R, 5), and clip them to the image."""
     from torchvision.ops import clip_boxes_to_image
 
@@ -244,7 +244,7 @@ def by_image(boxes: Tensor, rois: Tensor, image_sizes: Sizes) -> list[Tensor]:
     ]
 
 
-def with_image(boxes: Sequence[Tensor]) -> Tensor:
+def join_images(boxes: Sequence[Tensor]) -> Tensor:
     """Concatenate the boxes (., 4) of each image to regions (R, 5): index of the image, and box."""
     return torch.cat([F.pad(part, (1, 0), value=float(image)) for image, part in enumerate(boxes)])
 

@@ -23,7 +23,7 @@ from detection.embedded.boxes import Weights, decode, encode, match
 from detection.embedded.layers import norm_layer, normal_fill
 from detection.embedded.regions import Detections
 from detection.embedded.roi_heads import Target
-from detection.embedded.rpn import Anchors, Sizes, build_anchors, by_anchor
+from detection.embedded.rpn import Anchors, Sizes, build_anchors, flatten_anchors
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,9 @@ class RetinaNetHead(nn.Module):
         logits = [self.cls_score(self.cls_subnet(x)) for x in maps]
         deltas = [self.bbox_pred(self.bbox_subnet(x)) for x in maps]
         num_classes = self.rules.num_classes
-        return [by_anchor(x, num_classes) for x in logits], [by_anchor(x, 4) for x in deltas]
+        return [flatten_anchors(x, num_classes) for x in logits], [
+            flatten_anchors(x, 4) for x in deltas
+        ]
 
     def losses(
         self, features: Mapping[str, Tensor], targets: Sequence[Target]

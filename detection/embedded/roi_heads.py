@@ -27,14 +27,14 @@ from detection.embedded.regions import (
     RegionRules,
     Regions,
     box_losses,
-    by_image,
-    choose,
+    contain_visible,
+    join_images,
     locate_keypoints,
     mask_loss,
-    scores,
     select_class,
-    visible_in,
-    with_image,
+    select_detections,
+    split_by_image,
+    to_scores,
 )
 from detection.embedded.rpn import Sizes
 from detection.modeling.roi_align import roi_align
@@ -136,7 +136,7 @@ class RoIHeads(nn.Module):
             losses["loss_mask"] = mask_loss(logits, classes, masks, foreground[:, 1:])
         if self.keypoint_head is not None:
             points = torch.cat([t["keypoints"] for t in targets])[objects]
-            visible = visible_in(points, foreground[:, 1:])
+            visible = contain_visible(points, foreground[:, 1:])
             rois, points = foreground[visible], points[visible]
             heatmaps = self.keypoint_head(self.poolers["keypoint"](maps, rois))
             loss = self.keypoint_loss(heatmaps, points, rois[:, 1:], len(targets))
@@ -149,7 +149,7 @@ class RoIHeads(nn.Module):
         """Detect boxes, then masks and keypoints in the boxes that are kept."""
         maps = [features[name] for name in self.in_features]
         found = self.detect_boxes(maps, proposals, image_sizes)
-        rois = with_image([one["boxes"] for one in found])
+        rois = join_images([one["boxes"] for one in found])
         more = {}
         if self.mask_head is not None:
             pool = self.poolers.get("mask", self.pool_boxes)
@@ -181,7 +181,9 @@ class RoIHeads(nn.Module):
             objects += [matched[chosen[0]] + first, matched[chosen[1]]]
             first += len(target["boxes"])
         index = torch.cat(objects)
-        return Regions(with_image(regions), classes_of(index, targets, rules.num_classes), index)
+        return Regions(
+            join_images(regions), object_classes(index, targets, rules.num_classes), index
+        )
 
     def box_losses(
         self,
@@ -201,10 +203,12 @@ class RoIHeads(nn.Module):
         self, maps: Sequence[Tensor], proposals: Sequence[Tensor], image_sizes: Sizes
     ) -> list[Detections]:
         """Return the boxes, scores and classes detected in each image."""
-        pooled = self.pool_boxes(maps, with_image(proposals))
+        pooled = self.pool_boxes(maps, join_images(proposals))
         logits, deltas = self.box_predictor(self.box_head(pooled))
         boxes = decode(deltas, torch.cat(list(proposals)), self.rules.bbox_reg_weights)
-        return choose(self.rules, scores(self.rules, logits), boxes, proposals, image_sizes)
+        return select_detections(
+            self.rules, to_scores(self.rules, logits), boxes, proposals, image_sizes
+        )
 
     def keypoint_loss(
         self, heatmaps: Tensor, keypoints: Tensor, boxes: Tensor, num_images: int
@@ -289,25 +293,25 @@ class CascadeRoIHeads(RoIHeads):
             losses |= {f"{name}_stage{number}": loss for name, loss in stage.items()}
             rois = regions.rois
             refined = decode(predicted[1].detach(), rois[:, 1:], rules.bbox_reg_weights)
-            boxes = [part[nonempty(part)] for part in by_image(refined, rois, image_sizes)]
+            boxes = [part[nonempty(part)] for part in split_by_image(refined, rois, image_sizes)]
         return losses, first
 
     def detect_boxes(
         self, maps: Sequence[Tensor], proposals: Sequence[Tensor], image_sizes: Sizes
     ) -> list[Detections]:
         """Combine the mean of the stages' scores with the boxes of the last stage."""
-        rois, stage_scores = with_image(proposals), []
+        rois, stage_scores = join_images(proposals), []
         for number, rules in enumerate(self.stages):
             logits, deltas = self.run_stage(number, self.pool_boxes(maps, rois))
-            stage_scores.append(scores(rules, logits))
+            stage_scores.append(to_scores(rules, logits))
             boxes = decode(deltas, rois[:, 1:], rules.bbox_reg_weights)
             # Empty boxes stay, because a region has the same row in every stage's scores.
-            rois = with_image(by_image(boxes, rois, image_sizes))
+            rois = join_images(split_by_image(boxes, rois, image_sizes))
         mean = sum(stage_scores[1:], stage_scores[0]) * (1.0 / len(self.stages))
-        return choose(self.rules, mean, boxes, proposals, image_sizes)
+        return select_detections(self.rules, mean, boxes, proposals, image_sizes)
 
 
-def classes_of(objects: Tensor, targets: Sequence[Target], num_classes: int) -> Tensor:
+def object_classes(objects: Tensor, targets: Sequence[Target], num_classes: int) -> Tensor:
     """Return the classes (R,) of the batch's objects with these indices (R,); -1 is background."""
     # Background is appended last, which index -1 selects.
     background = objects.new_full((1,), num_classes)
@@ -324,7 +328,7 @@ def match_regions(
         objects.append(torch.where(matched < 0, matched, matched + first))
         first += len(target["boxes"])
     index = torch.cat(objects)
-    return Regions(with_image(boxes), classes_of(index, targets, rules.num_classes), index)
+    return Regions(join_images(boxes), object_classes(index, targets, rules.num_classes), index)
 
 
 def _build_rules(cfg: CfgNode) -> RegionRules:

@@ -71,7 +71,7 @@ class Anchors:
         ]
 
 
-def by_anchor(outputs: Tensor, size: int) -> Tensor:
+def flatten_anchors(outputs: Tensor, size: int) -> Tensor:
     """Rearrange (N, A * size, H, W) to (N, G, size), in fp32 and in the order of the anchors."""
     outputs = outputs.view(len(outputs), -1, size, *outputs.shape[-2:])
     return outputs.permute(0, 3, 4, 1, 2).flatten(1, -2).float()
@@ -104,8 +104,8 @@ class RPNHead(nn.Module):
         """Predict logits (N, G) and deltas (N, G, 4) from a map (N, C, H, W)."""
         for layer in self.conv if isinstance(self.conv, nn.Sequential) else [self.conv]:
             features = F.relu(layer(features))
-        logits = by_anchor(self.objectness_logits(features), 1).squeeze(-1)
-        return logits, by_anchor(self.anchor_deltas(features), 4)
+        logits = flatten_anchors(self.objectness_logits(features), 1).squeeze(-1)
+        return logits, flatten_anchors(self.anchor_deltas(features), 4)
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,9 @@ def evaluate(
         DataError: On all processes, if one of them cannot read an image.
     """
     split, folder = read_split(cfg.DATASETS.TEST[0], cfg), Path(cfg.OUTPUT_DIR) / name
-    evaluator = engine.evaluator(split, cfg, folder) or Gathered(split, cfg, folder, engine)
+    evaluator = engine.evaluator(split, cfg, folder) or GatheredEvaluator(
+        split, cfg, folder, engine
+    )
     rank, processes, number = distributed.rank(), distributed.world_size(), len(split.records)
     records = split.records[number * rank // processes : number * (rank + 1) // processes]
     silent = not distributed.is_main()
@@ -66,7 +68,7 @@ def evaluate(
     return dict(evaluator.evaluate())
 
 
-class Gathered:
+class GatheredEvaluator:
     """This project's evaluator of a split, computed on the main process from all predictions."""
 
     def __init__(self, split: Split, cfg: CfgNode, folder: Path, engine: Engine) -> None:
@@ -131,7 +133,7 @@ def to_prediction(answer: dict[str, Tensor]) -> Prediction:
     return prediction
 
 
-def starts(size: int, side: int, stride: int) -> list[int]:
+def window_starts(size: int, side: int, stride: int) -> list[int]:
     """Return where windows of `side` px start along an image's side of `size` px.
 
     They are `stride` apart, except the last one, which ends with the image; with stride 0, as few
@@ -160,7 +162,9 @@ def predict_in_windows(
     image = sample["image"]
     height, width = image.shape[-2:]
     total = counts = torch.zeros(())
-    for top, left in product(starts(height, side, stride), starts(width, side, stride)):
+    for top, left in product(
+        window_starts(height, side, stride), window_starts(width, side, stride)
+    ):
         window = image[:, top : top + side, left : left + side]
         h, w = window.shape[-2:]
         part: Sample = {**sample, "image": window.contiguous(), "height": h, "width": w}

@@ -97,7 +97,7 @@ def run(job: Job) -> EngineResult:
 
 
 def _run_processes(job: Job, folder: Path) -> distributed.LostProcess | None:
-    """Run the processes to their end; return an error about the first that died without a word.
+    """Run the processes to their end; return an error for the first that died without an error.
 
     The others of a process that has failed lose their connection to it. Those that do not notice,
     because they evaluate or hang, are killed.

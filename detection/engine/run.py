@@ -94,7 +94,7 @@ def run_in_folder(task: Task, job: Job, description: str, *, overwrite: bool) ->
 
     Args:
         task: Task to run.
-        job: The same task as the engine takes it.
+        job: Job of the task, which the engine runs.
         description: Text for log.txt, from `describe`.
         overwrite: Whether to start from scratch in a folder that is not empty.
 

@@ -14,10 +14,10 @@ Prediction = dict[str, Any]
 
 
 class Evaluator(Protocol):
-    """Collects the predictions of one process image by image; picklable.
+    """Picklable collector of the predictions of one process, image by image.
 
-    At the end the main process extends its evaluator by those of the others and evaluates. Before
-    the first image an evaluator is small.
+    At the end the main process extends its evaluator by those of the others and evaluates. An
+    evaluator without predictions is small.
     """
 
     def add(self, record: Record, prediction: Prediction) -> None:

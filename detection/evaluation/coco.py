@@ -302,8 +302,8 @@ def metric_annotations(
     return {"info": {}, "licenses": [], **content}
 
 
-def annotations_of(split: Split) -> str | Json:
-    """Return what COCO's metric reads: the path of the file, or content made of the records."""
+def split_annotations(split: Split) -> str | Json:
+    """Return the path of a split's annotations or, without a file, content made of the records."""
     if "json_file" in split.metadata:
         return str(split.metadata["json_file"])
     categories = split.metadata["thing_dataset_id_to_contiguous_id"].items()
@@ -313,7 +313,7 @@ def annotations_of(split: Split) -> str | Json:
         "images": [
             {
                 "id": record["image_id"],
-                # A package refuses a name that is not UTF-8, and none opens the file.
+                # hotcoco refuses names that are not UTF-8; no package opens the file.
                 "file_name": os.fsencode(record["file_name"]).decode("utf-8", "replace"),
                 "height": record["height"],
                 "width": record["width"],
@@ -436,7 +436,7 @@ def _arguments(split: Split, kinds: tuple[str, ...]) -> dict[str, Any]:
     contiguous = split.metadata["thing_dataset_id_to_contiguous_id"]
     return {
         "split": split.name,
-        "annotations": annotations_of(split),
+        "annotations": split_annotations(split),
         "category_ids": {index: category_id for category_id, index in contiguous.items()},
         "class_names": split.classes,
         "kinds": kinds,

@@ -33,7 +33,7 @@ from detection.evaluation.metrics import HEADLINE
 from moco.common.errors import DataError, UserError, first_few
 
 _TOLERANCE = 0.01  # points; the weights of VOC's 11 points do not add up to 1 exactly
-_WORST_CLASSES = 5  # number of classes that are named
+_WORST_CLASSES = 5  # number of classes that a message names
 BoxedObject = tuple[Record, tuple[float, ...]]  # a record's object and its clipped box
 MAX_SECONDS = 60  # for `score_of_perfect`
 MEASURED_TYPES = ("pascal_voc", "coco", "lvis", "cityscapes_instance", "sem_seg")
@@ -92,12 +92,12 @@ def expected_seconds(split: Split, cfg: CfgNode) -> float:
     return 1e-4 * sum(object_counts(split).values())
 
 
-def measurable(split: Split) -> bool:
+def is_measurable(split: Split) -> bool:
     """Return whether this project computes the metric of a split; False for catalogs, DensePose."""
     return not split.from_catalog and split.evaluator_type in MEASURED_TYPES
 
 
-def reachable(split: Split, cfg: CfgNode) -> Reachable:
+def evaluate_perfect(split: Split, cfg: CfgNode) -> Reachable:
     """Evaluate perfect predictions, and none, by the metric of a task.
 
     Args:
@@ -127,12 +127,14 @@ def score_of_perfect(split: Split, cfg: CfgNode) -> tuple[Reachable | None, str]
         UserError: As `reachable`.
         DataError: As `reachable`.
     """
-    if not measurable(split):
+    if not is_measurable(split):
         return None, ""
     if (seconds := expected_seconds(split, cfg)) > MAX_SECONDS:
         note = f"score of perfect predictions: not computed, as it takes about {seconds:.0f} s"
-        return None, "; ".join([note, f"{doctor_command()} computes it", *causes(split, cfg)])
-    scored = reachable(split, cfg)
+        return None, "; ".join(
+            [note, f"{doctor_command()} computes it", *count_unreachable(split, cfg)]
+        )
+    scored = evaluate_perfect(split, cfg)
     return scored, f"{split.name}: {scored}"
 
 
@@ -173,7 +175,7 @@ def _reachable(split: Split, cfg: CfgNode) -> Reachable:
     if not highest:
         faults.append("no object to test on")
     if any(score < 100 - _TOLERANCE for score in highest.values()):
-        faults += [*causes(split, cfg), *_worst_classes(perfect)]
+        faults += [*count_unreachable(split, cfg), *_worst_classes(perfect)]
     return Reachable({m: round(score, 3) for m, score in highest.items()}, tuple(faults))
 
 
@@ -212,7 +214,7 @@ def _worst_classes(perfect: dict[str, dict[str, float]]) -> list[str]:
     return [f"classes below 100: {first_few(named, _WORST_CLASSES)}"] if named else []
 
 
-def causes(split: Split, cfg: CfgNode) -> list[str]:
+def count_unreachable(split: Split, cfg: CfgNode) -> list[str]:
     """Count the objects that no detector can output or that the metric does not count, by cause."""
     if split.evaluator_type == "sem_seg":
         return []

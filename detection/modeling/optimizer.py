@@ -21,19 +21,19 @@ LAYER_RULES = Registry("LAYER_RULES")
 _STAGE = re.compile(r"\.(?:res|stages\.)(\d)\.(?:blocks\.)?(\d+)?")
 
 
-def family_of(cfg: CfgNode) -> str | None:
+def family_with_rule(cfg: CfgNode) -> str | None:
     """Return the family in MODEL.BACKBONE.NAME if it has a rule, e.g. `vit`."""
     parts = cfg.MODEL.BACKBONE.NAME.split("_")
     return next((part for part in parts if part in LAYER_RULES), None)
 
 
-def layer_of(name: str, cfg: CfgNode) -> tuple[int, int]:
+def parameter_layer(name: str, cfg: CfgNode) -> tuple[int, int]:
     """Return the layer of a parameter, and the last layer L.
 
     Raises:
         KeyError: If the backbone's family has no rule.
     """
-    layer: tuple[int, int] = LAYER_RULES.get(family_of(cfg))(name, cfg)
+    layer: tuple[int, int] = LAYER_RULES.get(family_with_rule(cfg))(name, cfg)
     return layer
 
 
@@ -96,7 +96,7 @@ def timm(name: str, cfg: CfgNode) -> tuple[int, int]:
 
 
 def _by_stages(name: str, depths: Sequence[int], first_stage: int) -> tuple[int, int]:
-    """Use one layer for the stem, each stage, but every 3 blocks of the third, and the rest."""
+    """Use one layer for the stem, each stage (each 3 blocks of the third) and the rest."""
     top = 4 + (depths[2] - 1) // 3
     if ".stem." in name:
         return 0, top + 1
@@ -116,7 +116,7 @@ OPTIMIZERS = Registry("OPTIMIZERS")
 # Position embeddings, Swin's among them, tokens and LayerScale, which recipes with AdamW do not
 # decay. The first two are from Detectron2's ViTDet (projects/ViTDet/configs, `overrides`),
 # LayerScale from ConvNeXt's code; `no_weight_decay` of timm's transformers has tokens as well, and
-# is asked in a network of timm.
+# is used for networks of timm.
 EMBEDDINGS = ("pos_embed", "relative_position_bias_table", "cls_token", "reg_token", "gamma")
 
 
@@ -180,7 +180,7 @@ def parameter_groups(cfg: CfgNode, model: "nn.Module") -> list[dict[str, Any]]:
             seen.add(parameter)
             lr, decay = solver.BASE_LR, solver.WEIGHT_DECAY
             if solver.LR_DECAY != 1.0:
-                layer, last = layer_of(f"{module_name}.{name}", cfg)
+                layer, last = parameter_layer(f"{module_name}.{name}", cfg)
                 lr *= solver.LR_DECAY ** (last - layer)
             if f"{module_name}.{name}".startswith("backbone."):
                 lr *= solver.BACKBONE_LR_FACTOR

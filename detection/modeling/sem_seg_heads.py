@@ -22,7 +22,7 @@ AUXILIARY_CHANNELS = 256
 
 
 class Maps(NamedTuple):
-    """Maps of a backbone that a head gets: their names, channels and strides."""
+    """Input maps of a head: names, channels and strides."""
 
     names: tuple[str, ...]
     channels: tuple[int, ...]
@@ -57,19 +57,19 @@ class SegmentationHead(nn.Module):
         """Return losses from features and labels `targets` (N, H, W) in training, else scores."""
         maps = [features[name] for name in self.names]
         if self.feature_norm:
-            maps = [normalized(x) for x in maps]
+            maps = [normalize_channels(x) for x in maps]
         found = self.cells(maps)
         if self.training:
             assert targets is not None
             size = (targets.shape[-2], targets.shape[-1])
             return None, {
                 name: self.weights[name]
-                * labeled_mean(resized(scores.float(), size), targets, self.ignore_value)
+                * labeled_mean(resize_map(scores.float(), size), targets, self.ignore_value)
                 for name, scores in found.items()
             }
         height, width = maps[0].shape[-2:]
         size = (height * self.stride, width * self.stride)
-        return resized(found["loss_sem_seg"], size), {}
+        return resize_map(found["loss_sem_seg"], size), {}
 
 
 class LinearHead(SegmentationHead):
@@ -154,15 +154,15 @@ class UPerHead(SegmentationHead):
             maps = list(self.neck(dict(zip(self.names, maps, strict=True))).values())
         top = maps[-1]
         size = (top.shape[-2], top.shape[-1])
-        pooled = [resized(part(top), size) for part in self.pooled]
+        pooled = [resize_map(part(top), size) for part in self.pooled]
         x = self.bottleneck(torch.cat([top, *pooled], dim=1))
         found = [x]
         lower = zip(self.laterals, self.outputs, maps[:-1], strict=True)
         for lateral, output, y in reversed(list(lower)):
-            x = lateral(y) + resized(x, (y.shape[-2], y.shape[-1]))
+            x = lateral(y) + resize_map(x, (y.shape[-2], y.shape[-1]))
             found.insert(0, output(x))
         size = (found[0].shape[-2], found[0].shape[-1])
-        x = self.fuse(torch.cat([resized(y, size) for y in found], dim=1))
+        x = self.fuse(torch.cat([resize_map(y, size) for y in found], dim=1))
         scores = {"loss_sem_seg": self.predictor(self.dropout(x))}
         if self.training and self.auxiliary is not None:
             scores["loss_sem_seg_auxiliary"] = self.auxiliary(maps[2])
@@ -204,7 +204,7 @@ def build_head(
     return HEADS[settings.NAME](maps, settings, norm)
 
 
-def normalized(x: Tensor) -> Tensor:
+def normalize_channels(x: Tensor) -> Tensor:
     """Normalize a map (N, C, h, w) over its channels.
 
     Deviation: a transformer's final norm also has a learned scale and bias, which converted weights
@@ -213,7 +213,7 @@ def normalized(x: Tensor) -> Tensor:
     return F.layer_norm(x.permute(0, 2, 3, 1), x.shape[1:2], eps=1e-6).permute(0, 3, 1, 2)
 
 
-def resized(x: Tensor, size: tuple[int, int]) -> Tensor:
+def resize_map(x: Tensor, size: tuple[int, int]) -> Tensor:
     """Resize a map bilinearly, (N, C, h, w) -> (N, C, *size)."""
     return F.interpolate(x, size, mode="bilinear", align_corners=False)
 

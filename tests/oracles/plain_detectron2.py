@@ -51,7 +51,7 @@ from detection.d2.config import with_builder
 from detection.datasets.voc import VOC_CLASSES
 from detection.modeling.focal_loss import compile_focal_loss
 from detection.modeling.norms import with_process_norms
-from detection.modeling.optimizer import layer_of
+from detection.modeling.optimizer import parameter_layer
 from tests.oracles.sem_seg_mapper import build_mapper as sem_seg_mapper
 
 # Of projects/ViTDet/configs, of COCO/cascade_mask_rcnn_swin_b_in21k_50ep.py there, and ConvNeXt's.
@@ -241,7 +241,7 @@ def incompatible_keys(config: Path, checkpoint: Path) -> list[str]:
 
 
 def _decay(name: str, cfg: CfgNode) -> float:
-    layer, last = layer_of(name, cfg)
+    layer, last = parameter_layer(name, cfg)
     return float(cfg.SOLVER.LR_DECAY ** (last - layer))
 
 

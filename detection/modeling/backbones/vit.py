@@ -72,9 +72,9 @@ def build_vit(network: type[Network], model: CfgNode, out_blocks: Sequence[int] 
     """Build the transformer of MODEL.VIT, with its last map or with those of some blocks.
 
     Args:
-        network: Its class, `ViT` or an engine's subclass.
+        network: Class of the transformer, `ViT` or an engine's subclass.
         model: Node MODEL of the config.
-        out_blocks: Blocks whose maps it returns; empty: the last one.
+        out_blocks: Blocks whose maps are returned; empty: the last block.
 
     Raises:
         UserError: If MODEL.VIT describes no valid network.

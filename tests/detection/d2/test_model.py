@@ -8,7 +8,7 @@ import torch
 from convert.verify import read_converted
 from detection.config.engines import find_engine
 from detection.config.task import load_task
-from detection.engine.evaluate import Gathered
+from detection.engine.evaluate import GatheredEvaluator
 from detection.engine.weights import load_converted
 from detection.modeling.backbones import backbone_type
 from tests.oracles.tiny_coco import write_coco
@@ -153,7 +153,7 @@ def test_one_file_under_two_ids_is_two_images(load, tmp_path, monkeypatch):
     monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
     cfg = load()
     split = read_split("coco_2017_val", cfg)
-    evaluator = Gathered(split, cfg, tmp_path / "out", find_engine("detectron2"))
+    evaluator = GatheredEvaluator(split, cfg, tmp_path / "out", find_engine("detectron2"))
     for record in split.records:
         objects = record["annotations"]
         boxes = torch.tensor([item["bbox"] for item in objects]).float().reshape(-1, 4)

@@ -16,8 +16,8 @@ from detection.data.batches import (
     evaluation_batches,
     plan_batches,
     repeat_factors,
-    repeated_forever,
-    shuffled_forever,
+    repeat_forever,
+    shuffle_forever,
     training_batches,
 )
 from detection.data.mapper import (
@@ -123,19 +123,19 @@ def test_an_error_in_a_worker_stays_one_line(num_workers, tmp_path):
 
 def test_the_shuffled_stream():
     """The stream is a sequence of whole permutations, fixed by the seed."""
-    indices = list(islice(shuffled_forever(5, seed=3), 15))
+    indices = list(islice(shuffle_forever(5, seed=3), 15))
     generator = torch.Generator().manual_seed(3)
     expected = [torch.randperm(5, generator=generator).tolist() for _ in range(3)]
     assert indices == [index for permutation in expected for index in permutation]
     assert expected[0] != expected[1]
-    assert indices != list(islice(shuffled_forever(5, seed=4), 15))
+    assert indices != list(islice(shuffle_forever(5, seed=4), 15))
 
 
 def plan(*sizes, **options):
     """40 batches of images of these (width, height)."""
     is_wide = [width > height for width, height in sizes]
     sample_params = Augmentation((10, 20, 30), "choice", "horizontal").sample_params
-    indices = shuffled_forever(len(sizes), seed=5)
+    indices = shuffle_forever(len(sizes), seed=5)
     rng = np.random.RandomState(5)
     return list(islice(plan_batches(is_wide, indices, sample_params, rng=rng, **options), 40))
 
@@ -169,7 +169,7 @@ def stream(records, short_edges_px=(30, 40), **options):
     return training_batches(
         records,
         [record["width"] > record["height"] for record in records],
-        lambda: shuffled_forever(len(records), seed=1),
+        lambda: shuffle_forever(len(records), seed=1),
         Augmentation(short_edges_px, "choice", "horizontal").sample_params,
         Mapper(60, "RGB"),
         **{"batch_size": 2, "num_workers": 0, "rng": np.random.RandomState(1), **options},
@@ -198,7 +198,7 @@ def test_batches_again_have_the_random_numbers_after_the_last_batch_taken(task_c
 
     def plan(rng, number):
         wide = [record["width"] > record["height"] for record in records]
-        order = shuffled_forever(len(records), task_cfg.SEED)
+        order = shuffle_forever(len(records), task_cfg.SEED)
         sizes = tuple(keys.MIN_SIZE_TRAIN), keys.MIN_SIZE_TRAIN_SAMPLING
         sample_params = Augmentation(*sizes, keys.RANDOM_FLIP).sample_params
         size = task_cfg.SOLVER.IMS_PER_BATCH
@@ -284,7 +284,7 @@ def test_rare_classes_are_repeated():
     # Class 0 is in 3 of 4 images, class 1 in 1 of 4.
     assert repeat_factors(records, 0.5, square_root=False) == [1.0, 2.0, 1.0, 1.0]
     assert repeat_factors(records, 1.0, square_root=True)[1] == 2.0
-    stream = list(islice(repeated_forever([1.0, 2.0, 1.5], seed=0), 4000))
+    stream = list(islice(repeat_forever([1.0, 2.0, 1.5], seed=0), 4000))
     counts = np.bincount(stream)
     assert counts / counts[0] == pytest.approx([1, 2, 1.5], rel=0.03)
 

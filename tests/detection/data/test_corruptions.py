@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from detection.data.corruptions import NAMES, Corrupted, corrupt, failing
+from detection.data.corruptions import NAMES, CorruptionMapper, corrupt, find_failing
 from detection.train_net import main
 
 pytestmark = pytest.mark.skipif(
@@ -23,7 +23,7 @@ def pixels():
 
 
 def test_every_corruption_works_here():
-    assert failing() == {} and len(NAMES) == 15
+    assert find_failing() == {} and len(NAMES) == 15
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -58,8 +58,8 @@ def test_mapper_reads_the_corrupted_image_under_the_records_name(tmp_path, pixel
     def mapper(record, params):
         return {**record, "seen": np.asarray(Image.open(record["file_name"])), "params": params}
 
-    one, again = (Corrupted(mapper, "shot_noise", 3)(record, 5) for _ in range(2))
-    other = Corrupted(mapper, "shot_noise", 3)({**record, "image_id": 8}, 5)
+    one, again = (CorruptionMapper(mapper, "shot_noise", 3)(record, 5) for _ in range(2))
+    other = CorruptionMapper(mapper, "shot_noise", 3)({**record, "image_id": 8}, 5)
     assert (one["seen"] == again["seen"]).all() and (one["seen"] != other["seen"]).any()
     assert (one["file_name"], one["params"]) == (str(path), 5)
 

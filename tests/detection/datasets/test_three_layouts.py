@@ -9,7 +9,7 @@ import pytest
 from detection.config.task import default_task, load_task
 from detection.datasets import read_split
 from detection.datasets.__main__ import main as doctor
-from detection.evaluation.coco import annotations_of
+from detection.evaluation.coco import split_annotations
 from detection.train_net import main as train
 from moco.common.run import read_record
 from tests.detection.datasets.conftest import read
@@ -77,7 +77,7 @@ def test_polygons_are_masks(narrow_r50_file, tmp_path):
     (yolo / "data.yaml").write_text(f"{places}names: [red, blue, green]\n")
     for name, key in zip(data, ("TRAIN", "TEST"), strict=True):
         split = read(f"yolo_{name}", YOLO_YAML=yolo / "data.yaml")
-        content = annotations_of(split)
+        content = split_annotations(split)
         assert isinstance(content, dict)
         for row in content["images"]:
             row["file_name"] = Path(row["file_name"]).name

@@ -11,7 +11,7 @@ from detection.data.sample import nonempty
 from detection.embedded.boxes import decode, encode, match, rescale, sample
 from detection.embedded.layers import FrozenBatchNorm, freeze
 from detection.embedded.model import build_model
-from detection.embedded.regions import crop_polygons, locate_keypoints, paste, visible_in
+from detection.embedded.regions import contain_visible, crop_polygons, locate_keypoints, paste_masks
 from detection.embedded.roi_heads import Pooler
 from detection.embedded.rpn import cell_anchors, grid_anchors
 from tests.oracles import tiny_detector as tiny
@@ -163,9 +163,9 @@ def test_masks_by_hand():
     square = [np.array([2.0, 2.0, 6.0, 2.0, 6.0, 6.0, 2.0, 6.0])]
     (cropped,) = crop_polygons([square], torch.tensor([[0.0, 0.0, 8.0, 8.0]]), 4)
     assert cropped.int().tolist() == [[0, 0, 0, 0], [0, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 0]]
-    (pasted,) = paste(torch.ones(1, 4, 4), torch.tensor([[1.0, 0.0, 3.0, 2.0]]), (3, 4))
+    (pasted,) = paste_masks(torch.ones(1, 4, 4), torch.tensor([[1.0, 0.0, 3.0, 2.0]]), (3, 4))
     assert pasted.int().tolist() == [[0, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 0]]
-    assert paste(torch.ones(0, 4, 4), torch.zeros(0, 4), (3, 4)).shape == (0, 3, 4)
+    assert paste_masks(torch.ones(0, 4, 4), torch.zeros(0, 4), (3, 4)).shape == (0, 3, 4)
 
 
 def test_keypoints_by_hand():
@@ -176,8 +176,8 @@ def test_keypoints_by_hand():
     assert score == pytest.approx(1 / (1 + 3 * np.exp(-3)))
     points = torch.tensor([[[5.0, 5.0, 1.0], [50.0, 5.0, 2.0]], [[5.0, 5.0, 0.0], [0.0, 0.0, 0.0]]])
     boxes = torch.tensor([[0.0, 0.0, 5.0, 5.0]] * 2)
-    assert visible_in(points, boxes).tolist() == [True, False]
-    assert visible_in(points[:1], boxes[:1] + 60).tolist() == [False]
+    assert contain_visible(points, boxes).tolist() == [True, False]
+    assert contain_visible(points[:1], boxes[:1] + 60).tolist() == [False]
 
 
 def test_frozen_batch_norm_ignores_the_batch_and_learns_nothing():

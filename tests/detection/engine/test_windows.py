@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from detection.engine.evaluate import predict_in_windows, starts
+from detection.engine.evaluate import predict_in_windows, window_starts
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from detection.engine.evaluate import predict_in_windows, starts
 )
 def test_where_windows_start(size, stride, expected):
     """With a stride as mmsegmentation's `slide`; without one evenly, as few as possible."""
-    assert starts(size, 512, stride) == expected
+    assert window_starts(size, 512, stride) == expected
 
 
 def mmsegmentations(scores, image, side, stride):

@@ -17,7 +17,7 @@ from detection.datasets.voc import GroundTruth
 from detection.evaluation.base import EVALUATORS, Metric
 from detection.evaluation.evaluators import build_evaluator, metric_kinds
 from detection.evaluation.metrics import headline_names
-from detection.evaluation.reachable import doctor_config, reachable
+from detection.evaluation.reachable import doctor_config, evaluate_perfect
 from detection.evaluation.sem_seg import SemSegEvaluator
 from moco.common.errors import UserError
 from tests.oracles.tiny_cityscapes import write_cityscapes
@@ -205,7 +205,7 @@ def test_what_the_readers_give_scores_100(name, tmp_path, monkeypatch, fresh_cac
     assert {name.split("/")[0] for name in headlines} == set(metric_kinds(split, cfg))
     shown = [*headlines, *BEYOND_HEADLINES.get(name, [])]
     assert {n: metrics[n] for n in shown} == pytest.approx(dict.fromkeys(shown, 100.0))
-    result = reachable(split, cfg)
+    result = evaluate_perfect(split, cfg)
     assert result.faults == () and set(result.highest) == set(headlines)
     assert min(result.highest.values()) == pytest.approx(100, abs=0.01)
     parts[0].extend(pickle.loads(pickle.dumps(parts[1])))

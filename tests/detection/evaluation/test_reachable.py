@@ -11,7 +11,7 @@ from benchmarks.run_suite import main as run_suite
 from detection.config.task import default_task
 from detection.datasets import read_split
 from detection.datasets.__main__ import main as datasets_command
-from detection.evaluation.reachable import doctor_config, reachable
+from detection.evaluation.reachable import doctor_config, evaluate_perfect
 from detection.train_net import main as train
 from moco.common.errors import DataError
 from moco.common.run import read_record
@@ -24,7 +24,7 @@ def scored(name, **datasets):
     cfg = default_task()
     cfg.DATASETS.update({key: str(value) for key, value in datasets.items()})
     split = read_split(name, cfg)
-    return reachable(split, doctor_config(split))
+    return evaluate_perfect(split, doctor_config(split))
 
 
 def grid(folder, number, *, copies=1):
@@ -87,11 +87,11 @@ def test_more_detections_are_counted_with_the_key(tmp_path, fresh_cache):
     split = read_split(name_of(file), cfg)
     keys = doctor_config(split)
     keys.TEST.DETECTIONS_PER_IMAGE = 300
-    result = reachable(split, keys)
+    result = evaluate_perfect(split, keys)
     assert result.highest["bbox/AP"] == pytest.approx(33.7, abs=0.05)
     assert any("COCO's metric counts: 200 in 1 image(s)" in fault for fault in result.faults)
     keys.TEST.COCO_MAX_DETECTIONS = 500
-    assert reachable(split, keys).highest["bbox/AP"] == pytest.approx(100)
+    assert evaluate_perfect(split, keys).highest["bbox/AP"] == pytest.approx(100)
 
 
 def test_every_object_twice(tmp_path, fresh_cache):
@@ -169,7 +169,7 @@ def test_keypoints_of_more_persons_than_the_metric_counts(tmp_path, fresh_cache)
     cfg = default_task()
     cfg.DATASETS.COCO_TEST_JSON = str(file)
     cfg.MODEL.KEYPOINT_ON, cfg.TEST.KEYPOINT_OKS_SIGMAS = True, [0.1, 0.1]
-    result = reachable(read_split(name_of(file), cfg), cfg)
+    result = evaluate_perfect(read_split(name_of(file), cfg), cfg)
     assert result.highest["bbox/AP"] == 100
     assert result.highest["keypoints/AP"] == pytest.approx(100 * 67 / 101, abs=0.01)
     assert any("20 of a class" in fault and "10 in 1 image(s)" in fault for fault in result.faults)

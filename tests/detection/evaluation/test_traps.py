@@ -17,7 +17,7 @@ from detection.config.engines import find_engine
 from detection.config.task import default_task
 from detection.datasets import read_split
 from detection.datasets.base import XYXY_ABS
-from detection.engine.evaluate import Gathered
+from detection.engine.evaluate import GatheredEvaluator
 from detection.evaluation.evaluators import build_evaluator
 from tests.oracles import coco_dialects as coco
 from tests.oracles.tiny_instances import (
@@ -186,8 +186,8 @@ def scores(split: Any, cfg: Any, engine: str, predictions: Any, folder: Any) -> 
             evaluator.add(record, answer)
         return evaluator.evaluate()
     room = find_engine("detectron2")
-    evaluator = room.evaluator(split, cfg, folder) or Gathered(split, cfg, folder, room)
-    assert isinstance(evaluator, Gathered) == (engine != "catalog")
+    evaluator = room.evaluator(split, cfg, folder) or GatheredEvaluator(split, cfg, folder, room)
+    assert isinstance(evaluator, GatheredEvaluator) == (engine != "catalog")
     for record, answer in zip(split.records, predictions, strict=True):
         found = detectron2_instances(answer, record["height"], record["width"])
         evaluator.process([record], [{"instances": found}])

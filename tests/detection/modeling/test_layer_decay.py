@@ -3,7 +3,7 @@
 import pytest
 from fvcore.common.config import CfgNode
 
-from detection.modeling.optimizer import family_of, layer_of
+from detection.modeling.optimizer import family_with_rule, parameter_layer
 
 
 def cfg(builder, by_stage=False, **model):
@@ -91,22 +91,22 @@ VIT = cfg("build_vit_sfp_backbone", VIT={"DEPTH": 4})
     ids=["R50", "R101-C4", "ConvNeXt-T", "ConvNeXt-B", "stages", "ViT"],
 )
 def test_layers(config, last, layers):
-    found = {name: layer_of(f"backbone.{name}", config) for name in layers}
+    found = {name: parameter_layer(f"backbone.{name}", config) for name in layers}
     assert found == {name: (layer, last) for name, layer in layers.items()}
-    assert layer_of("roi_heads.box_head.fc1.weight", config) == (last, last)
+    assert parameter_layer("roi_heads.box_head.fc1.weight", config) == (last, last)
 
 
 def test_the_last_stage_of_c4_is_the_backbones_and_its_extra_norm_is_not():
-    assert layer_of("roi_heads.res5.0.conv1.weight", C4) == (11, 12)
-    assert layer_of("roi_heads.res5.norm.weight", C4) == (12, 12)
+    assert parameter_layer("roi_heads.res5.0.conv1.weight", C4) == (11, 12)
+    assert parameter_layer("roi_heads.res5.norm.weight", C4) == (12, 12)
 
 
 def test_families_by_the_name_of_the_builder():
-    assert family_of(cfg("build_transfer_resnet_fpn_backbone")) == "resnet"
-    assert family_of(cfg("build_timm_fpn_backbone")) == "timm"
-    assert family_of(cfg("build_other_fpn_backbone")) is None
+    assert family_with_rule(cfg("build_transfer_resnet_fpn_backbone")) == "resnet"
+    assert family_with_rule(cfg("build_timm_fpn_backbone")) == "timm"
+    assert family_with_rule(cfg("build_other_fpn_backbone")) is None
     with pytest.raises(KeyError, match="None"):
-        layer_of("backbone.stem.weight", cfg("build_other_fpn_backbone"))
+        parameter_layer("backbone.stem.weight", cfg("build_other_fpn_backbone"))
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_timms_own_layers(builder, start):
     """The stem, the last block, and everything after the backbone."""
     timm = {"NAME": "regnety_002", "ARGUMENTS": ""}
     config = cfg(f"build_{builder}_backbone", TIMM=timm)
-    stem, last = layer_of(f"backbone.{start}net.stem.conv.weight", config)
-    block, _ = layer_of(f"backbone.{start}net.s4.b7.conv3.conv.weight", config)
+    stem, last = parameter_layer(f"backbone.{start}net.stem.conv.weight", config)
+    block, _ = parameter_layer(f"backbone.{start}net.s4.b7.conv3.conv.weight", config)
     assert (stem, block) == (0, last - 1)
-    assert layer_of("roi_heads.box_head.fc1.weight", config) == (last, last)
+    assert parameter_layer("roi_heads.box_head.fc1.weight", config) == (last, last)

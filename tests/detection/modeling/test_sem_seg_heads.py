@@ -10,7 +10,7 @@ from torch import nn
 
 from detection.config.task import default_task
 from detection.embedded import supported
-from detection.modeling.sem_seg_heads import HEADS, build_head, normalized
+from detection.modeling.sem_seg_heads import HEADS, build_head, normalize_channels
 from moco.common.errors import UserError
 from tests.oracles import tiny_detector as tiny
 
@@ -83,7 +83,8 @@ def test_a_learned_scale_of_the_final_norm_vanishes_in_batch_norm():
     x = torch.randn(4, 6, 5, 5)
     scale, bias = torch.rand(6, 1, 1) + 0.5, torch.randn(6, 1, 1)
     plain, scaled = (
-        nn.BatchNorm2d(6, eps=1e-12)(y) for y in (normalized(x), normalized(x) * scale + bias)
+        nn.BatchNorm2d(6, eps=1e-12)(y)
+        for y in (normalize_channels(x), normalize_channels(x) * scale + bias)
     )
     torch.testing.assert_close(plain, scaled, rtol=1e-4, atol=1e-5)
 

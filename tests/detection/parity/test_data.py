@@ -11,7 +11,7 @@ from PIL import Image
 from detection.data.batches import (
     evaluation_batches,
     repeat_factors,
-    repeated_forever,
+    repeat_forever,
     with_keypoints,
 )
 from detection.data.mapper import (
@@ -330,5 +330,5 @@ def test_records_to_learn_from(images):
         factors = repeat_factors(images, threshold, square_root=root)
         assert torch.equal(expected, torch.tensor(factors))
         assert expected.max() > 1
-        stream = repeated_forever(factors, seed=4)
+        stream = repeat_forever(factors, seed=4)
         assert list(islice(Sampler(expected, seed=4), 100)) == list(islice(stream, 100))
