@@ -101,7 +101,7 @@ class CatalogSource:
 
 
 def provide_user_datasets(cfg: CfgNode) -> None:
-    """Register the datasets of DATASETS that the user's code registered, in `detection.datasets`."""
+    """Register the user's datasets that DATASETS names in `detection.datasets`."""
     for name in (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST):
         if name in DatasetCatalog and not MetadataCatalog.get(name).get(_OURS):
             register_source(CatalogSource(name))

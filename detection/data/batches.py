@@ -68,8 +68,8 @@ def repeat_factors(
 
     Args:
         records: The training records.
-        threshold: DATALOADER.REPEAT_THRESHOLD, a share of the images; a class in a smaller share f
-            of them has the factor threshold / f.
+        threshold: DATALOADER.REPEAT_THRESHOLD, a share of the images; a class that is present in a
+            share f < threshold of them gets the factor threshold / f.
         square_root: DATALOADER.REPEAT_SQRT; take the square root of the factors.
     """
     classes = [{item["category_id"] for item in record["annotations"]} for record in records]
