@@ -17,10 +17,9 @@ from pathlib import Path
 
 from detection.datasets.base import ABSENT, FORMATS, WRONG, Finding, Format, Record, Split
 from detection.datasets.download import fetch_hint
-from detection.datasets.files import image_size, list_names, require_files
+from detection.datasets.files import image_size, list_names, read_lines, require_files
 from detection.datasets.labels import semantic_split
 from moco.common.errors import DataError
-from moco.common.files import read_text
 
 NUM_CLASSES = 150
 IGNORED = 255  # after 0 has become that
@@ -90,11 +89,7 @@ def read_classes(path: Path, hint: str) -> tuple[str, ...]:
     """
     if not path.is_file():
         raise DataError(f"{path} is missing; {hint}")
-    try:
-        lines = read_text(path).splitlines()
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not a text file in UTF-8") from error
-    rows = [line.split("\t") for line in lines[1:] if line.strip()]
+    rows = [line.split("\t") for line in read_lines(path)[1:] if line.strip()]
     if [row[0].strip() for row in rows] != [str(i + 1) for i in range(NUM_CLASSES)]:
         raise DataError(
             f"{path}: expected a header and {NUM_CLASSES} lines with the indices 1..{NUM_CLASSES} "

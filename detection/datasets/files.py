@@ -16,7 +16,7 @@ from PIL import Image
 from PIL.TiffImagePlugin import IMAGELENGTH, IMAGEWIDTH, TiffImageFile
 
 from moco.common.errors import DataError, first_few
-from moco.common.files import PathLike, read_bytes, read_text, regular
+from moco.common.files import PathLike, read_bytes, regular
 from moco.data.decode import FORMATS
 
 DATASETS_VARIABLE = "DETECTRON2_DATASETS"
@@ -147,17 +147,31 @@ def with_slashes(name: str, folder: str | Path) -> str:
     return name if name == with_slashes or Path(folder, name).exists() else with_slashes
 
 
+def read_content(path: str | Path) -> bytes:
+    """Read a whole file; raise DataError if it cannot be read."""
+    try:
+        return read_bytes(path)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def read_lines(path: Path) -> list[str]:
+    """Read the lines of a text file, empty ones too; raise DataError unless it is in UTF-8."""
+    try:
+        return read_content(path).decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not a text file in UTF-8") from error
+
+
 def read_json(path: str | Path) -> tuple[Any, str]:
     """Read a JSON file; return its content and the hex SHA-256 of its bytes.
 
     Raises:
         DataError: If the file cannot be read or is not JSON.
     """
+    raw = read_content(path)
     try:
-        raw = read_bytes(path)
         return json.loads(raw), hashlib.sha256(raw).hexdigest()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:  # includes UnicodeDecodeError
         raise DataError(f"{path}: not valid JSON ({error})") from error
 
@@ -172,13 +186,7 @@ def read_ids(path: Path, columns: re.Pattern[str] | None = None) -> list[str]:
     Raises:
         DataError: If the list is empty, has malformed lines, or an id leads out of the folder.
     """
-    try:
-        lines = read_text(path, "utf-8-sig").splitlines()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not a text file in UTF-8") from error
-    ids = [line.strip() for line in lines if line.strip()]
+    ids = [line.strip() for line in read_lines(path) if line.strip()]
     if columns:
         ids = [found[1] if (found := columns.fullmatch(line)) else line for line in ids]
     if not ids:

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from detection.datasets.base import Record, Split
-from detection.datasets.files import OpenURL, image_size, open_image_file
+from detection.datasets.files import OpenURL, image_size, open_image_file, read_content
 from moco.common.errors import DataError
-from moco.common.files import read_bytes
 from moco.data.decode import FORMATS
 
 _SAMPLE = 32  # label maps whose values are checked before training
@@ -72,10 +71,7 @@ def semantic_split(
     digest = hashlib.sha256()
     for record in records:
         path, image = record["sem_seg_file_name"], os.path.basename(record["file_name"])
-        try:
-            raw = read_bytes(path)
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+        raw = read_content(path)
         size, wanted = image_size(path), (record["width"], record["height"])
         if size != wanted:
             raise DataError(

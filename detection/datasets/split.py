@@ -18,9 +18,9 @@ import yaml
 from detection.datasets.base import SPLITS, Split, doctor_command
 from detection.datasets.coco import COCOSource, is_coco
 from detection.datasets.coco_json import as_integer
-from detection.datasets.files import describe_folder, read_ids, read_json
+from detection.datasets.files import describe_folder, read_ids, read_json, read_lines
 from detection.datasets.voc import ENDINGS, LISTS, class_names, find_folders, is_voc, split_lists
-from detection.datasets.yolo import DataYaml, read_data_yaml, read_images, read_lines
+from detection.datasets.yolo import DataYaml, read_data_yaml, read_images
 from moco.common.command import quoted
 from moco.common.errors import DataError, UserError, plural, say
 from moco.common.errors import shown as short
@@ -142,7 +142,7 @@ def find_undivided(place: Path, root: str = "") -> Undivided:
     if place.suffix in (".yaml", ".yml") or (place / "data.yaml").is_file():
         return _yolo(read_data_yaml(place / "data.yaml" if place.is_dir() else place))
     if (place / "classes.txt").is_file():  # as in Label Studio's exports
-        names = tuple(name for _, name in read_lines(place / "classes.txt"))
+        names = tuple(name for line in read_lines(place / "classes.txt") if (name := line.strip()))
         splits = {"train": (place / "images",)}
         return _yolo(DataYaml(place / "data.yaml", place, names, splits))
     if is_voc(place):

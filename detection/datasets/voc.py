@@ -51,12 +51,13 @@ from detection.datasets.files import (
     image_size,
     inner_folders,
     list_names,
+    read_content,
     read_ids,
     spelling_hint,
 )
 from moco.common.command import quoted
 from moco.common.errors import DataError, UserError, first_few, plural
-from moco.common.files import expanded, read_bytes
+from moco.common.files import expanded
 
 VOC_CLASSES = (
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow",
@@ -384,9 +385,7 @@ class _WithoutDoctype(ET.TreeBuilder):
 
 def _parse(path: Path) -> ET.Element:
     try:
-        root = ET.fromstring(read_bytes(path), ET.XMLParser(target=_WithoutDoctype()))
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+        root = ET.fromstring(read_content(path), ET.XMLParser(target=_WithoutDoctype()))
     except (ET.ParseError, ValueError, LookupError) as error:
         raise DataError(f"{path}: not valid XML ({error})") from error
     if root.tag != "annotation":

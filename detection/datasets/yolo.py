@@ -48,11 +48,12 @@ from detection.datasets.files import (
     datasets_root,
     image_size,
     missing_files,
+    read_lines,
     with_slashes,
 )
 from moco.common.cfgnode import read_yaml
 from moco.common.errors import DataError, UserError, plural, shown
-from moco.common.files import expanded, files_below, read_bytes, read_text
+from moco.common.files import expanded, files_below, read_bytes
 from moco.data.decode import SUFFIXES
 
 _SPLITS = {"train": ("train",), "val": ("val", "validation", "valid"), "test": ("test",)}
@@ -210,22 +211,11 @@ def _images_below(folder: Path) -> Iterator[Path]:
             yield folder / name
 
 
-def read_lines(file: Path) -> Iterator[tuple[int, str]]:
-    """Yield number and text of the lines that are not empty; raise DataError unless it is UTF-8."""
-    try:
-        lines = read_text(file, encoding="utf-8-sig").splitlines()
-    except OSError as error:
-        raise DataError(f"{file}: cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{file}: not a text file in UTF-8") from error
-    for number, line in enumerate(lines, start=1):
-        if text := line.strip():
-            yield number, text
-
-
 def _listed(file: Path, root: Path) -> Iterator[Path]:
     """Yield the images of a list, whose lines are relative to the list's folder."""
-    for number, line in read_lines(file):
+    for number, line in enumerate(map(str.strip, read_lines(file)), start=1):
+        if not line:
+            continue
         where = f"{file}:{number}"
         folder, name = file.parent, with_slashes(line, file.parent)
         for own in (file.parent.absolute(), root.absolute()):
