@@ -76,7 +76,7 @@ def find_custom(folder: Path) -> dict[str, str]:
         DataError: If there is no dataset in a known layout, or several.
     """
     if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder; give that of a dataset")
+        raise DataError(f"{folder}: no such folder; give the folder of a dataset")
     if not (found := _datasets_in(folder)):
         found = [keys for inner in inner_folders(folder) for keys in _datasets_in(inner)]
     if len(found) == 1:

@@ -505,7 +505,7 @@ class AnnotationFile:
                 expected = f"expected an integer from 0 to {LARGEST_ID}"
                 raise DataError(f"{self.path}: {what} with id {repr(key)}, {expected}")
             if key in table:
-                raise DataError(f"{self.path}: {what} {key}: there are two with this id")
+                raise DataError(f"{self.path}: {what} {key}: two rows have this id")
             table[key] = row
         return dict(sorted(table.items()))
 
@@ -535,7 +535,7 @@ class AnnotationFile:
                     self.refuse(annotation, f"{key} {repr(value)} is not in the file")
             if annotation_id in seen:
                 if not tolerant:
-                    self.refuse(annotation, "there are two with this id")
+                    self.refuse(annotation, "another annotation has this id")
                 self._found.add("twice")
             seen.add(annotation_id)
             groups.setdefault(annotation["image_id"], []).append(annotation)

@@ -82,8 +82,8 @@ def check_bits(image: Image.Image, path: object) -> None:
     """
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         raise DataError(
-            f"{path}: gray of more than 8 bits (mode {image.mode}), which detection does not read; "
-            "convert it to 8 bits (16-bit values divided by 257 are what pre-training sees)"
+            f"{path}: grayscale of more than 8 bits (mode {image.mode}), which detection does not "
+            "read; convert it to 8 bits (16-bit values divided by 257 are what pre-training sees)"
         )
 
 

@@ -284,7 +284,7 @@ def _lines(names: Iterable[str]) -> str:
         own = name.strip().splitlines() == [name]
         if not own or name.encode(errors="replace").decode() != name:
             raise DataError(
-                f"{short(name)}: a list cannot have this name, with a line break, blanks at an end "
+                f"{short(name)}: a list cannot have this name, with a line break, spaces at an end "
                 "or not in UTF-8; rename the file"
             )
     return "".join(f"{name}\n" for name in lines)

@@ -173,7 +173,7 @@ def _classes(file: Path, content: Mapping[str, Any]) -> tuple[str, ...]:
         raise DataError(f"{file}: nc is {number}, but names has {len(names)}; correct one of them")
     name, count = Counter(map(str, names)).most_common(1)[0]
     if count > 1:
-        raise DataError(f"{file}: names: {shown(name)} is there twice; rename one of them")
+        raise DataError(f"{file}: names: {shown(name)} occurs twice; rename one of them")
     return tuple(map(str, names))
 
 

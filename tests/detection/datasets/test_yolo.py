@@ -179,7 +179,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("nc: .nan", "nc: got nan"),
         ("nc: 20000", "nc: got 20000, expected a number of classes from 1 to 10000"),
         ("names: [no, yes]", "got False.*quotes"),
-        ("names: [cat, cat]", "'cat' is there twice"),
+        ("names: [cat, cat]", "'cat' occurs twice"),
         ("names: {0: cat, 2: dog}", "not 0, 1, 2"),
         ("names: {'0': cat, dog: 1}", "not 0, 1, 2"),
         ("names: cat", "names: got 'cat'"),
