@@ -453,7 +453,7 @@ def _extract(file: Any, info: Any, path: str, folder: Path) -> None:
     else:
         info.name = path
         file.extraction_filter = getattr(tarfile, "data_filter", None)  # none in Python 3.11.3
-        file.extract(info, folder)
+        file.extract(info, folder, set_attrs=False)  # owner and mode of new files are the user's
 
 
 def _refused(archive: Path, what: str) -> DataError:

@@ -273,8 +273,8 @@ from detection.datasets import download
 from detection.datasets.__main__ import main
 download.FILE = Path({str(offer.facts)!r})
 extract, extracted = tarfile.TarFile.extract, []
-def hold(*arguments):
-    extract(*arguments)
+def hold(*arguments, **settings):
+    extract(*arguments, **settings)
     extracted.append(1)
     if len(extracted) == 5:
         print("held", flush=True)

@@ -143,3 +143,13 @@ def test_no_space(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=106))
     with pytest.raises(UserError, match=r"107 bytes, 106 are free"):
         unpack(tmp_path / "a.zip", tmp_path / "out")
+
+
+def test_modes_are_those_of_new_files(tmp_path):
+    """A file that only its owner may read in the archive is readable as any other file."""
+    secret = info("x")
+    secret.mode = 0o4700
+    (tmp_path / "a.tar").write_bytes(tar_with(secret, content=b"x"))
+    unpack(tmp_path / "a.tar", tmp_path / "out")
+    (tmp_path / "plain").write_bytes(b"")
+    assert (tmp_path / "out" / "x").stat().st_mode == (tmp_path / "plain").stat().st_mode
