@@ -535,7 +535,7 @@ class AnnotationFile:
                     self.refuse(annotation, f"{key} {repr(value)} is not in the file")
             if annotation_id in seen:
                 if not tolerant:
-                    self.refuse(annotation, "another annotation has this id")
+                    self.refuse(annotation, "two annotations have this id")
                 self._found.add("twice")
             seen.add(annotation_id)
             groups.setdefault(annotation["image_id"], []).append(annotation)

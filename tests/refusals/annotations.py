@@ -64,7 +64,7 @@ COCO = [
             (keypoints(values), "annotation 12: .*keypoints")
             for values in ([6, 7, 2], [6, 7, 3] * 3, [6, NAN, 2] * 3)
         ),
-        (coco(no_ids), "annotation 0: another annotation has this id"),
+        (coco(no_ids), "annotation 0: two annotations have this id"),
         *(
             (text("set/objects.json", raw), r"objects\.json: holds .*images, annotations, categ")
             for raw in ("[]", "3", '"x"')
