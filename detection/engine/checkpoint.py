@@ -15,15 +15,12 @@ import torch
 from torch import nn
 
 from detection.data.random_state import State, random_state
-from detection.engine.log import last_written
 from detection.engine.weights import load_trained
-from detection.evaluation.metrics import is_evaluation
 from detection.modeling.focal_loss import moving_averages, restore_moving_averages
 from moco.common import distributed
 from moco.common.errors import UserError
-from moco.common.run import RECORD_NAME, drop_metrics
 from moco.engine import checkpoint
-from moco.engine.checkpoint import OF_DETECTRON2, list_checkpoints, order, set_aside
+from moco.engine.checkpoint import OF_DETECTRON2, list_checkpoints
 
 logger = logging.getLogger(__name__)
 
@@ -62,12 +59,13 @@ def save_checkpoint(
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint of either engine.
+    """Read a checkpoint of either engine; add `step`, the number of iterations done.
 
     Raises:
         DataError: If the file is missing, damaged, unsafe, or not a checkpoint of a run.
     """
-    return checkpoint.read_checkpoint(path, REQUIRED, "moco-transfer train")
+    content = checkpoint.read_checkpoint(path, REQUIRED, "moco-transfer train")
+    return {**content, "step": content["iteration"] + 1}
 
 
 def restore(
@@ -118,28 +116,3 @@ def restore(
         )
     restore_moving_averages(model, random or {})
     return random
-
-
-def resume_from(folder: Path, resumed: Path | None, done: int, max_iter: int) -> None:
-    """Prepare the folder of a resumed run, on the main process, after all have read the checkpoint.
-
-    Checkpoints of later iterations, together with the record of the earlier end, move to a
-    subfolder. The lines that the resumed run writes again are removed from metrics.json.
-
-    Args:
-        folder: Folder of the run.
-        resumed: Checkpoint file; None for a run that starts from scratch.
-        done: Number of iterations of the checkpoint.
-        max_iter: Number of iterations of the run.
-    """
-    found = list_checkpoints(folder, OF_DETECTRON2)
-    later = [path for path in found if path != resumed and order(path.name)[0] >= done]
-    if later or (resumed and resumed.name == FINAL and done < max_iter):
-        later.append(folder / RECORD_NAME)
-    set_aside(folder, later, resumed)
-    last = done - 1 if done == max_iter else last_written(done)
-
-    def is_kept(line: Mapping[str, Any]) -> bool:
-        return line["iteration"] <= last or is_evaluation(line)
-
-    drop_metrics(folder, done - 1, is_kept)

@@ -2,15 +2,15 @@
 
 import logging
 import statistics
-from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from detection.evaluation.metrics import is_evaluation
 from moco.common import distributed
 from moco.common.run import RunFolder, metrics_lines
-from moco.engine.loggers import Metrics
+from moco.engine.loggers import Point, StepLog, values_of
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +48,12 @@ def last_written(done: int) -> int:
     return done - 1 - done % WRITE_EVERY_ITERS
 
 
+def is_kept(line: Mapping[str, Any], done: int, max_iter: int) -> bool:
+    """Return whether a run resumed after `done` iterations keeps a line of metrics.json."""
+    last = done - 1 if done == max_iter or is_evaluation(line) else last_written(done)
+    return bool(line["iteration"] <= last)
+
+
 def is_evaluated(folder: Path, done: int) -> bool:
     """Return whether metrics.json has an evaluation after `done` iterations."""
     return any(
@@ -56,74 +62,55 @@ def is_evaluated(folder: Path, done: int) -> bool:
     )
 
 
-Point = tuple[int, float]  # An iteration and a value.
-Recent = Mapping[str, Sequence[Point]]  # Values that metrics.json is smoothed over next.
+def open_log(folder: Path | None) -> StepLog:
+    """Return a log of medians over the last 20 iterations, as Detectron2's.
 
-
-class StepLog(Metrics):
-    """Writer of metrics.json: medians of the values of each iteration, every 20 iterations.
-
-    A value is the median over the last 20 iterations, and belongs to the last iteration that has
-    one: a value that is logged occasionally has its own line, as in Detectron2. Names are
-    Detectron2's, so that its tools read the file: total_loss, the losses, lr, time, data_time,
-    eta_seconds (times in seconds).
+    Names are Detectron2's too, so that its tools read metrics.json: total_loss, the losses, lr,
+    time, data_time, eta_seconds (times in seconds).
 
     Args:
         folder: Folder of the run; None on all processes but the main one, which write nothing.
-        max_iter: Number of iterations of the training.
     """
+    run = None if folder is None else RunFolder(folder, owner=False)
+    return StepLog(run, statistics.median, WINDOW_ITERS, text=logger)
 
-    def __init__(self, folder: Path | None, max_iter: int) -> None:
-        super().__init__(None if folder is None else RunFolder(folder, owner=False))
-        self._max_iter = max_iter
-        self._windows: dict[str, deque[Point]] = defaultdict(lambda: deque(maxlen=WINDOW_ITERS))
-        self._written = -1  # The newest iteration that has a line.
 
-    def step(
-        self, iteration: int, values: Mapping[str, float], scalars: Scalars, *, lr: float
-    ) -> None:
-        """Record the values of one iteration.
+def log_step(
+    log: StepLog,
+    iteration: int,
+    max_iter: int,
+    values: Mapping[str, float],
+    scalars: Scalars,
+    lr: float,
+) -> None:
+    """Add the values of an iteration to a log, and write lines every 20 iterations.
 
-        Args:
-            iteration: Number of the iteration.
-            values: Values by name.
-            scalars: Values that the model itself logged, and whether they are smoothed.
-            lr: Learning rate of the iteration.
-        """
-        for name, value in values.items():
-            self._windows[name].append((iteration, value))
-        for name, (value, is_smoothed) in scalars.items():
-            if not is_smoothed:
-                self._windows[name].clear()
-            self._windows[name].append((iteration, value))
-        left = self._max_iter - iteration - 1
-        if left and (iteration + 1) % WRITE_EVERY_ITERS:
-            return
-        lines: dict[int, dict[str, float]] = defaultdict(dict)
-        for name, window in self._windows.items():
-            last = window[-1][0]
-            if last > self._written:
-                recent = [value for at, value in window if at > last - WINDOW_ITERS]
-                lines[last][name] = statistics.median(recent)
-        lines[iteration] |= {"lr": lr, "eta_seconds": lines[iteration]["time"] * left}
-        for at in sorted(lines):
-            self.write(at, lines[at])
-        self._written = iteration
+    Args:
+        log: Log of the run.
+        iteration: Number of the iteration.
+        max_iter: Number of iterations of the training.
+        values: Values by name, with `time`.
+        scalars: Values that the model itself logged, and whether they are smoothed.
+        lr: Learning rate of the iteration.
+    """
+    for name, (_, is_smoothed) in scalars.items():
+        if not is_smoothed:
+            log.recent[name].clear()
+    log.add(iteration, {**values, **{name: value for name, (value, _) in scalars.items()}})
+    left = max_iter - iteration - 1
+    if left and (iteration + 1) % WRITE_EVERY_ITERS:
+        return
+    seconds = statistics.median(values_of(log.recent["time"]))
+    log.write_smoothed(iteration, {"lr": lr, "eta_seconds": seconds * left})
 
-    def recent(self) -> dict[str, list[Point]]:
-        """Return the values that the next lines are smoothed over, except times."""
-        return {name: list(w) for name, w in self._windows.items() if not name.endswith("time")}
 
-    def resume(self, recent: Recent, done: int) -> None:
-        """Continue after `done` iterations, with the values that `recent` returned."""
-        self._written = last_written(done)
-        for name, points in recent.items():
-            self._windows[name].extend((at, value) for at, value in points)
+def recent_values(log: StepLog) -> dict[str, list[Point]]:
+    """Return the values that the next lines are smoothed over, except times."""
+    return {name: list(w) for name, w in log.recent.items() if not name.endswith("time")}
 
-    def write(self, iteration: int, values: Mapping[str, float], **extra: float) -> None:
-        """Write values immediately, such as the metrics of an evaluation."""
-        super().write(iteration, values, **extra)
-        if self._folder is None:
-            return
-        text = "  ".join(f"{name}: {value:.4g}" for name, value in values.items())
-        logger.info("iter: %d  %s", iteration, text)
+
+def continue_log(log: StepLog, recent: Mapping[str, Sequence[Point]], done: int) -> None:
+    """Continue a log after `done` iterations, with the values that `recent_values` returned."""
+    log.written = last_written(done)
+    for name, points in recent.items():
+        log.recent[name].extend((at, value) for at, value in points)

@@ -34,12 +34,19 @@ from detection.engine.checkpoint import (
     last_checkpoint,
     read_checkpoint,
     restore,
-    resume_from,
     save_checkpoint,
 )
 from detection.engine.evaluate import draw_predictions, evaluate
 from detection.engine.job import Job, counting, import_modules, set_iterations
-from detection.engine.log import StepLog, is_evaluated, log_file
+from detection.engine.log import (
+    continue_log,
+    is_evaluated,
+    is_kept,
+    log_file,
+    log_step,
+    open_log,
+    recent_values,
+)
 from detection.engine.solver import build_schedule, clip_gradients, set_learning_rate
 from detection.engine.start import frozen_digest, write_start
 from detection.engine.weights import (
@@ -55,7 +62,7 @@ from detection.modeling.optimizer import build_optimizer
 from moco.common import distributed
 from moco.common.errors import DataError, NumericError
 from moco.common.progress import Progress
-from moco.engine.checkpoint import OF_DETECTRON2, newest_checkpoint
+from moco.engine.checkpoint import OF_DETECTRON2, Found, resume_run
 from moco.engine.device import LossScaler, autocast
 from moco.engine.stop import StopRequest, leave
 
@@ -125,7 +132,7 @@ class Trainer:
         self.optimizer = build_optimizer(cfg, model)
         self.schedule = build_schedule(cfg.SOLVER)
         self.scaler = LossScaler(self.device, cfg.SOLVER.PRECISION)
-        self.log = StepLog(self.folder if distributed.is_main() else None, self.max_iter)
+        self.log = open_log(self.folder if distributed.is_main() else None)
 
     def resume(self) -> State | None:
         """Load the last checkpoint of OUTPUT_DIR; without one, start from scratch.
@@ -133,23 +140,30 @@ class Trainer:
         Returns:
             The random state to continue with; None for that of a new training.
         """
-        found = newest_checkpoint(self.folder, read_checkpoint, OF_DETECTRON2)
-        done = found[1]["iteration"] + 1 if found else 0
-        distributed.agree(done, "the checkpoint to resume from")
-        path, random = None, None
-        if found is None:
-            logger.warning("%s has no checkpoint; starting at iteration 0", self.folder)
-        else:
+        random = None
+
+        def restore_found(found: Found | None) -> Path | None:
+            nonlocal random
+            if found is None:
+                logger.warning("%s has no checkpoint; starting at iteration 0", self.folder)
+                return None
             path, state = found
             random = restore(path, state, self.model, self.optimizer, self.engine_name)
-            self.done, self.saved = done, done - 1
+            self.done, self.saved = state["step"], state["iteration"]
             self.scaler.load_state_dict(state["scaler"])
             self.scaler.skipped = state["skipped"]
-            self.log.resume(state["recent"], self.done)
+            continue_log(self.log, state["recent"], self.done)
             logger.info("continuing at iteration %d, after %s", self.done, path)
-        distributed.barrier()  # All processes have read it.
-        if distributed.is_main():
-            resume_from(self.folder, path, self.done, self.max_iter)
+            return path
+
+        resume_run(
+            self.folder,
+            read_checkpoint,
+            restore_found,
+            self.max_iter,
+            pattern=OF_DETECTRON2,
+            is_kept=lambda line, done: is_kept(line, done, self.max_iter),
+        )
         return random
 
     def train(self, random: State | None = None) -> dict[str, float]:
@@ -215,7 +229,7 @@ class Trainer:
         slowest = distributed.highest(round(data_time * 1e6)) / 1e6
         values |= {"data_time": slowest, "rank_data_time": data_time}
         values["time"] = time.perf_counter() - start
-        self.log.step(iteration, values, scalars, lr=solver.BASE_LR * factor)
+        log_step(self.log, iteration, self.max_iter, values, scalars, solver.BASE_LR * factor)
         return values["total_loss"]
 
     def fetch(self, iteration: int, batches: Iterator[list[Sample]]) -> Any:
@@ -298,7 +312,7 @@ class Trainer:
             engine=self.engine_name,
             scaler=self.scaler.state_dict(),
             skipped=self.scaler.skipped,
-            recent=self.log.recent(),
+            recent=recent_values(self.log),
         )
         logger.info("saved %s", path)
         self.saved = iteration

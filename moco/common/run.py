@@ -154,16 +154,10 @@ def check_unused(folder: PathLike) -> None:
         )
 
 
-def drop_metrics(
-    folder: PathLike, last: int, keep: Callable[[Mapping[str, Any]], bool] = lambda line: True
-) -> None:
-    """Remove the lines of metrics.json after an iteration, whose steps will be repeated.
-
-    A line that `metrics_lines` leaves out, or for which `keep` is false, is removed as well.
-    """
+def drop_metrics(folder: PathLike, is_kept: Callable[[Mapping[str, Any]], bool]) -> None:
+    """Remove the lines of metrics.json that a resumed run writes again, and unreadable ones."""
     if (lines := metrics_lines(folder)) is not None:
-        kept = [line for line in lines if line["iteration"] <= last and keep(line)]
-        text = "".join(f"{json.dumps(line)}\n" for line in kept)
+        text = "".join(f"{json.dumps(line)}\n" for line in lines if is_kept(line))
         atomic_write_text(Path(folder) / METRICS_NAME, text)
 
 

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from moco.common import distributed
-from moco.common.errors import DataError, say, shown
+from moco.common.command import AUTO
+from moco.common.errors import DataError, UserError, say, shown
 from moco.common.files import PathLike, atomic_torch_save, atomic_write_text, load_torch, read_text
-from moco.common.run import RECORD_NAME, check_in_place
+from moco.common.run import RECORD_NAME, check_in_place, drop_metrics, read_record
 
 FORMAT = "moco-transfer/1"
 CLASSIFIER_FORMAT = "moco-transfer-classifier/1"
@@ -34,6 +35,7 @@ REQUIRED = {
     "format": str,
     "seconds": float,
 }
+Found = tuple[Path, dict[str, Any]]  # a checkpoint and its content
 OF_MOCO, OF_DETECTRON2 = "checkpoint_*.pth.tar", "model_*.pth"
 _NAME = re.compile(
     r"checkpoint_(\d{4,})(?:_step(\d{8}))?\.pth\.tar|model_(?:(\d{7,})|final)\.pth", re.ASCII
@@ -112,7 +114,7 @@ def load_checkpoint(path: PathLike, form: str = FORMAT) -> dict[str, Any]:
 
 def newest_checkpoint(
     folder: PathLike, load: Callable[[Path], dict[str, Any]], pattern: str = OF_MOCO
-) -> tuple[Path, dict[str, Any]] | None:
+) -> Found | None:
     """Read the checkpoint to resume from.
 
     A damaged one is passed over with a warning, and the newest of the others is read.
@@ -144,6 +146,58 @@ def newest_checkpoint(
         for warning in warnings:
             say(f"warning: {warning}")
     return found
+
+
+def resume_run(
+    folder: Path,
+    read: Callable[[Path], dict[str, Any]],
+    restore: Callable[[Found | None], Path | None],
+    total: int,
+    source: str = AUTO,
+    pattern: str = OF_MOCO,
+    is_kept: Callable[[Any, int], bool] = lambda line, done: line["iteration"] <= done,
+) -> None:
+    """Continue a run from a checkpoint, or from scratch without one; all processes call it.
+
+    Checkpoints of later steps, and the record of an earlier end, move to a subfolder. The lines
+    that the run writes again are removed from metrics.json.
+
+    Args:
+        folder: Folder of the run.
+        read: Function that reads a checkpoint, whose `step` is the number of steps done, or raises
+            DataError.
+        restore: Function that restores the state of the loop, and returns the path that the
+            checkpoint has from now on. Its argument is None if the run starts from scratch.
+        total: Number of steps of the run.
+        source: Checkpoint to resume from, or `AUTO` for the newest readable one of the folder.
+        pattern: `OF_MOCO` or `OF_DETECTRON2`.
+        is_kept: Function from a line of metrics.json and the number of steps done to whether the
+            line stays.
+    """
+    if source == AUTO:
+        found = newest_checkpoint(folder, read, pattern)
+    else:
+        found = Path(source), read(Path(source))
+    done: int = found[1]["step"] if found else 0
+    distributed.agree(done, "the checkpoint to resume from")
+    path = restore(found)
+    distributed.barrier()  # all processes have read it
+    if not distributed.is_main():
+        return
+    checkpoints = sorted(list_checkpoints(folder, pattern), key=lambda p: order(p.name))
+    kept = [p for p in checkpoints if path and (p == path or order(p.name) <= order(path.name))]
+    later = [p for p in checkpoints if p not in kept]
+    if done < total and not _is_failed(folder / RECORD_NAME):
+        later.append(folder / RECORD_NAME)
+    set_aside(folder, later, kept[-1] if kept else None)
+    drop_metrics(folder, lambda line: is_kept(line, done))
+
+
+def _is_failed(record: Path) -> bool:
+    try:
+        return read_record(record).status == "failed"
+    except UserError:
+        return False
 
 
 def remove_old_checkpoints(

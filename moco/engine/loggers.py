@@ -6,10 +6,13 @@ for a new one).
 """
 
 import json
+import logging
+import math
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -149,16 +152,40 @@ class Loggers:
             print(f"warning: {KEY}: {name} failed and is no longer used ({reason})", flush=True)
 
 
-class Metrics:
+Point = tuple[int, float]  # an iteration and its value
+
+
+class StepLog:
     """Writer of metrics.json and, once they are open, of the loggers of LOG.LOGGERS.
+
+    A line has each value smoothed over the latest iterations. It belongs to the last iteration
+    that has the value, so that a value that is logged occasionally has its own line.
 
     Args:
         folder: Folder of the run; None on processes that do not write.
+        smooth: Function from the values of several iterations to one.
+        window: Number of iterations to smooth over; None for those since the last line.
+        extra: Function from an iteration to further values of its line, for metrics.json only.
+        text: Logger that gets every line as text; None for no text.
+
+    Attributes:
+        recent: Points that the next line is smoothed over, by name.
+        written: Newest iteration that has a line.
     """
 
-    def __init__(self, folder: RunFolder | None) -> None:
-        self._folder = folder
+    def __init__(
+        self,
+        folder: RunFolder | None,
+        smooth: Callable[[list[float]], float],
+        window: int | None = None,
+        extra: Callable[[int], Mapping[str, float]] = lambda iteration: {},
+        text: logging.Logger | None = None,
+    ) -> None:
+        self._folder, self._smooth, self._window = folder, smooth, window
+        self._extra, self._text = extra, text
         self._loggers: Loggers | None = None
+        self.recent: dict[str, deque[Point]] = defaultdict(lambda: deque(maxlen=window))
+        self.written = -1
 
     def open(self, cfg: CfgNode) -> None:
         """Open the loggers of a run that has passed all checks.
@@ -169,10 +196,38 @@ class Metrics:
         if self._folder is not None:
             self._loggers = Loggers(cfg.LOG.LOGGERS, self._folder.path, flatten(cfg))
 
-    def write(self, iteration: int, values: Mapping[str, float], **extra: float) -> None:
-        """Write one line; `extra` values go to metrics.json only."""
+    def add(self, iteration: int, values: Mapping[str, float]) -> None:
+        """Add the values of an iteration."""
+        for name, value in values.items():
+            self.recent[name].append((iteration, value))
+
+    def write_smoothed(self, iteration: int, latest: Mapping[str, float]) -> None:
+        """Write the smoothed values that are new since the last call.
+
+        Args:
+            iteration: Newest iteration.
+            latest: Values that are written with it as they are.
+        """
+        lines: dict[int, dict[str, float]] = defaultdict(dict)
+        for name, points in self.recent.items():
+            last = points[-1][0]
+            if last > self.written:
+                first = self.written if self._window is None else last - self._window
+                lines[last][name] = self._smooth(values_of(points, first))
+        lines[iteration] |= latest
+        for at in sorted(lines):
+            self.write(at, lines[at])
+        self.written = iteration
+        if self._window is None:
+            self.recent.clear()
+
+    def write(self, iteration: int, values: Mapping[str, float]) -> None:
+        """Write values immediately, such as the metrics of an evaluation."""
         if self._folder is not None:
-            self._folder.log({"iteration": iteration, **extra, **values})
+            self._folder.log({"iteration": iteration, **self._extra(iteration), **values})
+            if self._text is not None:
+                listed = "  ".join(f"{name}: {value:.4g}" for name, value in values.items())
+                self._text.info("iter: %d  %s", iteration, listed)
         if self._loggers is not None:
             self._loggers.log(values, iteration)
 
@@ -180,6 +235,11 @@ class Metrics:
         """Close the loggers; see `Loggers.close`."""
         if self._loggers is not None:
             self._loggers.close()
+
+
+def values_of(points: Iterable[Point], after: float = -math.inf) -> list[float]:
+    """Return the values of the points after an iteration."""
+    return [value for iteration, value in points if iteration > after]
 
 
 def _why(name: str, error: Exception) -> str:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from moco.common import distributed
 from moco.common.cfgnode import flatten
-from moco.common.command import AUTO
 from moco.common.errors import DataError, UserError, plural, say
 from moco.common.files import atomic_write_text
 from moco.common.keys import Role, names_of
@@ -20,16 +19,15 @@ from moco.common.progress import Progress
 from moco.common.run import (
     RunFolder,
     RunRecord,
-    drop_metrics,
     metrics_lines,
     provenance,
     write_record,
 )
 from moco.common.transfers import Arriving
-from moco.engine.checkpoint import PREFIX, load_checkpoint, newest_checkpoint
+from moco.engine.checkpoint import PREFIX, Found, load_checkpoint, resume_run
 from moco.engine.config import protocol_sha256
 from moco.engine.keys import FORMER, RESUMABLE
-from moco.engine.loggers import Metrics
+from moco.engine.loggers import StepLog, values_of
 from moco.engine.saver import Saver
 from moco.engine.stop import stop_signals
 from moco.engine.training import Step, Training, print_notes
@@ -68,7 +66,7 @@ def train(
     size = training.batch_size
     with closing(state.metrics):
         total, done = training.total_steps * size, state.step * size
-        reports = _Reports(state.metrics, state.saver)
+        reports = _Reports(state)
         bar = Progress(total, training.verb, "img", done, silent=not distributed.is_main())
         with bar, stop_signals() as stop:
             if state.step and state.last_evaluated() < state.step:
@@ -101,70 +99,6 @@ def _over_processes(step: Step, received: int | None) -> Tensor:
     return distributed.mean_over_ranks(report)
 
 
-class MetricsLog(Metrics):
-    """Metrics of the training loop.
-
-    A line every LOG.EVERY_ITERS steps has the means over the steps since the last line. Pending
-    values are saved in checkpoints, so that a resumed run writes the lines of an uninterrupted one.
-    """
-
-    def __init__(self, folder: RunFolder | None, training: Training[Any, Any]) -> None:
-        super().__init__(folder)
-        self._training = training
-        self._steps: list[tuple[float, float]] = []  # loss and accuracy
-        self._since = time.monotonic()
-
-    def write(self, iteration: int, values: Mapping[str, float], **extra: float) -> None:
-        """Write one line for the state after `iteration` steps, with the epoch."""
-        epoch = iteration / self._training.steps_per_epoch
-        super().write(iteration, values, epoch=epoch, **extra)
-
-    def add(self, step: int, loss: float, accuracy: float, lr: float) -> None:
-        """Add the values of a step and write a line if it is due."""
-        self._steps.append((loss, accuracy))
-        training, done, count = self._training, step + 1, len(self._steps)
-        if done % training.cfg.LOG.EVERY_ITERS and done != training.total_steps:
-            return
-        now = time.monotonic()
-        values = {
-            "loss": sum(loss for loss, _ in self._steps) / count,
-            training.accuracy_name: sum(accuracy for _, accuracy in self._steps) / count,
-            "lr": lr,
-            "images_per_second": count * training.batch_size / (now - self._since),
-        }
-        self.write(done, values)
-        self._steps.clear()
-        self._since = now
-
-    def pause(self, seconds: float) -> None:
-        """Exclude time that was not spent on training from the speed."""
-        self._since += seconds
-
-    def last(self) -> dict[str, tuple[int, float]]:
-        """Return the iteration and value of the last line that has each name."""
-        lines = metrics_lines(self._folder.path) if self._folder else None
-        return {
-            name: (line["iteration"], value) for line in lines or () for name, value in line.items()
-        }
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the pending values for a checkpoint."""
-        return {"values": list(self._steps), "seconds": time.monotonic() - self._since}
-
-    def resume(self, path: Path, state: Mapping[str, Any]) -> None:
-        """Restore the pending values of a checkpoint.
-
-        Raises:
-            DataError: If they are malformed.
-        """
-        try:
-            saved = state["step_log"]
-            self._steps = [(float(loss), float(accuracy)) for loss, accuracy in saved["values"]]
-            self._since = time.monotonic() - float(saved["seconds"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"{path}: a malformed 'step_log'") from error
-
-
 class _Reports:
     """Loss and accuracy of each step, and requests to stop, read while the next step is computed.
 
@@ -172,8 +106,8 @@ class _Reports:
     that is not finite ends them one step late, but before anything is saved or evaluated.
     """
 
-    def __init__(self, metrics: MetricsLog, saver: Saver) -> None:
-        self._metrics, self._saver = metrics, saver
+    def __init__(self, state: "_TrainingState") -> None:
+        self._state = state
         self._unread: tuple[int, Arriving, float] | None = None
         self.shown: dict[str, str] = {}  # the last loss, once there is one
         self.stop = False  # whether a process received a signal
@@ -190,8 +124,8 @@ class _Reports:
             return
         (step, report, lr), self._unread = self._unread, None
         loss, accuracy, signals = report.tolist()
-        self._saver.check_loss(loss, step)
-        self._metrics.add(step, loss, accuracy, lr)
+        self._state.saver.check_loss(loss, step)
+        self._state.log(step + 1, loss, accuracy, lr)
         self.shown = {"loss": f"{loss:.3f}"}
         self.stop |= signals > 0
 
@@ -201,19 +135,29 @@ class _TrainingState:
 
     def __init__(self, training: Training[Any, Any], folder: RunFolder) -> None:
         self.training, self.folder = training, folder
-        self.metrics = MetricsLog(folder if distributed.is_main() else None, training)
+        self.metrics = StepLog(
+            folder if distributed.is_main() else None,
+            smooth=lambda values: sum(values) / len(values),
+            extra=lambda done: {"epoch": done / training.steps_per_epoch},
+        )
         self.saver = Saver(folder.path, training, self._content)
         self.step, self.seconds_before = 0, 0.0  # done before this process started
         self.extensions: list[str] = []
         self.shown: dict[str, str] = {}
-        self.opened = time.monotonic()
+        self.opened = self.logged = time.monotonic()
 
     def begin(self, resume: str | None, extend: bool, other_processes: bool | None) -> None:
         """Restore the training state from `resume`, or initialize it."""
         if resume is None:
             self.saver.delete_earlier()
         else:
-            self._restore(resume, extend, other_processes)
+            resume_run(
+                self.folder.path,
+                read=lambda path: load_checkpoint(path, self.training.checkpoint_format),
+                restore=lambda found: self._restore(found, extend, other_processes),
+                total=self.training.total_steps,
+                source=resume,
+            )
         if self.step == 0:
             self.training.start()
         if distributed.is_main():
@@ -223,7 +167,21 @@ class _TrainingState:
 
     def last_evaluated(self) -> int:
         """Return the step of the last logged evaluation; all processes call it together."""
-        return distributed.highest(self.metrics.last().get(self.training.evaluated, (0, 0.0))[0])
+        return distributed.highest(self._last_values().get(self.training.evaluated, (0, 0.0))[0])
+
+    def log(self, done: int, loss: float, accuracy: float, lr: float) -> None:
+        """Log the values of a step: their means every LOG.EVERY_ITERS steps, and the speed."""
+        training = self.training
+        self._add(done, loss, accuracy)
+        if done % training.cfg.LOG.EVERY_ITERS and done != training.total_steps:
+            return
+        images, now = len(self.metrics.recent["loss"]) * training.batch_size, time.monotonic()
+        speed = images / (now - self.logged)
+        self.metrics.write_smoothed(done, {"lr": lr, "images_per_second": speed})
+        self.logged = now
+
+    def _add(self, done: int, loss: float, accuracy: float) -> None:
+        self.metrics.add(done, {"loss": loss, self.training.accuracy_name: accuracy})
 
     def evaluate_if_due(self, done: int) -> None:
         """Evaluate every `evaluate_every_epochs` epochs, except at the end of the run."""
@@ -252,7 +210,7 @@ class _TrainingState:
         self.shown = {"top1": f"{result.metrics[self.training.evaluated]:.1f}"}
         if distributed.is_main():
             print(f"after step {done} of {self.training.total_steps}: {result.text}", flush=True)
-        self.metrics.pause(time.monotonic() - started)  # the logged speed excludes evaluation
+        self.logged += time.monotonic() - started  # the logged speed excludes evaluation
 
     def _skipped(self) -> list[str]:
         number, total = self.training.scaler.skipped, self.training.total_steps
@@ -260,7 +218,7 @@ class _TrainingState:
         return [overflow] if number else []
 
     def _write_record(self) -> None:
-        training, cfg, last = self.training, self.training.cfg, self.metrics.last()
+        training, cfg, last = self.training, self.training.cfg, self._last_values()
         own = training.record()
         record = RunRecord(
             kind=training.kind,
@@ -315,28 +273,26 @@ class _TrainingState:
             "statistics": statistics,
             "scaler": training.scaler.state_dict(),
             "skipped_steps": training.scaler.skipped,
-            "step_log": self.metrics.state_dict(),
+            "step_log": {
+                # Values of the steps since the last line, so that a resumed run writes the lines
+                # of an uninterrupted one.
+                "values": list(zip(*map(values_of, self.metrics.recent.values()), strict=True)),
+                "seconds": time.monotonic() - self.logged,
+            },
             "extensions": self.extensions,
             **training.state_dict(),
         }
 
-    def _restore(self, resume: str, extend: bool, other_processes: bool | None) -> None:
+    def _restore(
+        self, found: Found | None, extend: bool, other_processes: bool | None
+    ) -> Path | None:
         training = self.training
-
-        def load(path: Path) -> dict[str, Any]:
-            return load_checkpoint(path, training.checkpoint_format)
-
-        if resume == AUTO:
-            found = newest_checkpoint(self.folder.path, load)
-        else:
-            found = Path(resume), load(Path(resume))
-        distributed.agree(found[1]["step"] if found else 0, "the checkpoint to resume from")
         if found is None:
             if distributed.is_main():
                 say(f"no checkpoint in {self.folder.path}: starting from scratch")
             if extend:
                 raise UserError(f"--extend: {self.folder.path} holds no checkpoint")
-            return
+            return None
         path, state = found
         training.set_speed(state["config"])
         check_same_run(path, state, training, extend)
@@ -363,12 +319,28 @@ class _TrainingState:
         training.end_epoch()
         self.extensions = extensions(path, state, training, extend)
         self.step, self.seconds_before = state["step"], state["seconds"]
-        self.metrics.resume(path, state)
-        self.saver.resume_from(path, state)
+        self._restore_log(path, state)
+        renamed = self.saver.restore(path, state)
         if distributed.is_main():
-            drop_metrics(self.folder.path, self.step)
-            steps = f"step {self.step} of {training.total_steps}"
-            say(f"resuming from {path} after {steps}")
+            say(f"resuming from {path} after step {self.step} of {training.total_steps}")
+        return renamed
+
+    def _restore_log(self, path: Path, state: Mapping[str, Any]) -> None:
+        try:
+            saved = state["step_log"]
+            first = state["step"] - len(saved["values"]) + 1
+            for done, (loss, accuracy) in enumerate(saved["values"], first):
+                self._add(done, float(loss), float(accuracy))
+            self.logged = time.monotonic() - float(saved["seconds"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{path}: a malformed 'step_log'") from error
+
+    def _last_values(self) -> dict[str, tuple[int, float]]:
+        """Return iteration and value of the last line of metrics.json that has each name."""
+        lines = metrics_lines(self.folder.path) if distributed.is_main() else None
+        return {
+            name: (line["iteration"], value) for line in lines or () for name, value in line.items()
+        }
 
     def _seconds(self) -> float:
         return self.seconds_before + time.monotonic() - self.opened

@@ -10,12 +10,10 @@ import torch
 
 from moco.common import distributed
 from moco.common.errors import DataError, NumericError
-from moco.common.run import RECORD_NAME
 from moco.engine.checkpoint import (
     checkpoint_name,
     delete_checkpoints,
     list_checkpoints,
-    order,
     remove_old_checkpoints,
     save_checkpoint,
     set_aside,
@@ -90,27 +88,20 @@ class Saver:
         if distributed.is_main():
             delete_checkpoints(self._folder)
 
-    def resume_from(self, path: Path, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint that all processes have read, and move newer ones aside."""
-        done = state["step"]
-        named = self.path(done)
+    def restore(self, path: Path, state: Mapping[str, Any]) -> Path:
+        """Continue from a checkpoint that all processes have read; return its path from now on."""
+        named = self.path(state["step"])
         try:
             self._range.load(state["loss_range"], named.name)
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{path}: a malformed 'loss_range'") from error
-        if not distributed.is_main():
-            return
         inside = path.parent.resolve() == self._folder.resolve()
-        if inside and path.name != named.name and path in list_checkpoints(path.parent):
+        renamed = inside and path.name != named.name and path in list_checkpoints(path.parent)
+        if renamed and distributed.is_main():
             # The file is a copy under another step's name, or the end of a run extended since.
             set_aside(self._folder, [named], None)
             path.rename(named)
-        checkpoints = sorted(list_checkpoints(self._folder), key=lambda found: order(found.name))
-        kept = [found for found in checkpoints if order(found.name) <= order(named.name)]
-        newer = checkpoints[len(kept) :]
-        if done < self._training.total_steps:
-            newer.append(self._folder / RECORD_NAME)
-        set_aside(self._folder, newer, kept[-1] if kept else None)
+        return named
 
     def check_loss(self, loss: float, step: int) -> None:
         """Raise NumericError for a loss that is not finite."""

@@ -68,7 +68,7 @@ def test_lines_of_metrics_of_another_shape(tmp_path):
     file = tmp_path / "metrics.json"
     file.write_text("\n".join([json.dumps(good[0]), *LINES, json.dumps(good[1])]))
     assert metrics_lines(tmp_path) == good
-    drop_metrics(tmp_path, last=1)
+    drop_metrics(tmp_path, lambda line: line["iteration"] <= 1)
     assert [json.loads(line) for line in file.read_text().splitlines()] == good[:1]
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from detection.engine.checkpoint import resume_from
-from detection.engine.log import StepLog
+from detection.engine.log import continue_log, is_kept, log_step, open_log, recent_values
+from moco.common.run import drop_metrics
+from moco.engine.loggers import StepLog
 
 MAX_ITER = 47
 NAMES = ("loss", "now_and_then", "rare", "latest")
@@ -32,7 +33,7 @@ def lines(folder: Path) -> list[dict[str, float]]:
 
 def train(log: StepLog, start: int, stop: int) -> None:
     for iteration in range(start, stop):
-        log.step(iteration, {"time": 1.0}, logged(iteration), lr=0.1)
+        log_step(log, iteration, MAX_ITER, {"time": 1.0}, logged(iteration), lr=0.1)
 
 
 @pytest.mark.detectron2
@@ -49,7 +50,7 @@ def test_lines_are_detectron2s(tmp_path, detectron2):
                 storage.put_scalar(name, value, smoothing_hint=is_smoothed)
             if (iteration + 1) % 20 == 0 or iteration == MAX_ITER - 1:
                 writer.write()
-    train(StepLog(tmp_path / "ours", MAX_ITER), 0, MAX_ITER)
+    train(open_log(tmp_path / "ours"), 0, MAX_ITER)
     theirs = sorted(lines(tmp_path / "theirs"), key=lambda line: line["iteration"])
     assert lines(tmp_path / "ours") == theirs  # Detectron2 sorts them by name.
     assert {"now_and_then", "rare"} <= set().union(*lines(tmp_path / "ours"))
@@ -60,13 +61,13 @@ def test_a_resumed_run_writes_each_line_once(stop, killed, tmp_path):
     """A run that is stopped and later killed writes some lines again, but none twice."""
     for name in ("straight", "resumed"):
         (tmp_path / name).mkdir()
-    train(StepLog(tmp_path / "straight", MAX_ITER), 0, MAX_ITER)
-    log = StepLog(tmp_path / "resumed", MAX_ITER)
+    train(open_log(tmp_path / "straight"), 0, MAX_ITER)
+    log = open_log(tmp_path / "resumed")
     train(log, 0, stop)
-    saved = log.recent()
+    saved = recent_values(log)
     train(log, stop, killed)
-    resume_from(tmp_path / "resumed", None, stop, MAX_ITER)
-    log = StepLog(tmp_path / "resumed", MAX_ITER)
-    log.resume(saved, stop)
+    drop_metrics(tmp_path / "resumed", lambda line: is_kept(line, stop, MAX_ITER))
+    log = open_log(tmp_path / "resumed")
+    continue_log(log, saved, stop)
     train(log, stop, MAX_ITER)
     assert lines(tmp_path / "resumed") == lines(tmp_path / "straight")

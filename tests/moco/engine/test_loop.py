@@ -71,6 +71,15 @@ def test_resuming_without_a_checkpoint(train, tmp_path, capsys):
     assert "starting from scratch" in capsys.readouterr().out
 
 
+def test_a_run_killed_before_its_first_checkpoint_logs_each_line_once(train, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "metrics.json").write_text('{"iteration": 1, "loss": 9.0}\n')
+    train(run, "--resume", LOG__EVERY_ITERS=1)
+    logged = [line["iteration"] for line in metrics(run) if "loss" in line]
+    assert logged == sorted(set(logged))
+
+
 def test_a_nan_loss_stops_the_run_before_anything_is_saved(train, tmp_path, monkeypatch):
     from moco.engine import loop
 
