@@ -59,9 +59,3 @@ if __name__ == "__main__":
     from benchmarks.__main__ import cli
 
     cli("finetune")
-
-
-if __name__ == "__main__":
-    from benchmarks.__main__ import cli
-
-    cli("finetune")

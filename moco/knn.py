@@ -159,9 +159,3 @@ if __name__ == "__main__":
     from benchmarks.__main__ import cli
 
     cli("knn")
-
-
-if __name__ == "__main__":
-    from benchmarks.__main__ import cli
-
-    cli("knn")

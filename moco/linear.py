@@ -57,9 +57,3 @@ if __name__ == "__main__":
     from benchmarks.__main__ import cli
 
     cli("linear")
-
-
-if __name__ == "__main__":
-    from benchmarks.__main__ import cli
-
-    cli("linear")

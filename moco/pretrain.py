@@ -126,9 +126,3 @@ if __name__ == "__main__":
     from benchmarks.__main__ import cli
 
     cli("pretrain")
-
-
-if __name__ == "__main__":
-    from benchmarks.__main__ import cli
-
-    cli("pretrain")

@@ -53,11 +53,9 @@ def open_zip(file: BinaryIO) -> zipfile.ZipFile:
         Implausible: If bytes follow the archive.
         zipfile.BadZipFile: If the file is not a zip archive.
     """
-    file.seek(-min(_ZIP_END_BYTES, file.seek(0, os.SEEK_END)), os.SEEK_END)
-    end = file.read()
     archive = zipfile.ZipFile(file)
-    if not end.startswith(_ZIP_END):
-        archive.close()
+    file.seek(-_ZIP_END_BYTES, os.SEEK_END)
+    if not file.read().startswith(_ZIP_END):
         raise Implausible("bytes follow its end")
     return archive
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -151,12 +152,12 @@ def _values(path: Path, objects: set[str]) -> list[_Value]:
 
 def _check_bytes(path: Path, pieces: list[_Piece]) -> None:
     """Check that the pieces of a file have no more bytes than it, so that no more are read."""
-    claimed: dict[str, int] = {}
+    claimed: Counter[str] = Counter()
     for piece in pieces:
         file = path.with_name(piece.file)
         if not file.is_file():
             raise DataError(f"{path}: its part {piece.file} is missing; copy the whole folder")
-        claimed[piece.file] = claimed.get(piece.file, 0) + piece.length
+        claimed[piece.file] += piece.length
         if claimed[piece.file] > file.stat().st_size:
             raise DataError(f"{path}: claims more bytes of {piece.file} than it has")
 
@@ -167,15 +168,11 @@ def _joined(path: Path, value: _Value, read: list[Any]) -> Tensor:
 
     size = value.size or ()
     wrong = DataError(f"{path}: no whole tensor is at {shown('.'.join(value.place))}")
-    # An expanded tensor would take no memory until it is copied.
-    if not all(
-        isinstance(part, torch.Tensor)
-        and part.dtype == read[0].dtype
-        and part.untyped_storage().nbytes() >= part.numel() * part.element_size()
-        for part in read
-    ):
+    if not all(isinstance(part, torch.Tensor) and part.dtype == read[0].dtype for part in read):
         raise wrong
-    if sum(part.numel() for part in read) != math.prod(size):
+    # The bytes are fewer if the parts are expanded tensors, which take memory once they are copied.
+    held = sum(piece.length for piece in value.pieces) // read[0].element_size()
+    if sum(part.numel() for part in read) != math.prod(size) or math.prod(size) > held:
         raise wrong
     if len(read) == 1 and tuple(read[0].shape) == size:
         return read[0]

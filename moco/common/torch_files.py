@@ -96,12 +96,12 @@ _NAMES = {
 }
 
 
-def _identity(identity: Any) -> tuple[torch.dtype, str, int, Any]:
-    """Return dtype, key, bytes and view of ("storage", type, key, device, elements[, view])."""
+def _identity(identity: Any) -> tuple[torch.dtype, str, int]:
+    """Return dtype, key and bytes of ("storage", type, key, device, elements[, view])."""
     match identity:
-        case ("storage", torch.dtype() as dtype, str(key), _, int(count), *view):
+        case ("storage", torch.dtype() as dtype, str(key), _, int(count), *view) if not any(view):
             (count,) = integers((count,))
-            return dtype, key, count * dtype.itemsize, view[0] if view else None
+            return dtype, key, count * dtype.itemsize
     raise pickle.UnpicklingError("it refers to something that is not a storage")
 
 
@@ -136,7 +136,7 @@ def _read_zip(file: BinaryIO, size: int, objects: set[str]) -> Any:
         storages: dict[str, torch.UntypedStorage] = {}
 
         def persistent(identity: Any) -> _Storage:
-            dtype, key, count, _ = _identity(identity)
+            dtype, key, count = _identity(identity)
             if key not in storages:
                 info = members[f"{root}data/{key}"]
                 if info.file_size < count:
@@ -164,20 +164,13 @@ def _read_legacy(file: BinaryIO, size: int, objects: set[str]) -> Any:
         nonlocal claimed
         if isinstance(identity, tuple) and identity[:1] == ("module",):
             return identity[1]  # a class, with its source
-        dtype, key, count, view = _identity(identity)
+        dtype, key, count = _identity(identity)
         if key not in storages:
             claimed += count
             if claimed > size:
                 raise Implausible(f"its storages claim {claimed} bytes where the file has {size}")
             storages[key] = _Storage(torch.UntypedStorage(count), dtype)
-        data = storages[key].data
-        if view is not None:
-            _, *place = view
-            first, length = (n * dtype.itemsize for n in integers(tuple(place)))
-            if first + length > data.nbytes():
-                raise Implausible("a view of a storage claims more elements than the file holds")
-            data = data[first : first + length]
-        return _Storage(data, dtype)
+        return _Storage(storages[key].data, dtype)
 
     value = Unpickler(file, size, objects, _NAMES, persistent).load()
     keys = load()

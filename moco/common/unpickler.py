@@ -88,11 +88,13 @@ def require_end(file: BinaryIO) -> None:
 
 def integers(values: Any) -> tuple[int, ...]:
     """Return sizes or strides; raise Implausible unless an array can have them."""
-    if not isinstance(values, tuple) or len(values) > MAX_DIMENSIONS:
+    fits = isinstance(values, tuple) and len(values) <= MAX_DIMENSIONS
+    if not (fits and all(type(n) is int and 0 <= n < 1 << 62 for n in values)):
         raise Implausible("a shape that is not a tuple of sizes")
-    if not all(type(n) is int and 0 <= n < 1 << 62 for n in values):
-        raise Implausible("a shape of something else than sizes")
     return values
+
+
+_NDARRAY = Inert("numpy.ndarray")
 
 
 class _Dtype:
@@ -109,12 +111,8 @@ def _dtype(name: Any, *flags: Any) -> Any:
     return _Dtype(name) if name in _NUMBERS else Inert(f"numpy.dtype {name[:20]}")
 
 
-def _ndarray(*args: Any) -> Inert:
-    return Inert("numpy.ndarray", args[:1])
-
-
 def _reconstruct(subtype: Any, *_: Any) -> Any:
-    return np.empty(0, "V1") if subtype is _ndarray else Inert("numpy.ndarray, a subclass")
+    return np.empty(0, "V1") if subtype is _NDARRAY else Inert("numpy.ndarray, a subclass")
 
 
 class Unpickler(_Unpickler):
@@ -157,7 +155,7 @@ class Unpickler(_Unpickler):
             **names,
             "collections.OrderedDict": self._ordered,
             "_codecs.encode": self._encode,
-            "numpy.ndarray": _ndarray,
+            "numpy.ndarray": _NDARRAY,
             "numpy.dtype": _dtype,
         }
         if persistent:
