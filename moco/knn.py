@@ -21,7 +21,7 @@ if not __package__:
 from moco.common.command import converter, program
 from moco.common.errors import DataError, UserError, say, shown
 from moco.common.pretrained import check_weights
-from moco.data.images import check_present, labeled_sets, notes_on
+from moco.data.images import check_root, notes_on, read_labeled_sets
 from moco.modeling.archs import STEMS
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def main(argv: Sequence[str], read: "Reader") -> None:
     if args.k < 1 or not args.t > 0:
         raise UserError(f"--k {args.k} --t {args.t}: expected k >= 1 and t > 0")
     check_weights(args.checkpoint)
-    check_present(args.data, labeled=True)
+    check_root(args.data, labeled=True)
     say(f"kNN: {args.checkpoint} on {args.data}")
 
     from moco.common.run import RunFolder, write_record
@@ -96,7 +96,7 @@ def main(argv: Sequence[str], read: "Reader") -> None:
     resize_px = args.resize_px or resize_px
     crop = CenterCrop.sized(crop_px, resize_px, training_crop, weights.mean, weights.std)
     weights.spec.check_image(crop.crop_px, "--crop-px")
-    data = labeled_sets(args.data)
+    data = read_labeled_sets(args.data)
     image_notes = [*notes_on(data.train), *notes_on(data.val)]
     say(*(f"note: {note}" for note in image_notes))
     notes = [*weights.notes, *image_notes]

@@ -25,7 +25,7 @@ from moco.common.errors import say
 from moco.common.files import format_of
 from moco.common.pretrained import check_weights
 from moco.common.run import RunFolder
-from moco.data.images import check_present
+from moco.data.images import check_root
 from moco.pretraining.config import check_processes, load_pretrain_cfg
 
 if TYPE_CHECKING:
@@ -93,9 +93,9 @@ def main(argv: Sequence[str], read: "Reader") -> None:
         args = replace(args, resume=args.resume or command.AUTO, overwrite=False)
     cfg = load_pretrain_cfg(args.config_file, args.opts)
     check_processes(cfg, distributed.launched_processes())
-    check_present(cfg.DATA.ROOT)
+    check_root(cfg.DATA.ROOT)
     if cfg.DATA.KNN_ROOT:
-        check_present(cfg.DATA.KNN_ROOT, labeled=True)
+        check_root(cfg.DATA.KNN_ROOT, labeled=True)
     pretrained = cfg.MODEL.WEIGHTS not in ("", command.RANDOM)
     if pretrained:
         check_weights(cfg.MODEL.WEIGHTS)

@@ -23,7 +23,7 @@ from tests.oracles.processes import run_on
 pytestmark = [pytest.mark.device, pytest.mark.slow]
 
 # Waits of one step, by function. That of the report is for the step before, which is done by then.
-REPORT = {"moco/common/transfers.py Arriving.tolist": 1}
+REPORT = {"moco/common/transfers.py AsyncScalars.tolist": 1}
 OVERFLOW = {"moco/engine/device.py LossScaler.take_step": 1}  # torch's GradScaler asks for it
 EMBEDDED = {
     "detection/embedded/boxes.py match": 2,  # for each image

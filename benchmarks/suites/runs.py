@@ -39,7 +39,7 @@ from moco.common.errors import UserError, printable
 from moco.common.files import atomic_write_json, open_file, read_text
 from moco.common.pretrained import LocalWeights
 from moco.common.run import METRICS_NAME, RECORD_NAME, RunRecord, read_record
-from moco.engine.checkpoint import newest_name
+from moco.engine.checkpoint import read_pointer
 
 LOG_NAME, LOCK_NAME, FAILED_NAME = "suite.log", ".claim", "failed.json"
 DONE, RUNNING, FAILED, STOPPED, WAITING = "done", "running", "failed", "interrupted", "waiting"
@@ -151,7 +151,7 @@ class Run:
         A new name is progress. A new line in `metrics.json` is not: iterations after the newest
         checkpoint are repeated, and a checkpoint may be newer than the last line.
         """
-        return newest_name(self.folder)
+        return read_pointer(self.folder)
 
     def record(self) -> RunRecord | None:
         """Read the record, or return None if there is none."""

@@ -10,7 +10,7 @@ from typing import Any
 from detection.evaluation.metrics import is_evaluation
 from moco.common import distributed
 from moco.common.run import RunFolder, metrics_lines
-from moco.engine.loggers import Point, StepLog, values_of
+from moco.engine.loggers import Point, StepLog, select_values
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ def log_step(
     left = max_iter - iteration - 1
     if left and (iteration + 1) % WRITE_EVERY_ITERS:
         return
-    seconds = statistics.median(values_of(log.recent["time"]))
+    seconds = statistics.median(select_values(log.recent["time"]))
     log.write_smoothed(iteration, {"lr": lr, "eta_seconds": seconds * left})
 
 

@@ -27,7 +27,7 @@ from moco.common.errors import say
 from moco.common.files import expanded, format_of
 from moco.common.pretrained import check_weights
 from moco.common.run import RunFolder
-from moco.data.images import check_present
+from moco.data.images import check_root
 from moco.engine.config import check_processes
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def main(protocol: Protocol, argv: Sequence[str], read: "Reader") -> None:
         args = replace(args, resume=args.resume or AUTO, overwrite=False)
     cfg = load_classify_cfg(protocol.defaults, args.config_file, args.opts)
     check_processes(cfg, distributed.launched_processes())
-    check_present(cfg.DATA.ROOT, labeled=True)
+    check_root(cfg.DATA.ROOT, labeled=True)
     if args.checkpoint != RANDOM:
         check_weights(args.checkpoint)
     if args.resume not in (None, AUTO):

@@ -21,14 +21,14 @@ from moco.common.files import PathLike, sha256_state
 from moco.common.run import DIGITS
 from moco.common.transfers import send
 from moco.data.augment import Augmentation, apply_colors
-from moco.data.images import LabeledSets, labeled_sets, notes_on
+from moco.data.images import LabeledSets, notes_on, read_labeled_sets
 from moco.data.inaturalist import find_inaturalist, read_inaturalist
 from moco.data.views import Batch, Position, Views, positions_of_steps
 from moco.engine.checkpoint import CLASSIFIER_FORMAT
 from moco.engine.device import set_up_torch
-from moco.engine.evaluation import CenterCrop, outputs
+from moco.engine.evaluation import CenterCrop, iterate_outputs
 from moco.engine.keys import CLASSIFICATION
-from moco.engine.training import Evaluation, Plan, Step, Training, print_notes
+from moco.engine.training import Evaluation, Step, StepPlan, Training, print_notes
 from moco.engine.weights import InitialWeights
 from moco.modeling.encoder import HEADS, Encoder, build_backbone, load_backbone, set_head
 from moco.modeling.synced_bn import mean_statistics
@@ -37,13 +37,13 @@ TOP = 5
 
 
 @dataclass(frozen=True)
-class ClassifyPlan(Plan):
+class ClassifyStepPlan(StepPlan):
     """Input of one classification step."""
 
     labels: Tensor  # (n,) labels of this process's images
 
 
-class Classification(Training[ClassifyPlan, Step]):
+class Classification(Training[ClassifyStepPlan, Step]):
     """Training run of a classifier, ready for its first step or to be resumed.
 
     Args:
@@ -92,13 +92,13 @@ class Classification(Training[ClassifyPlan, Step]):
         """Return the dataset of augmented crops."""
         return Views(self.images, self._aug, self.cfg.SEED, cache_bytes=self.cache_bytes())
 
-    def plan(self, step: int, positions: list[Position]) -> ClassifyPlan:
+    def plan(self, step: int, positions: list[Position]) -> ClassifyStepPlan:
         """Plan this process's items of a step, with their labels."""
         mine = positions[distributed.rank() * self.n :][: self.n]
         labels = self._labels[[index for _, index in mine]]
-        return ClassifyPlan(step, [(epoch, index, 0) for epoch, index in mine], labels)
+        return ClassifyStepPlan(step, [(epoch, index, 0) for epoch, index in mine], labels)
 
-    def forward_backward(self, batch: Batch, plan: ClassifyPlan) -> Step:
+    def forward_backward(self, batch: Batch, plan: ClassifyStepPlan) -> Step:
         """Compute the gradients of the mean cross-entropy."""
         if not batch.complete:  # a replacement would have another label
             raise DataError(batch.bad[0])
@@ -132,7 +132,7 @@ class Classification(Training[ClassifyPlan, Step]):
         self.model.eval()
         data = self.cfg.DATA
         loading = self.device, data.NUM_WORKERS, data.WORKER_TIMEOUT_SECONDS, "evaluate"
-        batches = outputs(logits, self._sets.val, self._crop, mine, self.n, *loading)
+        batches = iterate_outputs(logits, self._sets.val, self._crop, mine, self.n, *loading)
         with mean_statistics(self.model):  # all processes evaluate the same network
             for indices, scores in batches:
                 labels = send(self._val_labels[indices], self.device)[:, None]
@@ -231,13 +231,13 @@ def _notes(cfg: CfgNode, base_lr: float, frozen: bool) -> list[str]:
 
 
 def open_labeled(root: PathLike) -> LabeledSets:
-    """Read iNaturalist 2018 in its published layout, or else by `labeled_sets`.
+    """Read iNaturalist 2018 in its published layout, or else by `read_labeled_sets`.
 
     Raises:
         DataError: If files are missing or damaged, or there are no images.
     """
     folder = find_inaturalist(root)
-    return read_inaturalist(folder) if folder else labeled_sets(root)
+    return read_inaturalist(folder) if folder else read_labeled_sets(root)
 
 
 def crop_and_flip(cfg: CfgNode) -> Augmentation:

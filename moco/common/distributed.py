@@ -208,7 +208,7 @@ def data_parallel(model: "nn.Module") -> "nn.Module":
 
 
 @contextmanager
-def main_first() -> Iterator[None]:
+def run_main_first() -> Iterator[None]:
     """Run a block on the main process first, for as long as it takes, then on the others.
 
     The block must not contain a collective, which would time out after DIST_TIMEOUT_SECONDS.

@@ -323,7 +323,7 @@ def _load(
 ) -> _T:
     """Open and read a file; turn any error in it into a DataError of one line."""
     from moco.common.limits import Implausible
-    from moco.common.unpickler import Refused
+    from moco.common.unpickler import RefusedFileError
 
     _require_file(path)
     found: set[str] = set()
@@ -331,8 +331,10 @@ def _load(
         with open_file(path) as file:
             value = read(file, os.fstat(file.fileno()).st_size, found)
         if found and objects is None:
-            raise Refused(f"it names {named_objects(found)}, where only tensors and text can be")
-    except Refused as error:
+            raise RefusedFileError(
+                f"it names {named_objects(found)}, where only tensors and text can be"
+            )
+    except RefusedFileError as error:
         raise DataError(f"{path}: refused, and nothing in it was run ({error})") from error
     except Implausible as error:
         raise DataError(

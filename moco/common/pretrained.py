@@ -295,12 +295,12 @@ def init_name(weights: str) -> str:
     """
     scheme, colon, _ = weights.partition("://")
     path = Path(re.split("[#?]", weights)[0] if colon else weights)
-    name = without_ending(path.name.partition("@")[0] if scheme == "hf" else path.name)
+    name = strip_ending(path.name.partition("@")[0] if scheme == "hf" else path.name)
     several = colon and scheme not in ("https", "http", "timm")
     return f"{path.parent.name}_{name}" if several else name
 
 
-def without_ending(name: str) -> str:
+def strip_ending(name: str) -> str:
     """Strip the ending of weights from a file's name."""
     return name.removesuffix(next((end for end in ENDINGS if name.endswith(end)), ""))
 

@@ -114,10 +114,10 @@ def read_distributed(path: Path, objects: set[str]) -> dict[str, Any]:
 
 def _values(path: Path, objects: set[str]) -> list[_Value]:
     """Read the metadata, whose objects are those of torch/distributed/checkpoint/metadata.py."""
-    from moco.common.unpickler import integers
+    from moco.common.unpickler import check_sizes
 
     def sizes(value: Any) -> tuple[int, ...]:  # of an inert torch.Size
-        return integers(value.args[0]) if value.args else ()
+        return check_sizes(value.args[0]) if value.args else ()
 
     named: set[str] = set()
     metadata = load_pickle(path, named)
@@ -128,7 +128,7 @@ def _values(path: Path, objects: set[str]) -> list[_Value]:
             if info.get("transform_descriptors"):
                 raise ValueError("its values are compressed")
             _check_name(path, info["relative_path"])
-            start, length = integers((info["offset"], info["length"]))
+            start, length = check_sizes((info["offset"], info["length"]))
             offset = sizes(index["offset"]) if index.get("offset") is not None else ()
             piece = _Piece(info["relative_path"], start, length, offset)
             pieces.setdefault(index["fqn"], []).append(piece)

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 
 from moco.common.limits import Implausible, open_zip, read_part
-from moco.common.unpickler import Inert, Refused, Unpickler, integers, require_end
+from moco.common.unpickler import Inert, RefusedFileError, Unpickler, check_sizes, require_end
 
 _LEGACY_MAGIC, _LEGACY_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 _CHUNK = 1 << 20  # bytes; small enough to stay in the CPU cache while it is copied
@@ -38,7 +38,7 @@ def read_torch(file: BinaryIO, size: int, objects: set[str]) -> Any:
     `objects` receives the name of each class or function that is an `Inert` in the value.
 
     Raises:
-        Refused: If the file is a TorchScript archive.
+        RefusedFileError: If the file is a TorchScript archive.
         Implausible: If the file claims more than it can hold.
         Exception: Various kinds if the file is damaged or in another format.
     """
@@ -54,7 +54,7 @@ def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, grad: Any = 0, *
     if not isinstance(storage, _Storage) or any(dtype_and_metadata[bool(is_typed) :]):
         return Inert("torch.Tensor", (storage,))
     dtype = dtype_and_metadata[0] if is_typed else storage.dtype
-    shape, stride, (offset,) = integers(shape), integers(stride), integers((offset,))
+    shape, stride, (offset,) = check_sizes(shape), check_sizes(stride), check_sizes((offset,))
     if 0 not in shape:  # torch itself would enlarge the storage to the claimed size
         end = offset + 1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
         held = storage.data.nbytes()
@@ -85,7 +85,7 @@ _NAMES = {
     "torch.nn.parameter.Parameter": _parameter,
     "torch.Tensor": lambda *args: Inert("torch.Tensor", args),
     "torch._tensor._rebuild_from_type_v2": _with_attributes,
-    "torch.Size": lambda sizes=(): torch.Size(integers(sizes)),
+    "torch.Size": lambda sizes=(): torch.Size(check_sizes(sizes)),
     "torch.device": lambda kind, *index: torch.device(kind, *index),
     **{f"torch.{k}": v for k, v in vars(torch).items() if isinstance(v, torch.dtype)},
     **{
@@ -100,7 +100,7 @@ def _identity(identity: Any) -> tuple[torch.dtype, str, int]:
     """Return dtype, key and bytes of ("storage", type, key, device, elements[, view])."""
     match identity:
         case ("storage", torch.dtype() as dtype, str(key), _, int(count), *view) if not any(view):
-            (count,) = integers((count,))
+            (count,) = check_sizes((count,))
             return dtype, key, count * dtype.itemsize
     raise pickle.UnpicklingError("it refers to something that is not a storage")
 
@@ -122,7 +122,7 @@ def _read_zip(file: BinaryIO, size: int, objects: set[str]) -> Any:
             raise pickle.UnpicklingError("a zip file, but not one of torch.save")
         root = pickles[0].removesuffix("data.pkl")
         if f"{root}constants.pkl" in members:  # torch.serialization._is_torchscript_zip
-            raise Refused(
+            raise RefusedFileError(
                 "it is a TorchScript archive, which is a program; where it is trusted, "
                 "torch.save(torch.jit.load(FILE).state_dict(), NEW_FILE) takes the weights out"
             )

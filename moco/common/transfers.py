@@ -14,7 +14,7 @@ def send(x: Tensor, device: torch.device) -> Tensor:
     return x.pin_memory().to(device, non_blocking=True)
 
 
-class Arriving:
+class AsyncScalars:
     """Values of a device on their way to the CPU; ask for them late, when they have arrived.
 
     Args:

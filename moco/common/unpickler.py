@@ -32,7 +32,7 @@ MAX_KEYS = 100_000  # of parts of keys other than text, objects and small intege
 _NUMBERS = frozenset(["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"])
 
 
-class Refused(Exception):
+class RefusedFileError(Exception):
     """Refusal of a file that is a program, or names classes where none are allowed."""
 
 
@@ -86,7 +86,7 @@ def require_end(file: BinaryIO) -> None:
         raise Implausible("bytes follow its end")
 
 
-def integers(values: Any) -> tuple[int, ...]:
+def check_sizes(values: Any) -> tuple[int, ...]:
     """Return sizes or strides; raise Implausible unless an array can have them."""
     fits = isinstance(values, tuple) and len(values) <= MAX_DIMENSIONS
     if not (fits and all(type(n) is int and 0 <= n < 1 << 62 for n in values)):
@@ -226,7 +226,7 @@ class Unpickler(_Unpickler):
             return Inert("numpy.ndarray", (data, dtype, shape))
         data = self._encode(data) if isinstance(data, str) else data
         array = np.frombuffer(data, dtype.dtype)
-        if math.prod(integers(shape)) != array.size:
+        if math.prod(check_sizes(shape)) != array.size:
             raise Implausible("an array whose shape and bytes disagree")
         if order == "K":
             return array.reshape(shape).transpose(axes)

@@ -214,7 +214,7 @@ def _bad_among(images: Images, indices: Sequence[int]) -> list[str]:
     return found
 
 
-def check_present(root: PathLike, labeled: bool = False) -> None:
+def check_root(root: PathLike, labeled: bool = False) -> None:
     """Check that DATA.ROOT exists, without listing it or importing torch.
 
     Args:
@@ -232,7 +232,7 @@ def check_present(root: PathLike, labeled: bool = False) -> None:
         raise DataError(f"{root}: no such folder; expected images as {tree}")
 
 
-def labeled_sets(root: PathLike) -> LabeledSets:
+def read_labeled_sets(root: PathLike) -> LabeledSets:
     """Read `root/train/<class>/*` and `root/val/<class>/*`, or CIFAR-10's files.
 
     The classes are those of the training split.

@@ -49,16 +49,16 @@ def checkpoint_name(epoch: int, step: int | None = None) -> str:
 
 
 def list_checkpoints(folder: PathLike, pattern: str = OF_MOCO) -> list[Path]:
-    """List the checkpoints in a folder by `order`, the one to resume from last.
+    """List the checkpoints in a folder by `sort_key`, the one to resume from last.
 
     That is the one that `last_checkpoint` names, or else the newest.
     """
-    newest = newest_name(folder)
+    newest = read_pointer(folder)
     paths = [path for path in Path(folder).glob(pattern) if _NAME.fullmatch(path.name)]
-    return sorted(paths, key=lambda path: (path.name == newest, order(path.name)))
+    return sorted(paths, key=lambda path: (path.name == newest, sort_key(path.name)))
 
 
-def newest_name(folder: PathLike) -> str:
+def read_pointer(folder: PathLike) -> str:
     """Read the name in `last_checkpoint`; "" without one."""
     try:
         return read_text(Path(folder) / POINTER_NAME, errors="replace").strip()
@@ -66,7 +66,7 @@ def newest_name(folder: PathLike) -> str:
         return ""
 
 
-def order(name: str) -> tuple[float, float]:
+def sort_key(name: str) -> tuple[float, float]:
     """Return epoch (or iteration) and step of a checkpoint's name; an end is after its steps."""
     match = _NAME.fullmatch(name)
     assert match, name
@@ -130,7 +130,7 @@ def newest_checkpoint(
     Raises:
         DataError: If there are checkpoints but none can be read.
     """
-    paths, name, found = list_checkpoints(folder, pattern), newest_name(folder), None
+    paths, name, found = list_checkpoints(folder, pattern), read_pointer(folder), None
     warnings: list[str] = []
     if name and name not in [path.name for path in paths]:
         warnings.append(f"{Path(folder) / POINTER_NAME} names {shown(name)}, which is not there")
@@ -184,9 +184,9 @@ def resume_run(
     distributed.barrier()  # all processes have read it
     if not distributed.is_main():
         return
-    checkpoints = sorted(list_checkpoints(folder, pattern), key=lambda p: order(p.name))
-    kept = [p for p in checkpoints if path and (p == path or order(p.name) <= order(path.name))]
-    later = [p for p in checkpoints if p not in kept]
+    checkpoints = sorted(list_checkpoints(folder, pattern), key=lambda p: sort_key(p.name))
+    kept = [p for p in checkpoints if path and sort_key(p.name) <= sort_key(path.name)]
+    later = checkpoints[len(kept) :]
     if done < total and not _is_failed(folder / RECORD_NAME):
         later.append(folder / RECORD_NAME)
     set_aside(folder, later, kept[-1] if kept else None)
@@ -212,7 +212,7 @@ def remove_old_checkpoints(
         never: Names of further checkpoints to keep.
     """
     for path in list_checkpoints(folder)[:-keep]:
-        epoch, step = order(path.name)
+        epoch, step = sort_key(path.name)
         milestone = milestone_epochs and step == math.inf and (epoch + 1) % milestone_epochs == 0
         if not (path.name in never or milestone):
             path.unlink()

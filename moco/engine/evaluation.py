@@ -57,7 +57,7 @@ class CenterCrop(NamedTuple):
         return cls(resize, crop, tuple(mean), tuple(std))
 
 
-class Centers(NamedTuple):
+class CenterBatch(NamedTuple):
     """Center crops (n, 3, P, P) uint8, or the reason why an image could not be decoded."""
 
     pixels: Tensor
@@ -71,15 +71,15 @@ class CenterBatches(CenterCrops):
     as a traceback in a string.
     """
 
-    def __getitems__(self, indices: Sequence[int]) -> Centers:
+    def __getitems__(self, indices: Sequence[int]) -> CenterBatch:
         """Return the batch in the order of `indices`."""
         try:
-            return Centers(torch.stack([self[index] for index in indices]))
+            return CenterBatch(torch.stack([self[index] for index in indices]))
         except DataError as error:
-            return Centers(torch.empty(0), str(error))
+            return CenterBatch(torch.empty(0), str(error))
 
 
-def outputs(
+def iterate_outputs(
     network: Callable[[Tensor], Tensor],
     images: Images,
     crop: CenterCrop,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from moco.common.distributed import gather_rows, rank, world_size
 from moco.common.errors import DataError
 from moco.data.images import Images, LabeledSets
-from moco.engine.evaluation import CenterCrop, outputs
+from moco.engine.evaluation import CenterCrop, iterate_outputs
 
 WORKER_TIMEOUT_SECONDS = (
     600  # after this long without a batch, a data-loader worker is considered hung
@@ -76,8 +76,8 @@ def evaluate(
     """
     num_classes = len(data.classes)
     backbone = backbone.to(device).eval()
-    train = features(backbone, data.train, crop, device, workers, batch)
-    val = features(backbone, data.val, crop, device, workers, batch)
+    train = extract_features(backbone, data.train, crop, device, workers, batch)
+    val = extract_features(backbone, data.val, crop, device, workers, batch)
     labels = torch.tensor(data.train_labels, device=device)
     k = min(k, len(train))
     rows = max(1, MAX_SIMILARITIES // len(train))
@@ -89,7 +89,7 @@ def evaluate(
     return KnnResult(top1, k, t, len(train), len(val), num_classes)
 
 
-def features(
+def extract_features(
     backbone: nn.Module,
     images: Images,
     crop: CenterCrop,
@@ -105,7 +105,7 @@ def features(
     # Process i % W encodes image i; some are encoded twice if M is not a multiple of W.
     mine = [i % M for i in range(rank(), -(-M // W) * W, W)]
     how = batch, device, workers, WORKER_TIMEOUT_SECONDS, "kNN features"
-    rows = [F.normalize(h, dim=1) for _, h in outputs(backbone, images, crop, mine, *how)]
+    rows = [F.normalize(h, dim=1) for _, h in iterate_outputs(backbone, images, crop, mine, *how)]
     mine_encoded = torch.cat(rows)
     if not bool(mine_encoded.isfinite().all()):
         raise DataError("kNN: features are not finite; the weights are damaged or diverged")

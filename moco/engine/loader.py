@@ -12,7 +12,7 @@ from moco.engine.stop import ignore_stop_signals
 T = TypeVar("T")
 
 
-def whole_batch(batch: Any) -> Any:
+def identity_collate(batch: Any) -> Any:
     """Return a batch unchanged: the collate function of datasets that return whole batches."""
     return batch
 
@@ -40,7 +40,7 @@ def batch_loader(
         dataset,
         batch_sampler=batch_sampler,
         num_workers=workers,
-        collate_fn=whole_batch,
+        collate_fn=identity_collate,
         pin_memory=device.type == "cuda",
         worker_init_fn=ignore_stop_signals,
         timeout=timeout_seconds if workers else 0,

@@ -213,7 +213,7 @@ class StepLog:
             last = points[-1][0]
             if last > self.written:
                 first = self.written if self._window is None else last - self._window
-                lines[last][name] = self._smooth(values_of(points, first))
+                lines[last][name] = self._smooth(select_values(points, first))
         lines[iteration] |= latest
         for at in sorted(lines):
             self.write(at, lines[at])
@@ -237,7 +237,7 @@ class StepLog:
             self._loggers.close()
 
 
-def values_of(points: Iterable[Point], after: float = -math.inf) -> list[float]:
+def select_values(points: Iterable[Point], after: float = -math.inf) -> list[float]:
     """Return the values of the points after an iteration."""
     return [value for iteration, value in points if iteration > after]
 

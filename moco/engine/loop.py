@@ -23,11 +23,11 @@ from moco.common.run import (
     provenance,
     write_record,
 )
-from moco.common.transfers import Arriving
+from moco.common.transfers import AsyncScalars
 from moco.engine.checkpoint import PREFIX, Found, load_checkpoint, resume_run
 from moco.engine.config import protocol_sha256
 from moco.engine.keys import FORMER, RESUMABLE
-from moco.engine.loggers import StepLog, values_of
+from moco.engine.loggers import StepLog, select_values
 from moco.engine.saver import Saver
 from moco.engine.stop import stop_signals
 from moco.engine.training import Step, Training, print_notes
@@ -108,13 +108,13 @@ class _Reports:
 
     def __init__(self, state: "_TrainingState") -> None:
         self._state = state
-        self._unread: tuple[int, Arriving, float] | None = None
+        self._unread: tuple[int, AsyncScalars, float] | None = None
         self.shown: dict[str, str] = {}  # the last loss, once there is one
         self.stop = False  # whether a process received a signal
 
     def add(self, step: int, report: Tensor, lr: float) -> None:
         """Read the report of the step before this one, whose own is left unread."""
-        unread = step, Arriving(report), lr
+        unread = step, AsyncScalars(report), lr
         self.read()
         self._unread = unread
 
@@ -276,7 +276,7 @@ class _TrainingState:
             "step_log": {
                 # Values of the steps since the last line, so that a resumed run writes the lines
                 # of an uninterrupted one.
-                "values": list(zip(*map(values_of, self.metrics.recent.values()), strict=True)),
+                "values": list(zip(*map(select_values, self.metrics.recent.values()), strict=True)),
                 "seconds": time.monotonic() - self.logged,
             },
             "extensions": self.extensions,
@@ -317,7 +317,7 @@ class _TrainingState:
             reason = " ".join(str(error).split())[:300]
             raise DataError(f"{path}: does not fit this model ({reason})") from error
         training.end_epoch()
-        self.extensions = extensions(path, state, training, extend)
+        self.extensions = extension_notes(path, state, training, extend)
         self.step, self.seconds_before = state["step"], state["seconds"]
         self._restore_log(path, state)
         renamed = self.saver.restore(path, state)
@@ -388,7 +388,7 @@ def check_same_run(
         )
 
 
-def extensions(
+def extension_notes(
     path: Path, state: Mapping[str, Any], training: Training[Any, Any], extend: bool
 ) -> list[str]:
     """Return one note for each extension of the run in a checkpoint, including this one.

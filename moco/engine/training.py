@@ -37,7 +37,7 @@ from moco.modeling.encoder import contiguous_last_stages
 
 
 @dataclass(frozen=True)
-class Plan:
+class StepPlan:
     """Items that this process loads for a step; subclasses add details of the step."""
 
     step: int  # from 0
@@ -59,7 +59,7 @@ class Evaluation(NamedTuple):
     text: str
 
 
-P = TypeVar("P", bound=Plan)
+P = TypeVar("P", bound=StepPlan)
 S = TypeVar("S", bound=Step)
 
 
@@ -136,7 +136,7 @@ class Training(ABC, Generic[P, S]):
         Args:
             resumed: Keys in the checkpoint; empty for a new run.
         """
-        cfg = with_speed(self._requested, self.device, resumed)
+        cfg = resolve_speed(self._requested, self.device, resumed)
         if resumed and cfg == self.cfg:
             return
         self.cfg = cfg
@@ -223,7 +223,7 @@ class Training(ABC, Generic[P, S]):
         return autocast(self.device, self.cfg.SOLVER.PRECISION)
 
 
-def with_speed(cfg: CfgNode, device: torch.device, resumed: Mapping[str, Any]) -> CfgNode:
+def resolve_speed(cfg: CfgNode, device: torch.device, resumed: Mapping[str, Any]) -> CfgNode:
     """Replace `auto` and None by a precision and a memory layout.
 
     Args:

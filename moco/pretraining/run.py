@@ -20,7 +20,7 @@ from moco.common.command import RANDOM
 from moco.common.errors import DataError, UserError, lookup, plural, say
 from moco.common.run import RunFolder
 from moco.data.augment import Augmentation, apply_colors
-from moco.data.images import Images, LabeledSets, labeled_sets, notes_on, open_images
+from moco.data.images import Images, LabeledSets, notes_on, open_images, read_labeled_sets
 from moco.data.shards import find_shards
 from moco.data.views import Batch, Position, Views
 from moco.engine.checkpoint import FORMAT
@@ -28,7 +28,7 @@ from moco.engine.device import set_up_torch
 from moco.engine.evaluation import CenterCrop
 from moco.engine.keys import PRETRAIN
 from moco.engine.knn import evaluate
-from moco.engine.training import Evaluation, Plan, Step, Training, print_notes
+from moco.engine.training import Evaluation, Step, StepPlan, Training, print_notes
 from moco.engine.weights import InitialWeights
 from moco.modeling.archs import Spec, spec_of
 from moco.modeling.encoder import (
@@ -52,7 +52,7 @@ INDEX_NAME = "shards.json"  # index with the number of images of each tar shard
 
 
 @dataclass(frozen=True)
-class Start:
+class Initialization:
     """Initialization of a run, with the fields of its record and its checkpoints."""
 
     init: str = RANDOM
@@ -63,7 +63,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class PretrainPlan(Plan):
+class PretrainStepPlan(StepPlan):
     """Input of one pre-training step."""
 
     images: Tensor  # (N,) indices of the images of all processes
@@ -77,7 +77,7 @@ class PretrainStep(Step):
     passes: Passes
 
 
-class Pretraining(Training[PretrainPlan, PretrainStep]):
+class Pretraining(Training[PretrainStepPlan, PretrainStep]):
     """Pre-training run, ready for its first step or to be resumed.
 
     Args:
@@ -129,7 +129,7 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
         self.evaluate_every_epochs = knn.EVERY_EPOCHS
         self._knn: tuple[LabeledSets, CenterCrop] | None = None
         if cfg.DATA.KNN_ROOT:  # opened here so that errors are raised before training
-            sets = labeled_sets(cfg.DATA.KNN_ROOT)
+            sets = read_labeled_sets(cfg.DATA.KNN_ROOT)
             knn_notes = [*notes_on(sets.train), *notes_on(sets.val)]
             self.notes += [note for note in knn_notes if note not in self.notes]
             crops = knn.CROP_PX, knn.RESIZE_PX, aug.CROP_PX
@@ -142,7 +142,7 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
         self._bad_images: set[str] = set()
         self._queries: Tensor | None = None  # (n, C) of the last step
         self._collapsed: list[str] = []
-        self._weights, self._start = weights, Start()
+        self._weights, self._start = weights, Initialization()
 
     def start(self) -> None:
         """Load the initial weights of a new run."""
@@ -158,16 +158,16 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
         seed, cache = self.cfg.SEED, self.cache_bytes()
         return Views(self.images, self._aug, seed, skip_bad, cache, self._second)
 
-    def plan(self, step: int, positions: list[Position]) -> PretrainPlan:
+    def plan(self, step: int, positions: list[Position]) -> PretrainStepPlan:
         """Plan this process's items of a step, with the keys shuffled by index if requested."""
         rank, world = distributed.rank(), distributed.world_size()
         shuffles = [self._shuffle(step, number) for number in range(len(self._passes))]
         by_index = world == 1 or self.cfg.MOCO.SHUFFLE_BY == "index"
         loaded = shuffles if by_index else [None] * len(shuffles)
         items = items_of_step(positions, self._passes, loaded, rank, world)
-        return PretrainPlan(step, items, torch.tensor([i for _, i in positions]), shuffles)
+        return PretrainStepPlan(step, items, torch.tensor([i for _, i in positions]), shuffles)
 
-    def forward_backward(self, batch: Batch, plan: PretrainPlan) -> PretrainStep:
+    def forward_backward(self, batch: Batch, plan: PretrainStepPlan) -> PretrainStep:
         """Accumulate the gradients of the loss over the passes and the parts of the batch."""
         self._count_bad_images(batch)
         parts, passes = self.cfg.SOLVER.ACCUMULATE, len(self._passes)
@@ -237,7 +237,7 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
     def resume(self, path: Path, state: Mapping[str, Any]) -> None:
         """Restore the initialization of the run and compare it with MODEL.WEIGHTS."""
         try:
-            self._start = Start(**state["start"])
+            self._start = Initialization(**state["start"])
         except (KeyError, TypeError) as error:
             raise DataError(f"{path}: a malformed 'start'") from error
         expected = self._start.weights_sha256
@@ -272,7 +272,7 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
         splits, seed = self.cfg.MOCO.BN_SPLITS, self.cfg.SEED
         return shuffle_plan(self.batch_size, splits, seed, step, number)
 
-    def _pixels(self, batch: Batch, plan: PretrainPlan) -> list[tuple[Tensor, Tensor]]:
+    def _pixels(self, batch: Batch, plan: PretrainStepPlan) -> list[tuple[Tensor, Tensor]]:
         """Return the normalized query and key views (n, 3, P, P) of each pass, on the device."""
         pixels, params = batch.pixels.to(self.device, non_blocking=True), batch.params
         if distributed.world_size() > 1 and self.cfg.MOCO.SHUFFLE_BY == "all_to_all":
@@ -311,7 +311,7 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
 
 def load_weights(
     model: Mechanism, weights: InitialWeights, mean: tuple[float, ...], std: tuple[float, ...]
-) -> Start:
+) -> Initialization:
     """Load the weights of a file into a newly built mechanism with the same network.
 
     The head is loaded if its shape is that of the run, the key encoder and the prediction head if
@@ -360,13 +360,13 @@ def load_weights(
             "this run normalizes by AUG.MEAN and AUG.STD"
         )
     coverage = {"loaded": len(loaded), "left_at_init": sorted(names - loaded.keys())}
-    return Start(weights.init, weights.sha256, weights.source, coverage, notes)
+    return Initialization(weights.init, weights.sha256, weights.source, coverage, notes)
 
 
 def open_pretraining_images(cfg: CfgNode, folder: Path) -> Images:
     """Open the images of DATA.ROOT."""
     # The main process writes the index of the shards, and the others read it.
-    in_turn = distributed.main_first() if find_shards(cfg.DATA.ROOT) else nullcontext()
+    in_turn = distributed.run_main_first() if find_shards(cfg.DATA.ROOT) else nullcontext()
     with in_turn:
         images = open_images(cfg.DATA.ROOT, folder / INDEX_NAME, cfg.DATA.SHARD_WINDOW)
     return images

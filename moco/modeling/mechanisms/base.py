@@ -130,12 +130,12 @@ class Mechanism(nn.Module, ABC):
 
     def queries(self, x_q: Tensor) -> Tensor:
         """Encode query views to queries (n, C) of unit length (sec. 3.3)."""
-        return unit_rows(self.encoder_q(x_q), like=next(self.encoder_q.parameters()))
+        return l2_normalize(self.encoder_q(x_q), next(self.encoder_q.parameters()).dtype)
 
 
-def unit_rows(x: Tensor, like: Tensor) -> Tensor:
-    """Divide rows by their L2 norm, in the dtype of `like`."""
-    return F.normalize(x.to(like.dtype), dim=1)
+def l2_normalize(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert rows (n, C) to a dtype and divide them by their L2 norm."""
+    return F.normalize(x.to(dtype), dim=1)
 
 
 def encode_keys(
@@ -152,7 +152,7 @@ def encode_keys(
         Keys in the order of the queries.
     """
     parts = [encoder(part) for part in batch.x_k.chunk(batch.num_chunks)]
-    keys = gather(unit_rows(torch.cat(parts), like=next(encoder.parameters())))
+    keys = gather(l2_normalize(torch.cat(parts), next(encoder.parameters()).dtype))
     return keys if batch.plan is None else unshuffle(keys, batch.plan)
 
 
@@ -160,10 +160,10 @@ def batch_as_dictionary(keys: Tensor) -> Dictionary:
     """Return the dictionary in which each key (N, C) is positive for its own query only."""
     n = len(keys) // world_size()
     own = torch.arange(rank() * n, (rank() + 1) * n, device=keys.device)
-    return Dictionary(own_rows(keys, n), keys.T, own, keys)
+    return Dictionary(local_rows(keys, n), keys.T, own, keys)
 
 
-def follow(key_encoder: nn.Module, query_encoder: nn.Module, m: float) -> None:
+def ema_update_(key_encoder: nn.Module, query_encoder: nn.Module, m: float) -> None:
     """Update the key encoder's parameters by `f_k = m f_k + (1 - m) f_q` (eq. 2).
 
     BN's running statistics are not parameters: each encoder keeps its own, as in the official code.
@@ -171,12 +171,12 @@ def follow(key_encoder: nn.Module, query_encoder: nn.Module, m: float) -> None:
     torch._foreach_lerp_(list(key_encoder.parameters()), list(query_encoder.parameters()), 1 - m)
 
 
-def in_bf16(device: torch.device) -> bool:
-    """Return whether autocast computes matrix products in bfloat16."""
+def uses_bf16(device: torch.device) -> bool:
+    """Return whether autocast computes matrix products in bfloat16 on a device."""
     enabled = torch.is_autocast_enabled(device.type)
     return enabled and torch.get_autocast_dtype(device.type) == torch.bfloat16
 
 
-def own_rows(rows: Tensor, num_rows: int) -> Tensor:
-    """Select this process's `num_rows` of the rows (N, ...) of all processes."""
+def local_rows(rows: Tensor, num_rows: int) -> Tensor:
+    """Return the `num_rows` rows of this process from those of all processes, (N, ...)."""
     return rows[rank() * num_rows : (rank() + 1) * num_rows]

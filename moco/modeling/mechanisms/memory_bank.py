@@ -21,9 +21,9 @@ from moco.modeling.mechanisms.base import (
     Mechanism,
     Passes,
     StepOutput,
-    in_bf16,
-    own_rows,
-    unit_rows,
+    l2_normalize,
+    local_rows,
+    uses_bf16,
 )
 
 _NEGATIVES = 16  # separates these random numbers from those of order and shuffle
@@ -90,14 +90,14 @@ class MemoryBank(Mechanism):
         images = batch.images.cpu()
         entries = self._entries(torch.cat([images, sampled]))
         positive, negatives = entries.split([len(images), self.K])
-        return Dictionary(own_rows(positive, len(images) // world_size()), negatives.T)
+        return Dictionary(local_rows(positive, len(images) // world_size()), negatives.T)
 
     def forward(self, x_q: Tensor, dictionary: Dictionary) -> StepOutput:
         """Compute InfoNCE or NCE with gradients to the queries only."""
         q = self.queries(x_q)
         positive, negatives = dictionary.positive, dictionary.negatives
         compared = q.detach() if self._nce else q  # NCE needs only the accuracy
-        loss, accuracy = info_nce(compared, positive, negatives, self.T, in_bf16(q.device))
+        loss, accuracy = info_nce(compared, positive, negatives, self.T, uses_bf16(q.device))
         if self._nce:
             with torch.autocast(q.device.type, enabled=False):
                 loss = self._nce_loss(q, positive, negatives)
@@ -111,7 +111,7 @@ class MemoryBank(Mechanism):
         rows = send(images[here] // world_size(), self.bank.device)
         new = gathered[send(here, gathered.device)].to(self.bank)
         moved = self.bank[rows] * self.momentum + new * (1 - self.momentum)
-        self.bank[rows] = unit_rows(moved, self.bank)
+        self.bank[rows] = l2_normalize(moved, self.bank.dtype)
 
     def gathered_state(self) -> dict[str, Tensor]:
         """Return the state with the whole bank (M, C) in the order of the images."""

@@ -22,9 +22,9 @@ from moco.modeling.mechanisms.base import (
     Passes,
     StepOutput,
     batch_as_dictionary,
+    ema_update_,
     encode_keys,
-    follow,
-    unit_rows,
+    l2_normalize,
 )
 from moco.modeling.synced_bn import SyncedBatchNorm1d
 
@@ -86,12 +86,12 @@ class MoCoV3(Mechanism):
     @torch.no_grad()
     def update(self, passes: Passes) -> None:
         """Update the key encoder."""
-        follow(self.encoder_k, self.encoder_q, cosine_momentum(self.m, passes.progress))
+        ema_update_(self.encoder_k, self.encoder_q, cosine_momentum(self.m, passes.progress))
 
     def queries(self, x_q: Tensor) -> Tensor:
         """Encode query views to predictions (n, C) of unit length."""
         predicted = self.predictor(self.encoder_q(x_q))
-        return unit_rows(predicted, like=next(self.encoder_q.parameters()))
+        return l2_normalize(predicted, next(self.encoder_q.parameters()).dtype)
 
 
 def cosine_momentum(m: float, progress: float) -> float:

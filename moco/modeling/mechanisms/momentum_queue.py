@@ -16,10 +16,10 @@ from moco.modeling.mechanisms.base import (
     Mechanism,
     Passes,
     StepOutput,
+    ema_update_,
     encode_keys,
-    follow,
-    in_bf16,
-    own_rows,
+    local_rows,
+    uses_bf16,
 )
 
 
@@ -57,19 +57,19 @@ class MomentumQueue(Mechanism):
     def dictionary(self, batch: KeyBatch) -> Dictionary:
         """Encode the keys of the batch as positives; the queue holds the negatives."""
         keys = encode_keys(self.encoder_k, batch)  # (N, C)
-        return Dictionary(own_rows(keys, len(batch.x_k)), self.queue, keys=keys)
+        return Dictionary(local_rows(keys, len(batch.x_k)), self.queue, keys=keys)
 
     def forward(self, x_q: Tensor, dictionary: Dictionary) -> StepOutput:
         """Compute InfoNCE with gradients to the queries only."""
         q = self.queries(x_q)
-        bf16 = in_bf16(q.device)
+        bf16 = uses_bf16(q.device)
         loss, accuracy = info_nce(q, dictionary.positive, dictionary.negatives, self.T, bf16)
         return StepOutput(loss, accuracy, q.detach())
 
     @torch.no_grad()
     def update(self, passes: Passes) -> None:
         """Update the key encoder and replace the oldest keys of the queue."""
-        follow(self.encoder_k, self.encoder_q, self.m)
+        ema_update_(self.encoder_k, self.encoder_q, self.m)
         for dictionary in passes.dictionaries:
             assert dictionary.keys is not None
             self._enqueue(dictionary.keys)

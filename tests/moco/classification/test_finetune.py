@@ -11,7 +11,7 @@ from moco.classification.run import build_classifier, crop_and_flip
 from moco.common.cfgnode import load_cfg
 from moco.common.run import read_record
 from moco.data.augment import apply_colors
-from moco.data.images import labeled_sets
+from moco.data.images import read_labeled_sets
 from moco.data.views import Views
 from moco.engine.checkpoint import CLASSIFIER_FORMAT, list_checkpoints
 from moco.finetune import FINETUNE
@@ -53,7 +53,7 @@ def by_hand(labeled, pretrained, groups):
     """
     keys = [str(word) for pair in TINY.items() for word in pair]
     cfg = load_cfg(default_cfg(FINETUNE.defaults), None, keys)
-    sets = labeled_sets(labeled)
+    sets = read_labeled_sets(labeled)
     weights = read_initial_weights(str(pretrained))
     torch.manual_seed(4)
     model = build_classifier(weights, 3, FINETUNE)

@@ -10,7 +10,7 @@ from torchvision import datasets
 
 from moco.common.errors import DataError
 from moco.data import cifar
-from moco.data.images import labeled_sets, open_images
+from moco.data.images import open_images, read_labeled_sets
 
 NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 PER_FILE = 4
@@ -57,7 +57,7 @@ def test_images_and_labels(files, truth):
     folder = files / cifar.FOLDER
     images = open_images(folder)
     assert len(images) == 5 * PER_FILE  # never the test's
-    sets = labeled_sets(folder)
+    sets = read_labeled_sets(folder)
     assert sets.classes == NAMES
     assert sets.train_labels + sets.val_labels == labels
     for index in range(5 * PER_FILE):
@@ -90,7 +90,7 @@ class Opened:
 
 
 @pytest.mark.parametrize("name", ["data_batch_1", "data_batch_5", "test_batch", "batches.meta"])
-@pytest.mark.parametrize("read", [open_images, labeled_sets])
+@pytest.mark.parametrize("read", [open_images, read_labeled_sets])
 def test_only_the_published_files_are_unpickled(files, name, read):
     marker, path = files / "marker", files / cifar.FOLDER / name
     path.write_bytes(pickle.dumps(Opened(marker)))
@@ -103,7 +103,7 @@ def test_only_the_published_files_are_unpickled(files, name, read):
     path.unlink()
     if name != "data_batch_1":  # which tells the layout
         with pytest.raises(DataError, match="missing or is not the published one"):
-            labeled_sets(files)
+            read_labeled_sets(files)
 
 
 def test_torchvision_knows_the_published_files():

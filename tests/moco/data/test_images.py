@@ -7,9 +7,9 @@ from moco.common.errors import DataError
 from moco.data.images import (
     find_images,
     find_labeled_images,
-    labeled_sets,
     notes_on,
     open_images,
+    read_labeled_sets,
 )
 from tests.moco.data.test_decode import save
 
@@ -71,7 +71,7 @@ def test_the_order_of_an_epoch_of_a_list(tmp_path):
 def test_labeled_folders(tmp_path):
     for name in ("train/cat/1.png", "train/dog/2.png", "val/dog/3.png"):
         save(tmp_path / name)
-    sets = labeled_sets(tmp_path)
+    sets = read_labeled_sets(tmp_path)
     assert sets.classes == ["cat", "dog"]
     assert (sets.train_labels, sets.val_labels) == ([0, 1], [1])
     assert sets.val.name(0) == str(tmp_path / "val/dog/3.png")
@@ -85,7 +85,7 @@ def test_files_of_other_suffixes_are_counted(tmp_path):
         (tmp_path / name).write_bytes(b"other")
     (tmp_path / "train/.hidden.heic").write_bytes(b"other")
     note = f"{tmp_path}/train: left out by suffix: 3 files (.heic 2, none 1)"
-    sets = labeled_sets(tmp_path)
+    sets = read_labeled_sets(tmp_path)
     assert notes_on(open_images(tmp_path)) == notes_on(sets.train) == [note]
     assert notes_on(sets.val) == [f"{tmp_path}/val: left out by suffix: 1 file (.avif 1)"]
 

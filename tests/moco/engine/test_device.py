@@ -5,7 +5,7 @@ import torch
 
 from moco.common.errors import UserError
 from moco.engine.device import has_fast_bf16
-from moco.engine.training import with_speed
+from moco.engine.training import resolve_speed
 from moco.pretraining.config import load_pretrain_cfg
 
 CPU = torch.device("cpu")
@@ -38,7 +38,7 @@ def test_fast_bf16_must_not_be_emulated_by_a_gpu(monkeypatch, fast):
 )
 def test_the_layout_follows_device_and_precision(device, precision, layout):
     cfg = load_pretrain_cfg(None, ["SOLVER.PRECISION", precision])
-    chosen = with_speed(cfg, torch.device(device), {})
+    chosen = resolve_speed(cfg, torch.device(device), {})
     assert (chosen.SOLVER.PRECISION, chosen.SOLVER.CHANNELS_LAST) == (precision, layout)
     assert cfg.SOLVER.CHANNELS_LAST is None
 
@@ -47,11 +47,11 @@ def test_the_layout_follows_device_and_precision(device, precision, layout):
 def test_emulated_bf16_gives_a_warning(monkeypatch, capsys, fast):
     monkeypatch.setattr("moco.engine.training.has_fast_bf16", lambda device: fast)
     cfg = load_pretrain_cfg(None, ["SOLVER.PRECISION", "bf16"])
-    assert with_speed(cfg, CPU, {}).SOLVER.PRECISION == "bf16"
+    assert resolve_speed(cfg, CPU, {}).SOLVER.PRECISION == "bf16"
     assert ("slower than fp32" in capsys.readouterr().out) is not fast
 
 
 def test_a_checkpoint_with_another_precision_is_refused():
     cfg = load_pretrain_cfg(None, [])
     with pytest.raises(UserError, match="PRECISION"):
-        with_speed(cfg, CPU, {"SOLVER.PRECISION": "fp8"})
+        resolve_speed(cfg, CPU, {"SOLVER.PRECISION": "fp8"})

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from moco.common.run import read_record
-from moco.data.images import labeled_sets
+from moco.data.images import read_labeled_sets
 from moco.engine.checkpoint import list_checkpoints
 from moco.engine.evaluation import CenterCrop
-from moco.engine.knn import evaluate, features, knn_predict
+from moco.engine.knn import evaluate, extract_features, knn_predict
 from moco.modeling.encoder import EncoderSpec, build_backbone
 from tests.moco.classification.classify_runs import write_labeled
 from tests.moco.commands import knn as main
@@ -52,11 +52,11 @@ def test_votes_are_weighted_as_in_instdisc():
 
 def test_colors_are_classified(labeled):
     backbone = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
-    result = evaluate(backbone, labeled_sets(labeled), HOW, 3, 0.1, CPU)
+    result = evaluate(backbone, read_labeled_sets(labeled), HOW, 3, 0.1, CPU)
     assert result.top1 == 100
     assert (result.num_train, result.num_val, result.num_classes) == (18, 12, 3)
     assert "kNN top-1 100.0% (k=3, t=0.1; 18 train" in str(result)
-    most = evaluate(backbone, labeled_sets(labeled), HOW, 200, 0.1, CPU).k
+    most = evaluate(backbone, read_labeled_sets(labeled), HOW, 200, 0.1, CPU).k
     assert most == 18  # all training images
     sizes = {(0, 0, 224): (256, 224), (32, 0, 224): (37, 32), (0, 32, 32): (32, 32)}
     for settings, expected in sizes.items():
@@ -65,8 +65,8 @@ def test_colors_are_classified(labeled):
 
 def features_and_result(root):
     backbone = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten())
-    rows = features(backbone, labeled_sets(root).train, HOW, CPU, workers=0, batch=4)
-    return rows, evaluate(backbone, labeled_sets(root), HOW, 3, 0.1, CPU, batch=4)
+    rows = extract_features(backbone, read_labeled_sets(root).train, HOW, CPU, workers=0, batch=4)
+    return rows, evaluate(backbone, read_labeled_sets(root), HOW, 3, 0.1, CPU, batch=4)
 
 
 @pytest.mark.slow

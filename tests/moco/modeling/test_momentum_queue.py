@@ -5,7 +5,7 @@ import torch
 from torch.func import functional_call
 
 from moco.modeling.encoder import EncoderSpec, build_encoder
-from moco.modeling.mechanisms.base import KeyBatch, follow
+from moco.modeling.mechanisms.base import KeyBatch, ema_update_
 from moco.modeling.mechanisms.momentum_queue import MomentumQueue
 from moco.modeling.shuffle_bn import shuffle_plan
 from tests.oracles.algorithm1 import Algorithm1
@@ -71,7 +71,7 @@ def test_the_official_order_encodes_the_same(monkeypatch):
         x_q, x_k = views(step, 4)
         a = train_step(ours, optimizers[0], x_q, x_k)
         # main_moco.py updates in the forward pass, before it encodes the keys.
-        follow(official.encoder_k, official.encoder_q, official.m)
+        ema_update_(official.encoder_k, official.encoder_q, official.m)
         dictionary = official.dictionary(KeyBatch(x_k, None, torch.arange(4), step))
         b = official(x_q, dictionary)
         optimizers[1].zero_grad()
