@@ -1,4 +1,4 @@
-"""Configuration files and `KEY VALUE` overrides as a `CfgNode`, in Detectron2's dialect.
+"""Configuration files and `KEY VALUE` overrides, merged into a `CfgNode` as in Detectron2.
 
 Differences from `CfgNode.merge_from_file`: an unknown key is an error that names the nearest valid
 one; `_BASE_` is a local file or a shipped one; YAML tags that build objects are refused; an integer
@@ -25,7 +25,7 @@ from moco.common.files import PathLike, expanded, read_text
 
 MAX_PARTS = 100_000
 MAX_BASES = 8
-# Synonyms of a key in the configs of other projects, or in the other kind of config here.
+# Synonyms of a key in the configs of other projects, or in the other kind of config of this one.
 _SYNONYMS = (
     ("BASE_LR", "LEARNING_RATE", "LR"),
     ("BATCH_SIZE", "IMS_PER_BATCH"),
@@ -219,7 +219,7 @@ def _set(cfg: CfgNode, key: str, value: Any, where: str) -> None:
 
 
 def _nearest(key: str, known: Collection[str]) -> str:
-    """Return the known key closest to an unknown one, or an empty string."""
+    """Return the known key that is most similar to an unknown one, or ""."""
     key = key.upper()
     group, dot, name = key.rpartition(".")
     same = [f"{group}{dot}{other}" for names in _SYNONYMS if name in names for other in names]

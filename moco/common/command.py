@@ -60,7 +60,7 @@ class TrainingOptions:
 
 
 def as_options(values: Mapping[str, Any], kind: type[_Options]) -> _Options:
-    """Build a dataclass of options from those of the values that are its fields."""
+    """Build a dataclass of options from the values that have the names of its fields."""
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     return kind(**{name: values[name] for name in names if name in values})
 
@@ -68,24 +68,24 @@ def as_options(values: Mapping[str, Any], kind: type[_Options]) -> _Options:
 def parse_options(
     parser: argparse.ArgumentParser, argv: Sequence[str] | None, kind: type[_Options]
 ) -> _Options:
-    """Parse a command line into a dataclass, whose fields are arguments of the parser."""
+    """Parse a command line into a dataclass whose fields have the names of the arguments."""
     return as_options(vars(parser.parse_args(argv)), kind)
 
 
 def program(command: str, otherwise: str) -> str:
-    """Return how to spell a command of this project in a message.
+    """Return a command of this project as a user would type it.
 
-    It is a subcommand of the console command if that is running or there is no checkout, else
-    `otherwise`.
+    The result is `moco-transfer <command>` if the console command is running or there is no
+    checkout, else `otherwise`.
     """
     console = sys.argv[0] == NAME or not shipped.CHECKOUT
     return f"{NAME} {command}" if console else otherwise
 
 
 def quoted(*words: object) -> str:
-    r"""Return words as a shell reads them back, for a command in a message.
+    r"""Quote words for a shell, to show a command in a message.
 
-    A message has one line, so that a line break becomes `\x0a` in `$'…'`, as bash and zsh read it.
+    A message has one line, so a line break becomes `\x0a` in `$'…'`, which bash and zsh decode.
     """
     return " ".join(_quoted(str(word)) for word in words)
 
@@ -103,7 +103,7 @@ def _escaped(char: str) -> str:
 
 
 def converter() -> str:
-    """Return how to spell the converter's command in a message."""
+    """Return the converter's command as a user would type it."""
     return program("convert", "convert/convert_to_d2.py")
 
 
@@ -142,7 +142,7 @@ def parse_with_pairs(parser: argparse.ArgumentParser, argv: Sequence[str] | None
     """Parse arguments in which `KEY VALUE` and `KEY=VALUE` pairs may stand between the flags.
 
     Returns:
-        The values by name; `opts` has the pairs.
+        Values by name, with the pairs under `opts`.
     """
     joined: list[str] = []
     for arg in sys.argv[1:] if argv is None else argv:

@@ -49,7 +49,7 @@ def printable(text: str) -> str:
 
 
 def say(*lines: object) -> None:
-    """Print lines with untrusted parts, such as file names, that cannot control the terminal."""
+    """Print lines, escaping what untrusted parts such as file names could do to the terminal."""
     for line in lines:
         print(printable(str(line)), flush=True)
 
@@ -61,10 +61,10 @@ def _printable(char: str) -> str:
 
 
 class UserError(Exception):
-    """Unusable input. The message is one line: what, where, how to fix.
+    """Unusable input. The message is one line: what is wrong, where, how to fix it.
 
     Attributes:
-        option: Name of the option without which the input is unusable, or "".
+        option: Name of the option that would make the input usable, or "".
     """
 
     exit_code = 2
@@ -75,7 +75,7 @@ class UserError(Exception):
 
 
 class DataError(UserError):
-    """Missing or damaged file or dataset, or one of another format than its name says."""
+    """Missing or damaged file or dataset, or a file whose format is not that of its name."""
 
     exit_code = 3
 
@@ -159,7 +159,7 @@ def lookup(registry: "Registry", name: str, key: str) -> Any:
     Args:
         registry: Registry to search.
         name: Name chosen by the user.
-        key: The key or flag that chose it, for the message.
+        key: Key or flag that chose the name, for the message.
 
     Raises:
         UserError: If the name is not registered; the message lists the choices.

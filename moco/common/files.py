@@ -1,13 +1,13 @@
-"""Atomic writing of files, and reading of untrusted files without executing anything in them.
+"""Atomic writing of files, and reading of untrusted files without executing their content.
 
 Writing: a temporary file in the same folder, fsync, `os.replace`, fsync of the folder. A crash or a
 full disk at any point leaves the old file or the new one, never a partial one.
 
-Reading: no file is trusted. `open_file` opens regular files only, as a pipe or a device may never
-answer. One reader, moco/common/unpickler.py with moco/common/torch_files.py for the format of
+Reading: no file is trusted. `open_file` opens regular files only, because a pipe or a device may
+never answer. One reader, moco/common/unpickler.py with moco/common/torch_files.py for the format of
 torch.save, reads both weights and the project's own checkpoints. In weights, objects of any class
-become inert data, and their names are listed; the project's own files contain none, and a file that
-does is refused.
+become inert data, and their names are listed. The project's own checkpoints contain no objects, and
+a file with objects in their place is refused.
 """
 
 import errno
@@ -101,7 +101,7 @@ def open_file(path: PathLike, mode: str = "rb", **text: Any) -> Any:
 
 
 def open_descriptor(path: PathLike, flags: int) -> int:
-    """Open a regular file, as `os.open` does; raise OSError if it is none."""
+    """Open a regular file as `os.open` does; raise OSError for anything else."""
     try:
         # Opening a pipe would otherwise wait for its other end.
         fd = os.open(path, flags | os.O_NONBLOCK, 0o666)
@@ -118,7 +118,7 @@ def open_descriptor(path: PathLike, flags: int) -> int:
 
 
 def regular(path: PathLike) -> PathLike:
-    """Return the path of a file that a library opens; raise OSError if it is no regular file."""
+    """Return the path of a file, which a library will open; raise OSError unless it is regular."""
     _check_regular(path, os.stat(path))
     return path
 
@@ -174,7 +174,7 @@ def atomic_write(path: PathLike, writer: Callable[[BinaryIO], object]) -> None:
 
 
 def cannot_write(path: PathLike, error: OSError, written: int) -> UserError:
-    """Return the error of a full disk or read-only folder."""
+    """Return the error for a full disk or a read-only folder."""
     reason = error.strerror or str(error)
     return UserError(
         f"cannot write {path}: {reason} ({written} bytes written); "
@@ -190,11 +190,12 @@ def atomic_write_text(path: PathLike, text: str) -> None:
 def write_together(texts: Mapping[Path, str]) -> None:
     """Write new text files as UTF-8, all or none.
 
-    The last one is renamed last, so it should be the one without which readers use none: if the
-    process is killed between two of them, it is missing, and the same call completes them.
+    Files are renamed in order, so the last one should be the file that readers require: if the
+    process is killed before the last rename, that file is missing, and the same call completes the
+    set.
 
     Raises:
-        UserError: If one exists with another content, or cannot be written.
+        UserError: If a file exists with other content, or cannot be written.
     """
     for path, text in texts.items():
         own = path.is_file() and not path.is_symlink()
@@ -249,7 +250,7 @@ def load_torch(
         path: File to read.
         objects: Set that receives the names of the classes and functions in the file, whose objects
             are read as `Inert`. If None, a file with any such name is refused.
-        part: Offset and length of the bytes to read, if the file holds others as well.
+        part: Offset and length in bytes of the part to read; None for the whole file.
 
     Raises:
         DataError: If the file is missing, empty, damaged, a program, names classes although
@@ -353,19 +354,19 @@ def _load(
 
 
 def named_objects(objects: Collection[str], limit: int = 6) -> str:
-    """Format names of classes for a message, the harmful ones first."""
+    """Join the names of classes for a message, harmful ones first."""
     harmful = harmful_objects(objects)
     every = [*harmful, *sorted(set(objects) - set(harmful))]
     return first_few([repr(name[:80])[1:-1] for name in every], limit)
 
 
 def harmful_objects(objects: Collection[str]) -> list[str]:
-    """Return the names that can run a program, and that no object in a file of weights needs."""
+    """Return the names that can run a program and that no file of weights needs."""
     return sorted(name for name in objects if _HARMFUL.search(name))
 
 
 def _reason(path: PathLike, form: str, error: Exception) -> str:
-    """Return why a file could not be read, without control characters."""
+    """Return the reason why a file could not be read, without control characters."""
     with open_file(path) as file:
         start = file.read(512)
     # Only the end of a zip file shows that it is complete.
@@ -381,7 +382,7 @@ def _reason(path: PathLike, form: str, error: Exception) -> str:
 def expanded(path: PathLike) -> Path:
     """Return the path with the home folder in place of a leading `~` or `~user`.
 
-    A name such as `~backup` that is no user's stays: it is that of a file.
+    A name such as `~backup` that does not belong to a user is the name of a file and stays.
 
     Raises:
         UserError: If the home folder is not known.
@@ -393,7 +394,7 @@ def expanded(path: PathLike) -> Path:
 
 
 def existing_folder(path: PathLike) -> Path:
-    """Return the path, or the nearest folder above it that exists: the disk that will hold it."""
+    """Return the nearest existing folder at or above a path; its disk will hold the path."""
     path = expanded(path).absolute()
     return next(place for place in (path, *path.parents) if place.exists())
 
@@ -404,8 +405,8 @@ def files_below(folder: PathLike, without: Collection[str] = ()) -> Iterator[str
     Symbolic links are followed; each real folder is visited once.
 
     Args:
-        folder: The folder.
-        without: Names of files; a folder below that has one of them is left out.
+        folder: Folder to walk.
+        without: Names of files; a subfolder that contains one of them is skipped.
     """
     seen = set()
     for parent, folders, files in os.walk(folder, followlinks=True):

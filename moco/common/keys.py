@@ -1,6 +1,6 @@
-"""Configuration keys: a table is a mapping of names, in the order of its documentation.
+"""Tables of configuration keys: name → `Key`, in the order of the documentation.
 
-Documentation, checks and hashes all read the table.
+Documentation, checks and hashes are all made from a table.
 """
 
 import copy
@@ -21,7 +21,7 @@ class Range:
     """Valid values of a key.
 
     Attributes:
-        fits: Return whether a value of the default's type is in the range.
+        fits: Function that returns whether a value of the default's type is in the range.
         expected: Description of the range, for messages and the reference.
         choices: All values, if they can be listed.
     """
@@ -114,16 +114,15 @@ class Key:
 
     Attributes:
         default: Default, whose type every value must have, as yacs compares types; None allows any.
-        doc: Meaning, unit, and the reason where it is not obvious.
-        range: Valid values, checked on their own; None if checked elsewhere or not at all.
+        doc: Meaning, unit, and the reason for the default where it is not obvious.
+        range: Valid values; None if they are checked elsewhere or not at all.
         role: Part of a run that the key describes.
         embedded: Values that detection's embedded engine supports; empty for the whole range.
         resume: A resumed detection may change the key; moco/ decides by the role.
-        model: A trained model needs the key besides its tensors to be evaluated, as it needs those
-            of `Role.WEIGHTS`.
+        model: The evaluation of a trained model needs the key besides the model's tensors, as it
+            needs the keys of `Role.WEIGHTS`.
         tunable: The grid of `--tune` may vary the key.
-        data: Data is read from the file or folder that the key names; a run's id contains a digest
-            of it.
+        data: The key is the path of a file or folder of data, whose digest is part of a run's id.
     """
 
     default: Any

@@ -8,20 +8,20 @@ from collections import OrderedDict
 from typing import Any, BinaryIO
 
 MAX_DEPTH = 100
-MAX_BITS = 1000  # of an integer that float() does not overflow on, and that Python can print
+MAX_BITS = 1000  # of an integer: float() does not overflow, and Python can print it
 _ZIP_END, _ZIP_END_BYTES = b"PK\5\6", 22
 
 
 class Implausible(ValueError):
-    """Claim of a file to more data than it can hold; the message names it."""
+    """Untrusted file that claims more data than it can hold; the message names the claim."""
 
 
 def check_parts(root: Any, limit: int) -> None:
-    """Raise Implausible unless a walk through all parts of a value is short.
+    """Raise Implausible if a nested value has too many parts or levels.
 
     Args:
         root: Nested dictionaries, lists and tuples; other types and subclasses have no parts.
-        limit: Largest number of parts, each counted as often as it can be reached.
+        limit: Largest number of parts; a part that is referred to several times counts each time.
     """
     done: dict[int, tuple[int, int]] = {}
 
@@ -47,7 +47,7 @@ def check_parts(root: Any, limit: int) -> None:
 
 
 def open_zip(file: BinaryIO) -> zipfile.ZipFile:
-    """Open a zip archive; each byte of its list of parts takes about ten of memory.
+    """Open a zip archive; its list of parts takes about ten times its size in memory.
 
     Raises:
         Implausible: If bytes follow the archive.
@@ -63,8 +63,8 @@ def open_zip(file: BinaryIO) -> zipfile.ZipFile:
 def read_part(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
     """Read a part of an archive in no more memory than its entry claims.
 
-    `ZipFile.read` can inflate a few bytes to gigabytes before it compares them with that size; only
-    deflation can be stopped midway.
+    `ZipFile.read` can inflate a few bytes to gigabytes before it compares the size with that of the
+    entry. Only deflation can be stopped midway, so other methods are refused.
 
     Raises:
         Implausible: If the part is compressed by another method.

@@ -1,6 +1,6 @@
 """Progress with speed and time left: a bar on a terminal, elsewhere an occasional line.
 
-`MOCO_PROGRESS=off` silences both, for programs that start others and draw their own bar.
+`MOCO_PROGRESS=off` disables both, for programs that start others and draw their own bar.
 """
 
 import os
@@ -13,9 +13,7 @@ LINE_EVERY_SECONDS = 30.0
 
 
 class Bar:
-    """Progress bar on a terminal; elsewhere lines on stderr when something changed.
-
-    It is a context manager.
+    """Progress bar on a terminal, elsewhere lines on stderr; a context manager.
 
     Args:
         silent: Show nothing.
@@ -36,9 +34,9 @@ class Bar:
         """Print a line if the state has changed, at most every LINE_EVERY_SECONDS.
 
         Args:
-            state: Value that is compared with the one at the last line.
-            text: Return the line to print.
-            now: Do not wait, because this is the last line.
+            state: Value that is compared with the state at the last line.
+            text: Function that returns the line.
+            now: Print without waiting, because this is the last line.
         """
         waits = time.monotonic() - self._last < LINE_EVERY_SECONDS and not now
         if self._silent or self.terminal is not None or waits or state == self._shown:

@@ -59,7 +59,7 @@ class RunFolder:
         resume: Continue the run in the folder.
         overwrite: Start from scratch. Files of the earlier run that could be mistaken for this
             one's (record, metrics, events) are removed, and checkpoints when the run starts.
-        owner: False for the other processes of a run, which neither lock nor write the folder.
+        owner: False for processes other than the main one, which neither lock nor write the folder.
 
     Raises:
         LockedError: If another process has locked the folder.
@@ -127,7 +127,7 @@ class RunFolder:
 
 
 def check_in_place(folder: PathLike) -> None:
-    """Check that the folder of a running run is there, before a write would create it again.
+    """Check that the folder of a run still exists, before a write would create it again.
 
     Raises:
         UserError: If it was moved or deleted.
@@ -198,8 +198,8 @@ class RunRecord:
         seconds: Wall time of training and evaluation.
         metrics: Numbers by canonical name, AP and accuracy in 0..100; None if not a number.
         coverage: Tensors that came from the weights and those left at initialization, or None.
-        notes: Facts that a reader of the result needs, one sentence each; the last one of a failed
-            run is the reason.
+        notes: Facts that a reader of the result needs, one sentence each; the last note of a failed
+            run is the error.
         warnings: Facts that every table with the run repeats, such as a small test split.
         diverged: Whether a run failed because a loss or a weight was not finite.
         recipe: `label` ("as in the paper (…)") and `deviations` of a detection run, or None.

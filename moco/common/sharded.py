@@ -1,8 +1,8 @@
 """Weights in several files: shards with an index, and folders of torch.distributed.checkpoint.
 
-Both are read through one file that names the others, which are next to it: the index of
-transformers (`model.safetensors.index.json`), and `.metadata`. The latter is a pickle, which torch
-itself unpickles with `pickle.load`; here its objects are inert (moco/common/unpickler.py).
+Both have one file that names the others in the same folder: the index of transformers
+(`model.safetensors.index.json`), or `.metadata`. The latter is a pickle, which torch itself
+unpickles with `pickle.load`; here its objects are inert (moco/common/unpickler.py).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def parts_of(path: Path) -> dict[str, str] | None:
                 return None
         parts = json.loads(read_bytes(path))["weight_map"]
     except OSError:
-        return None  # whoever reads it reports why
+        return None  # the code that reads the weights reports the error
     except (ValueError, RecursionError, KeyError, TypeError) as error:
         raise DataError(f"{path}: not JSON ({error}); download it again") from error
     if not isinstance(parts, dict) or not parts:
@@ -54,7 +54,7 @@ def _check_name(path: Path, name: Any) -> None:
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the file that names others, and those; empty for a file of weights.
+    """Return a file that names others, followed by those files; [] for a file of weights.
 
     Raises:
         DataError: If the file is damaged or names a file in another folder.
@@ -67,7 +67,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 class _Piece(NamedTuple):
-    """Bytes of a file, and where the tensor in them is in the whole one."""
+    """Part of a file, and the offset of its tensor in the whole tensor."""
 
     file: str
     start: int
@@ -76,7 +76,13 @@ class _Piece(NamedTuple):
 
 
 class _Value(NamedTuple):
-    """Value of a checkpoint: keys of the dicts that contain it, size of a tensor, and pieces."""
+    """Value of a checkpoint.
+
+    Attributes:
+        place: Keys of the nested dicts that lead to the value.
+        size: Size of a tensor; None for other values.
+        pieces: Parts of files that hold the value.
+    """
 
     place: tuple[str, ...]
     size: tuple[int, ...] | None
@@ -86,10 +92,11 @@ class _Value(NamedTuple):
 def read_distributed(path: Path, objects: set[str]) -> dict[str, Any]:
     """Read a folder of torch.distributed.checkpoint, given its `.metadata`.
 
-    The result is that of torch's `dcp_to_torch_save`, but with inert objects, and dicts for lists.
+    The result equals that of torch's `dcp_to_torch_save`, but with inert objects, and with dicts
+    instead of lists.
 
     Args:
-        path: The file `.metadata`.
+        path: Path of `.metadata`.
         objects: See `moco.common.files.load_torch`.
 
     Raises:
@@ -151,7 +158,7 @@ def _values(path: Path, objects: set[str]) -> list[_Value]:
 
 
 def _check_bytes(path: Path, pieces: list[_Piece]) -> None:
-    """Check that the pieces of a file have no more bytes than it, so that no more are read."""
+    """Check that the pieces of each file together have at most the bytes of the file."""
     claimed: Counter[str] = Counter()
     for piece in pieces:
         file = path.with_name(piece.file)
@@ -170,7 +177,7 @@ def _joined(path: Path, value: _Value, read: list[Any]) -> Tensor:
     wrong = DataError(f"{path}: no whole tensor is at {shown('.'.join(value.place))}")
     if not all(isinstance(part, torch.Tensor) and part.dtype == read[0].dtype for part in read):
         raise wrong
-    # The bytes are fewer if the parts are expanded tensors, which take memory once they are copied.
+    # Expanded tensors have more elements than bytes and would take the memory when copied.
     held = sum(piece.length for piece in value.pieces) // read[0].element_size()
     if sum(part.numel() for part in read) != math.prod(size) or math.prod(size) > held:
         raise wrong

@@ -27,9 +27,9 @@ def names() -> list[str]:
 
 
 def find(name: PathLike) -> Path | None:
-    """Return the shipped file of a name, or None if there is none.
+    """Return the shipped file with a name, or None.
 
-    The folder and the ending may be left out.
+    The name may omit the folder and the ending.
 
     Raises:
         UserError: If several files have the name.
@@ -42,10 +42,10 @@ def find(name: PathLike) -> Path | None:
 
 
 def resolve(name: PathLike) -> Path:
-    """Return a path if it is a file, else the shipped file of that name; see `find`.
+    """Return a path if it is a file, else the shipped file with that name; see `find`.
 
     Raises:
-        UserError: If there is neither (the message lists similar names), or several shipped files
+        UserError: If no file is found (the message lists similar names), or several shipped files
             have the name.
     """
     path = expanded(name)
@@ -62,10 +62,7 @@ def resolve(name: PathLike) -> Path:
 
 
 def shown(name: PathLike) -> str:
-    """Return how to spell a shipped file in a command.
-
-    It is the path if the current folder is the checkout, else the name, which works everywhere.
-    """
+    """Return the path of a shipped file in the checkout, else its name, for use in a command."""
     name = _plain(name)
     return f"configs/{name}.yaml" if CHECKOUT and Path.cwd() == ROOT else name
 
@@ -77,7 +74,7 @@ def _plain(name: PathLike) -> str:
 
 
 def own_modules() -> dict[str, str]:
-    """Return variables that make `python -m` import this project's modules, never namesakes.
+    """Return environment variables with which `python -m` imports the modules of this project.
 
     `python -m` searches the current folder first, and a clone of the official MoCo also has a
     `moco/` and a `detection/`. A checkout that is not installed is only found through that folder.

@@ -1,9 +1,9 @@
-"""Reader of `torch.save`'s two formats that treats them as data (moco/common/unpickler.py).
+"""Reader of `torch.save`'s two formats that executes nothing (moco/common/unpickler.py).
 
 It replaces `torch.load`, which with `weights_only` refuses a file for any unknown class, trusts the
-sizes in a file, and could be made to run code (CVE-2025-32434, CVE-2026-24747). What both read is
-bitwise identical. The formats are those of torch/serialization.py: `_save` (zip) and
-`_legacy_save`. Tensors are on the CPU; those that are not dense (sparse, quantized) are `Inert`.
+sizes in a file, and could be made to run code (CVE-2025-32434, CVE-2026-24747). Files that both can
+read give bitwise identical tensors. The formats are those of torch/serialization.py: `_save` (zip)
+and `_legacy_save`. Tensors are on the CPU; sparse and quantized tensors become `Inert`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from moco.common.unpickler import Inert, RefusedFileError, Unpickler, check_size
 
 _LEGACY_MAGIC, _LEGACY_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 _CHUNK = 1 << 20  # bytes; small enough to stay in the CPU cache while it is copied
-MAX_EXPANDED_BYTES = 256 << 20  # an expanded tensor may claim more than its storage has
+MAX_EXPANDED_BYTES = 256 << 20  # limit for an expanded tensor larger than its storage
 
 
 class _Storage(NamedTuple):
@@ -35,7 +35,7 @@ class _Storage(NamedTuple):
 def read_torch(file: BinaryIO, size: int, objects: set[str]) -> Any:
     """Read the value in a file of `size` bytes.
 
-    `objects` receives the name of each class or function that is an `Inert` in the value.
+    The name of each class or function that is an `Inert` in the value is added to `objects`.
 
     Raises:
         RefusedFileError: If the file is a TorchScript archive.

@@ -1,13 +1,13 @@
-"""Transfers between the CPU and a GPU for which neither waits."""
+"""Asynchronous copies between the CPU and a GPU."""
 
 import torch
 from torch import Tensor
 
 
 def send(x: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor of the CPU to a device; a GPU receives it when it has computed what was before.
+    """Copy a CPU tensor to a device without waiting; the copy is queued behind earlier GPU work.
 
-    The memory is pinned, because the copy of memory that is not would wait for the GPU.
+    The source is pinned first, because a copy from pageable memory would wait for the GPU.
     """
     if device.type != "cuda":
         return x.to(device)
@@ -15,21 +15,21 @@ def send(x: Tensor, device: torch.device) -> Tensor:
 
 
 class AsyncScalars:
-    """Values of a device on their way to the CPU; ask for them late, when they have arrived.
+    """Asynchronous copy of a tensor to the CPU; call `tolist` late, when the copy is done.
 
     Args:
-        values: Tensor of the device, which is not changed in place afterwards.
+        values: Tensor on any device, which must not be changed in place afterwards.
     """
 
     def __init__(self, values: Tensor) -> None:
         self._values = values.to("cpu", non_blocking=True)
-        self._arrived = torch.cuda.Event() if values.is_cuda else None
-        if self._arrived is not None:
-            self._arrived.record()
+        self._copied = torch.cuda.Event() if values.is_cuda else None
+        if self._copied is not None:
+            self._copied.record()
 
     def tolist(self) -> list[float]:
-        """Wait until they have arrived, and return them."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
+        """Wait until the copy is done and return the values."""
+        if self._copied is not None:
+            self._copied.synchronize()
         numbers: list[float] = self._values.tolist()
         return numbers

@@ -1,10 +1,11 @@
-"""Unpickler that reads pickles as data: it imports and calls nothing from them.
+"""Unpickler that reads pickles as data, without importing or calling anything that they name.
 
 The standard library's pure-Python unpickler parses; each opcode that touches an object is replaced
 here. A name is looked up in a table of this project's functions, which check their arguments; any
-other name becomes an `Inert`, and so do the objects that it creates. A set becomes a list. Memory
-is limited in proportion to the file's size: each read from the file, which is at most one small
-object, and each copy counts. So is a walk through the result. A file can still waste time.
+other name becomes an `Inert`, and so do the objects that it creates. A set becomes a list. The
+memory of a pickle is limited in proportion to the file's size; every read, which creates at most
+one small object, and every copy is charged. The number of parts of the result is limited as well.
+A file can still waste time.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from moco.common.limits import Implausible, check_parts
 # Bytes of memory that a pickle may take: the larger of this and its size times the ratio. Lists of
 # floats, names of tensors and rows of a training log take 3 to 10 times their bytes in the file.
 MIN_MEMORY, MEMORY_RATIO = 256 << 20, 16
-_STEP, _ITEM, _OBJECT = 32, 100, 500  # bytes of a read, a dictionary's item, an object of a call
+_STEP, _ITEM, _OBJECT = 32, 100, 500  # bytes charged for a read, a dictionary item, a call
 MIN_PARTS = 1_000_000
 MAX_DIMENSIONS = 64  # as numpy and torch
-MAX_KEYS = 100_000  # of parts of keys other than text, objects and small integers, and 20 for each
+# Limit for keys other than text, objects and small integers: each counts 20 and its parts.
+MAX_KEYS = 100_000
 _NUMBERS = frozenset(["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"])
 
 
@@ -37,10 +39,10 @@ class RefusedFileError(Exception):
 
 
 class Inert(dict[Any, Any]):
-    """Placeholder for a class or function, or for an object created by it, which is not loaded.
+    """Placeholder for a class or function, or for an object that it would create.
 
-    Its items are the object's attributes and, if the class is a dictionary, its items. Items of a
-    list are in "__items__", a state other than a dictionary in "__state__".
+    The items are the object's attributes and, if the class is a dictionary, the dictionary's items.
+    The items of a list are in "__items__", a state other than a dictionary is in "__state__".
 
     Attributes:
         name: Name of the class or function, "module.name".
@@ -87,7 +89,7 @@ def require_end(file: BinaryIO) -> None:
 
 
 def check_sizes(values: Any) -> tuple[int, ...]:
-    """Return sizes or strides; raise Implausible unless an array can have them."""
+    """Return sizes or strides unchanged; raise Implausible unless an array can have them."""
     fits = isinstance(values, tuple) and len(values) <= MAX_DIMENSIONS
     if not (fits and all(type(n) is int and 0 <= n < 1 << 62 for n in values)):
         raise Implausible("a shape that is not a tuple of sizes")
@@ -124,9 +126,9 @@ class Unpickler(_Unpickler):
         file: File at the start of the pickle.
         size: See `read_pickle`.
         objects: See `read_pickle`.
-        names: Further values, and functions that a pickle may call and that check their arguments.
-        persistent: Return the object of a persistent id, in formats whose pickles refer to data
-            outside them.
+        names: Further values and functions that a pickle may name; functions check their arguments.
+        persistent: Function that returns the object of a persistent id, for formats whose pickles
+            refer to data outside the pickle.
     """
 
     memo: dict[int, Any]
@@ -190,13 +192,13 @@ class Unpickler(_Unpickler):
         raise pickle.UnpicklingError("it names a registered extension")
 
     def _take(self, memory: int) -> None:
-        """Raise Implausible unless that many bytes of memory are left."""
+        """Charge bytes of memory; raise Implausible if they exceed the limit."""
         self._memory -= memory
         if self._memory < 0:
             raise Implausible(f"too many objects for a pickle of {self._size} bytes")
 
     def _key(self, key: Any) -> Any:
-        """Check a key or member; text and objects have secret hashes, others can collide."""
+        """Check a key; hashes of text and objects are secret, hashes of other keys can collide."""
         self._take(_ITEM)
         if isinstance(key, tuple) and any(isinstance(part, tuple) for part in key):
             raise Implausible("a nested tuple is used as a key")
