@@ -1,4 +1,4 @@
-"""kNN classification of frozen features: the command of `moco.engine.knn`.
+"""Command line of kNN classification of frozen features (moco/engine/knn.py).
 
     python -m benchmarks knn --checkpoint output/pretrain/checkpoint_0199.pth.tar --data ROOT
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from moco.engine.weights import InitialWeights, Reader
 
 MAX_RECORDED_PX = 4096
-CROP_PX = 224  # for a file that does not record the crop of its training
+CROP_PX = 224  # for a file without the crop size of the training
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -86,7 +86,7 @@ def main(argv: Sequence[str], read: "Reader") -> None:
     say(*(f"note: {note}" for note in weights.notes))
     assert weights.state is not None
     backbone = load_backbone(weights.spec, weights.state)
-    # The defaults are those of the run's own kNN monitor, which other projects' files lack.
+    # The defaults are the settings of the run's kNN monitor; files of other projects have none.
     keys = {"KNN.CROP_PX": 0, "KNN.RESIZE_PX": 0, "AUG.CROP_PX": CROP_PX}
     knn_crop, knn_resize, training_crop = (
         _pixels(args.checkpoint, key, weights.config.get(key, otherwise))

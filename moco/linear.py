@@ -4,8 +4,9 @@ r"""Linear classification on frozen features (sec. 4.1), a measure of their line
         --checkpoint output/pretrain/checkpoint_0199.pth.tar DATA.ROOT path/to/imagenet
 
 A fully-connected layer and softmax are trained on the globally pooled features and evaluated by
-1-crop top-1 on the validation images. The backbone is in evaluation mode, which also keeps BN's
-statistics; after each epoch it is asserted to be bitwise identical to the initial one.
+1-crop top-1 on the validation images. The backbone is in evaluation mode, so that BN's statistics
+do not change either; after each epoch, it is checked to be bitwise identical to the initial
+backbone.
 
 From the paper: 100 epochs, learning rate 30, weight decay 0. From the official main_lincls.py,
 for details not in the paper: batch 256, momentum 0.9, decay by 0.1 after 60 and 80 epochs, initial

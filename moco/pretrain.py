@@ -4,9 +4,9 @@
 
 moco/engine/keys.py documents every key; moco/pretraining/run.py has the training step,
 moco/engine/loop.py the loop. OUTPUT_DIR receives `config.yaml`, `checkpoint_%04d.pth.tar`,
-`last_checkpoint` (the newest one's name), `metrics.json` (a JSON line per log step) and, at the
-end, `run.json`. The same command with `--resume` continues an interrupted run; on a CPU with the
-same number of threads, the result is bitwise identical to that of an uninterrupted run.
+`last_checkpoint` (name of the newest checkpoint), `metrics.json` (a JSON line per log step) and, at
+the end, `run.json`. The same command with `--resume` continues an interrupted run; on a CPU with
+the same number of threads, the result is bitwise identical to that of an uninterrupted run.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from moco.pretraining.config import check_processes, load_pretrain_cfg
 if TYPE_CHECKING:
     from moco.engine.weights import Reader
 
-# Flags of the official code, and a few of this project's, as aliases of keys.
+# Flags of the official code, and a few more, as aliases of keys.
 VALUES = {
     **command.VALUES,
     ("--moco-dim",): "MOCO.DIM",

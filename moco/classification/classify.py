@@ -54,7 +54,7 @@ class ClassifyOptions(TrainingOptions):
 
     Attributes:
         checkpoint: Pre-trained weights, or `RANDOM`.
-        init: Name of the weights in a table; empty: that of the file.
+        init: Name of the weights in a table; "" for the name of the file.
     """
 
     checkpoint: str
@@ -62,7 +62,7 @@ class ClassifyOptions(TrainingOptions):
 
 
 def parse_args(protocol: Protocol, argv: Sequence[str]) -> ClassifyOptions:
-    """Parse the arguments and turn aliases into `opts`; `KEY VALUE` pairs override them."""
+    """Parse the arguments and turn flags of keys into `opts`; `KEY VALUE` pairs come last."""
     values = parse_training_args(build_parser(protocol), argv)
     lr = values["SOLVER.BASE_LR"]
     if values["checkpoint"] == RANDOM and lr is not None:  # --lr is the learning rate of this run

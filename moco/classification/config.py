@@ -38,8 +38,8 @@ class Protocol:
     """Protocol that measures features by training a classifier.
 
     Attributes:
-        kind: Kind of the run record and prefix of the metrics' names.
-        frozen: Train the classifier only; nothing else may change.
+        kind: Kind of the run record and prefix of the names of metrics.
+        frozen: Train only the classifier and check that nothing else changes.
         head_std: Standard deviation of the classifier's initial weights, with bias 0; None for
             torch's initialization.
         defaults: Default values of keys by dotted name.
@@ -54,7 +54,7 @@ class Protocol:
 
 
 def default_cfg(protocol: Mapping[str, Any]) -> CfgNode:
-    """Return all keys with the defaults of a protocol (`Protocol.defaults`)."""
+    """Return the default configuration of a protocol (`Protocol.defaults`)."""
     cfg = common_config.default_cfg(CLASSIFICATION)
     overrides = {**_DEFAULTS, **protocol}
     cfg.merge_from_list([item for pair in overrides.items() for item in pair])
@@ -119,7 +119,7 @@ def scale_to_batch(cfg: CfgNode, random: bool) -> CfgNode:
 
     Args:
         cfg: Configuration of the run.
-        random: Start from RANDOM_LR, if it is set, because the network is randomly initialized.
+        random: Use RANDOM_LR, if it is set, because the network is randomly initialized.
     """
     solver = cfg.SOLVER.clone()
     base = float((random and solver.RANDOM_LR) or solver.BASE_LR)

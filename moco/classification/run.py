@@ -1,7 +1,7 @@
 """Model, data, step and evaluation of linear classification and fine-tuning.
 
-`moco.engine.loop.train` runs the training loop. N images per step of all processes, n of this one,
-P crop size in pixels, C classes.
+`moco.engine.loop.train` runs the training loop. N images per step of all processes, n images of
+this process, P crop size in pixels, C classes.
 """
 
 import hashlib
@@ -93,7 +93,7 @@ class Classification(Training[ClassifyStepPlan, Step]):
         return Views(self.images, self._aug, self.cfg.SEED, cache_bytes=self.cache_bytes())
 
     def plan(self, step: int, positions: list[Position]) -> ClassifyStepPlan:
-        """Plan this process's items of a step, with their labels."""
+        """Plan the items and labels of this process in a step."""
         mine = positions[distributed.rank() * self.n :][: self.n]
         labels = self._labels[[index for _, index in mine]]
         return ClassifyStepPlan(step, [(epoch, index, 0) for epoch, index in mine], labels)
@@ -145,7 +145,7 @@ class Classification(Training[ClassifyStepPlan, Step]):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return protocol, weights and classes, which must agree when a run is resumed."""
+        """Return protocol, weights and classes, which a resumed run must share."""
         sha256, classes = self._weights.sha256, self._sets.classes
         return {"kind": self.kind, "weights_sha256": sha256, "classes": classes}
 
@@ -161,7 +161,7 @@ class Classification(Training[ClassifyStepPlan, Step]):
                 )
 
     def record(self) -> dict[str, Any]:
-        """Return task, initialization, notes, and what the run started with."""
+        """Return task, initialization, notes, and a digest of the first batch."""
         weights, sets = self._weights, self._sets
         size = f"{len(sets.classes)} classes, {len(sets.val)} validation images"
         return {
@@ -208,13 +208,13 @@ def fingerprint(model: nn.Module) -> dict[str, str]:
 
 
 def require_unchanged(model: nn.Module, before: dict[str, str]) -> None:
-    """Assert that a frozen network is bitwise identical to that of the `fingerprint` `before`."""
+    """Assert that a frozen network still has the fingerprint `before`."""
     changed = sorted({name for name, _ in fingerprint(model).items() ^ before.items()})
     assert not changed, f"the frozen network changed during training: {', '.join(changed[:5])}"
 
 
 def _notes(cfg: CfgNode, base_lr: float, frozen: bool) -> list[str]:
-    """Return a note on the effects of several processes and of another batch size."""
+    """Return a note on the effects of several processes or another batch size, if any."""
     N, reference = cfg.SOLVER.BATCH_SIZE, cfg.SOLVER.REFERENCE_BATCH_SIZE
     W, scaled = distributed.world_size(), reference not in (0, N)
     if W == 1 and not scaled:
@@ -231,7 +231,7 @@ def _notes(cfg: CfgNode, base_lr: float, frozen: bool) -> list[str]:
 
 
 def open_labeled(root: PathLike) -> LabeledSets:
-    """Read iNaturalist 2018 in its published layout, or else by `read_labeled_sets`.
+    """Read iNaturalist 2018 in the published layout, or any dataset of `read_labeled_sets`.
 
     Raises:
         DataError: If files are missing or damaged, or there are no images.
@@ -241,7 +241,7 @@ def open_labeled(root: PathLike) -> LabeledSets:
 
 
 def crop_and_flip(cfg: CfgNode) -> Augmentation:
-    """Return the augmentation by the keys under AUG: random crop and flip, no color transforms."""
+    """Return the augmentation from the keys under AUG: random crop and flip, no colors."""
     return Augmentation(
         gray_first=False,
         crop_px=cfg.AUG.CROP_PX,

@@ -1,10 +1,11 @@
 """Distributed helpers: session, rank, gather, all-reduce.
 
 Every function also works in a single process, where it returns its input. W processes have N rows
-together, of which n = N / W are on this process.
+together, n = N / W each.
 
 Under torchrun (on one or several machines), a run opens a `session`; NCCL connects GPUs, gloo CPUs.
-A process that fails in it writes its error to a file, from which its launcher reports the first.
+A process that fails in a session writes its error to a file, and its launcher reports the first
+error of all processes.
 """
 
 import gc
@@ -28,22 +29,22 @@ if TYPE_CHECKING:
 # Environment variables that torchrun sets.
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 FAILURE_FILE = "TORCHELASTIC_ERROR_FILE"  # variable; torchrun names a file for each process
-CLOSED_SECONDS = 1.0  # how long it takes until all connections to a process are closed
-ANSWER_SECONDS = 2.0  # how long a process that lost its peers waits for what they report
-TURN = timedelta(days=7)  # longest time that the main process needs alone
+CLOSED_SECONDS = 1.0  # time until all connections to a dead process are closed
+ANSWER_SECONDS = 2.0  # time that a process that lost others waits for their reports
+TURN = timedelta(days=7)  # longest time of a block of the main process alone
 MAX_CAUSE = 200  # characters of a message of gloo or NCCL
 _LAUNCHER = os.getppid()
-_FAILED, _LOST = b"failed", b"lost"  # reports of a process: its own error, or that of another
+_FAILED, _LOST = b"failed", b"lost"  # reports of a process: an error of its own, or a lost peer
 
 
 class LostProcess(UserError):
-    """Another process of this run died, hangs, or stopped with an error of its own."""
+    """Failure of another process of this run: it died, hangs, or stopped with its own error."""
 
 
 def launched_processes() -> int:
-    """Return the number of processes that torchrun started, or 1 without it.
+    """Return the number of processes that torchrun started, or 1 without torchrun.
 
-    It is known before a session opens.
+    The number is known before a session opens.
 
     Raises:
         UserError: If only some of torchrun's variables are set.
@@ -60,7 +61,7 @@ def launched_processes() -> int:
 
 
 def launched_rank() -> int:
-    """Return the rank of this process; it is known before a session opens."""
+    """Return the rank of this process, which is known before a session opens."""
     return int(os.environ["RANK"]) if launched_processes() > 1 else 0
 
 
@@ -81,9 +82,9 @@ def restarted() -> int:
 
 
 def launcher_died() -> bool:
-    """Return whether torchrun has exited and left this process behind.
+    """Return whether torchrun has exited before this process.
 
-    That happens if torchrun is killed, or receives a signal that it does not forward.
+    This happens if torchrun is killed or receives a signal that it does not forward.
     """
     return "TORCHELASTIC_RUN_ID" in os.environ and os.getppid() != _LAUNCHER
 
@@ -99,8 +100,8 @@ def session(
 
     Args:
         device: Device of the run's tensors; a GPU becomes the current one.
-        timeout_seconds: How long a process waits for the others before it gives up.
-        setting: Key that the timeout comes from, for the message; None if it cannot be set.
+        timeout_seconds: Time that a process waits for the others before it fails.
+        setting: Key of the timeout, for the message; None if no key sets it.
 
     Raises:
         LostProcess: If another process died, hangs, or stopped with an error of its own.
@@ -125,9 +126,9 @@ def session(
 
 @contextmanager
 def _connection(device: "torch.device", timeout: timedelta, waited: str) -> Iterator[None]:
-    """Connect the processes; before this one is disconnected, it reports an error to the others."""
-    # DistributedDataParallel imports it; first imported while connected, it would keep the
-    # connection until exit.
+    """Connect the processes; report an error of this one to the others before it disconnects."""
+    # DistributedDataParallel imports this module. If it were first imported while connected, it
+    # would keep the connection open until the process exits.
     import torch.distributed.nn
     from torch.distributed import PrefixStore, rendezvous
 
@@ -147,17 +148,18 @@ def _connection(device: "torch.device", timeout: timedelta, waited: str) -> Iter
         if (closed := _closed_connections(error)) is None:
             _report(store, _FAILED)
             raise
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's would come before the message
+        # torchrun would send SIGTERM before the message is written.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         _report(store, _LOST)
         reason = _loss(store, closed, waited, _cause(error))
         raise LostProcess(f"process {number} of {world}: {reason}") from error
 
 
 def write_failure(error: Exception) -> None:
-    """Write an error that ends this process to the file that its launcher has named, if it has.
+    """Write the error that ends this process to the file named by its launcher, if any.
 
-    torchrun takes text and time from `message`, and reports the first error of all processes. The
-    rest is for detection/engine/launch.py.
+    torchrun reads text and time from `message` and reports the first error of all processes. The
+    other entries are for detection/engine/launch.py.
     """
     if (path := os.environ.get(FAILURE_FILE)) is None:
         return
@@ -209,7 +211,7 @@ def data_parallel(model: "nn.Module") -> "nn.Module":
 
 @contextmanager
 def run_main_first() -> Iterator[None]:
-    """Run a block on the main process first, for as long as it takes, then on the others.
+    """Run a block on the main process first, without a time limit, then on the others.
 
     The block must not contain a collective, which would time out after DIST_TIMEOUT_SECONDS.
     """
@@ -253,7 +255,7 @@ def world_size() -> int:
 
 
 def is_main() -> bool:
-    """Return whether this process is rank 0, which writes and prints."""
+    """Return whether this process has rank 0 and therefore writes files and prints."""
     return rank() == 0
 
 
@@ -271,7 +273,7 @@ def gather_rows(x: "Tensor") -> "Tensor":
 
 
 def gather_rows_with_gradient(x: "Tensor") -> "Tensor":
-    """Gather rows as `gather_rows` does; gradients are summed over all processes' losses."""
+    """Gather rows as `gather_rows` does; gradients are summed over the losses of all processes."""
     if world_size() == 1:
         return x
     import torch
@@ -331,7 +333,7 @@ def mean_over_ranks(x: "Tensor") -> "Tensor":
 
 
 def gather_objects(item: Any) -> list[Any]:
-    """Gather one item per process, by rank, on the main process; others get an empty list."""
+    """Gather one item per process on the main process, ordered by rank; others get []."""
     if world_size() == 1:
         return [item]
     gathered = [None] * world_size() if is_main() else None
@@ -369,8 +371,8 @@ def agree(value: int, what: str) -> None:
     """Check that all processes have the same value.
 
     Raises:
-        UserError: If they differ, on every process; the message names `what`, the smallest and the
-            largest value.
+        UserError: On every process, if the values differ; the message names `what`, the smallest
+            and the largest value.
     """
     low, high = -highest(-value), highest(value)
     if low != high:
@@ -392,17 +394,17 @@ def _dist() -> Any:
 
 
 def _forget_locals(error: BaseException | None) -> None:
-    """Clear the local variables in an error's tracebacks, which hold models and the connection."""
+    """Clear local variables in an error's tracebacks, as they hold models and the connection."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
 
 
 def _closed_connections(error: BaseException) -> list[int] | None:
-    """Return the processes that cannot be reached; None if the error has another reason.
+    """Return the processes that cannot be reached; None if the error has another cause.
 
-    Errors of gloo are plain RuntimeErrors. Its connection to a process that has ended, or that a
-    collective has waited for in vain, is closed.
+    gloo raises plain RuntimeErrors. It closes the connection to a process that has exited or that
+    did not join a collective in time.
     """
     if not isinstance(error, RuntimeError):
         return None
@@ -431,20 +433,20 @@ def _can_send(other: int) -> bool:
 
 
 def _cause(error: BaseException) -> str:
-    """Return the first line of an error of gloo or NCCL, and that of NCCL's `Last error`."""
+    """Return the first line of an error of gloo or NCCL, and the first of NCCL's `Last error`."""
     parts = (part.strip() for part in str(error).split("Last error:"))
     return "; ".join(part.splitlines()[0][:MAX_CAUSE] for part in parts if part)
 
 
 def _report(store: Any, report: bytes) -> None:
-    """Tell the others why this process ends."""
+    """Report to the other processes why this one exits."""
     if store is not None:
         with suppress(RuntimeError):  # another process, which died, held the store
             store.set(f"report/{launched_rank()}", report)
 
 
 def _loss(store: Any, closed: list[int], waited: str, cause: str) -> str:
-    """Return what happened to the processes that cannot be reached, by what they report."""
+    """Describe the failure of processes that cannot be reached, from their reports."""
     keys = {other: f"report/{other}" for other in closed}
     reports: dict[int, bytes] = {}
     end = time.monotonic() + ANSWER_SECONDS

@@ -1,10 +1,10 @@
 """Resumable downloads with a hash check.
 
-Data is written to `FILE.part`, which survives an interruption; it is renamed to `FILE` once it is
+Data is written to `FILE.part`, which survives an interruption and is renamed to `FILE` once it is
 complete and its hash matches. Two environment variables are read:
 
 - `MOCO_TRANSFER_CACHE`: Folder of the downloads (default: the system's cache folder).
-- `MOCO_TRANSFER_OFFLINE=1`: Download nothing; use only files that are already there.
+- `MOCO_TRANSFER_OFFLINE=1`: Download nothing; use only files that have been downloaded.
 """
 
 import errno
@@ -30,7 +30,7 @@ CACHE = "MOCO_TRANSFER_CACHE"
 OFFLINE = "MOCO_TRANSFER_OFFLINE"
 TIMEOUT_SECONDS = 30.0  # of one connection or read, not of the download
 ALGORITHMS = ("sha256", "md5")  # of the hash in an address
-ATTEMPTS = 5  # in all, as long as each makes progress
+ATTEMPTS = 5  # in total, as long as each one receives data
 CHUNK_BYTES = 1 << 18
 MB = 1_000_000
 LOCAL = ("127.0.0.1", "localhost", "::1")
@@ -59,12 +59,12 @@ def download(
 ) -> Path:
     """Download `url` to `file`, unless the file exists and its hash matches.
 
-    Processes that need the same file at once wait for the first of them.
+    If several processes need the same file, one downloads it and the others wait.
 
     Args:
-        url: `https://` address; `http://` is allowed for this machine only. Redirects never leave
-            https.
-        file: Path to write, which is returned; nothing in the address influences it.
+        url: `https://` address; `http://` is allowed for this machine only. Redirects from https to
+            another scheme are refused.
+        file: Path to write, which is returned; it does not depend on the address.
         digest: `sha256:`, `sha1:` or `md5:` and the hexadecimal digits, all or the first ones. If
             empty, the hash is not checked and an existing file is used as it is.
         size: Size in bytes, 0 if unknown.
@@ -105,7 +105,7 @@ def download(
 
 
 def is_downloaded(file: PathLike, digest: str = "") -> bool:
-    """Return whether the file exists and has this hash."""
+    """Return whether the file exists and has the given hash, if any."""
     return Path(file).is_file() and (not digest or has_digest(file, digest))
 
 
@@ -118,7 +118,7 @@ def has_digest(file: PathLike, digest: str) -> bool:
 
 
 def check_digest(digest: str, algorithms: Sequence[str] = ALGORITHMS) -> None:
-    """Check that a digest is of one of these algorithms; raise UserError otherwise."""
+    """Check that a digest is valid for one of the algorithms; raise UserError otherwise."""
     if digest and not re.fullmatch(rf"({'|'.join(algorithms)}):[0-9a-f]{{8,64}}", digest):
         raise UserError(
             f"got hash {shown(digest)}, expected sha256: or md5: and at least 8 of its digits"
@@ -141,8 +141,8 @@ def check_address(url: str, allow_http: bool = False) -> None:
 class _Part:
     """Partial download of a file.
 
-    A sidecar file stores the server's version of the file (its ETag or date), so that the rest of
-    a file that has changed since is not appended.
+    A sidecar file stores the version of the file on the server (its ETag or date), so that a
+    download is not continued with a newer version.
     """
 
     def __init__(self, url: str, file: Path, digest: str, size: int) -> None:
@@ -152,7 +152,7 @@ class _Part:
         self._total = size
 
     def download(self) -> None:
-        """Download the missing part, check the file, and move it to its final name."""
+        """Download the missing part, check the file, and rename it."""
         import requests
 
         for attempt in range(ATTEMPTS):
@@ -219,7 +219,7 @@ class _Part:
             raise UserError(f"{self._url}: redirected to {shown(target, 200)}, not https")
 
     def _receive(self, response: "Response", have: int) -> None:
-        """Append the response, or start over if the server does not send the rest of the file."""
+        """Append the response, or start over if the server sends the whole file."""
         status, headers = response.status_code, response.headers
         if status not in (200, 206):
             reason = _REFUSALS.get(status, "the server cannot answer; try again later")

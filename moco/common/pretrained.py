@@ -1,14 +1,14 @@
-"""Pre-trained weights: resolves a weights argument to a local file.
+"""Pre-trained weights: resolution of a weights argument to a local file.
 
     my/checkpoint.pth.tar                   a file
-    moco_v2_r50_800ep                       a name of configs/inits.yaml
-    https://host/r50.pth#sha256=0676ba61…   an address, and the file's hash (or #md5=…)
+    moco_v2_r50_800ep                       a name in configs/inits.yaml
+    https://host/r50.pth#sha256=0676ba61…   an address with the file's hash (or #md5=…)
     hf://user/repo                          the network in a repository of the Hugging Face Hub
-    hf://user/repo/model.safetensors@rev    a file of it
+    hf://user/repo/model.safetensors@rev    a file in such a repository
     timm://resnet50.tv_in1k                 a model of timm, whose file is on the Hub
     detectron2://ImageNetPretrained/…       a backbone of Detectron2's model zoo (or catalog://)
 
-Downloaded files are read like any other file, by moco/common/files.py: neither the Hub's library
+Downloaded files are read like any other file, by moco/common/files.py; neither the Hub's library
 nor timm opens them.
 """
 
@@ -63,8 +63,8 @@ _HUB_NAME = r"\w+(?:[.-]\w+)*"
 _HUB = re.compile(rf"hf://({_HUB_NAME}/{_HUB_NAME})(?:/([^@#?\\]+))?(?:@([\w./-]+))?", re.ASCII)
 _HUB_LONGEST = 96
 
-# Files of the network in a repository of the Hub, the first one that exists: those of transformers
-# and timm, and those of open_clip, which other repositories have as well.
+# Files of the network in a repository of the Hub, of which the first that exists is used:
+# transformers' and timm's, then open_clip's, which repositories of the former may have as well.
 HUB_FILES = (
     "model.safetensors.index.json",
     "model.safetensors",
@@ -86,9 +86,8 @@ class LocalWeights:
 
     Attributes:
         path: Path of the file.
-        init: Name in a table; empty for a path, which has the file's name.
-        origin: Name, address and hash of downloaded weights, for records; empty for a file of the
-            user's own.
+        init: Name in a table; "" for a path, whose file name is used.
+        origin: Name, address and hash of downloaded weights, for records; "" for a user's own file.
     """
 
     path: Path
@@ -103,7 +102,7 @@ class LocalWeights:
 
 @dataclass(frozen=True)
 class Web:
-    """A file at an https address; see `moco.common.download.download`."""
+    """File at an https address; see `moco.common.download.download`."""
 
     init: str
     address: str
@@ -119,7 +118,7 @@ class Web:
         return cache_folder() / "weights" / f"{name}-{which}{ending}"
 
     def cached(self) -> Path | None:
-        """Return the file if it has been downloaded, also by Detectron2."""
+        """Return the file if this project or Detectron2 has downloaded it, else None."""
         files = [self.file]
         if self.address.startswith(tuple(MODEL_ZOO.values())):
             cache = expanded(os.environ.get("FVCORE_CACHE", "~/.torch/iopath_cache"))
@@ -127,19 +126,19 @@ class Web:
         return next((file for file in files if is_downloaded(file, self.digest)), None)
 
     def fetch(self) -> tuple[Path, str]:
-        """Return the file, downloaded if necessary, and its origin."""
+        """Download the file if necessary; return its path and its origin."""
         path = self.cached() or download(self.address, self.file, self.digest)
         return path, self.address + (f" ({self.digest})" if self.digest else "")
 
 
 @dataclass(frozen=True)
 class Hub:
-    """A file on the Hugging Face Hub, downloaded by its library to its own cache.
+    """File on the Hugging Face Hub, downloaded by the Hub's library to the library's cache.
 
     Attributes:
         init: Name in a table.
         repo: Repository, `user/name`.
-        files: Candidates; the first one that the repository has is used.
+        files: Candidate file names; the first that the repository has is used.
         revision: Branch, tag or commit; None for the main branch.
         size_mb: Size for messages, 0 if unknown.
     """
@@ -161,7 +160,7 @@ class Hub:
         return {"repo_id": self.repo, "revision": self.revision, "cache_dir": own}
 
     def cached(self) -> Path | None:
-        """Return the file if it has been downloaded."""
+        """Return the file if it has been downloaded, else None."""
         from huggingface_hub import try_to_load_from_cache as find
 
         found = (find(filename=file, **self._where()) for file in self.files)
@@ -170,11 +169,11 @@ class Hub:
         return path if is_whole else None
 
     def fetch(self) -> tuple[Path, str]:
-        """Return the file, downloaded with its parts if necessary, and its origin with the commit.
+        """Download the file and its parts if necessary; return its path and origin with the commit.
 
         Raises:
-            UserError: If it cannot be downloaded.
-            DataError: If it is a damaged index of sharded weights.
+            UserError: If a file cannot be downloaded.
+            DataError: If the file is a damaged index of sharded weights.
         """
         import huggingface_hub as hub
 
@@ -207,12 +206,12 @@ Remote = Web | Hub
 
 
 def locate(weights: PathLike) -> LocalWeights:
-    """Return the file that a weights argument names, downloaded if necessary.
+    """Return the local file of a weights argument, downloading it if necessary.
 
-    A path need not exist, and may be that of a folder.
+    A path need not exist, and may be a folder.
 
     Raises:
-        UserError: If the argument names no weights, or they cannot be downloaded; see
+        UserError: If the argument names no weights, or the weights cannot be downloaded; see
             `find_remote` and `moco.common.download.download`.
         DataError: If the downloaded file has another hash or size than expected.
     """
@@ -224,7 +223,7 @@ def locate(weights: PathLike) -> LocalWeights:
 
 
 def check_weights(weights: str) -> None:
-    """Check a weights argument without a network; raise the errors of `locate`."""
+    """Check a weights argument without network access; raise the errors of `locate`."""
     if find_remote(weights) is None:
         path = expanded(weights)
         if not path.exists() and (names := like(weights)):
@@ -234,7 +233,7 @@ def check_weights(weights: str) -> None:
 
 
 def like(name: str) -> str:
-    """Return a hint for an error message: names of `inits` similar to an unknown one."""
+    """Return a hint for an error message with the names in `inits` that are similar to `name`."""
     near = difflib.get_close_matches(name, inits(), n=3)
     return f"; similar names are {first_few(near)}" if near else ""
 
@@ -242,8 +241,9 @@ def like(name: str) -> str:
 def not_downloaded(weights: str) -> str:
     """Describe the download that a weights argument requires.
 
-    The text is empty if nothing has to be downloaded or downloads are forbidden, which is an error
-    of whoever reads the weights.
+    Returns:
+        Address and size; "" if nothing has to be downloaded, or if downloads are forbidden, which
+        is reported where the weights are read.
     """
     remote = find_remote(weights)
     if remote is None or is_offline() or remote.cached() is not None:
@@ -254,7 +254,7 @@ def not_downloaded(weights: str) -> str:
 def find_remote(weights: PathLike) -> Remote | None:
     """Return the remote file that a weights argument names, or None for a path.
 
-    An argument that exists as a path is a path.
+    A name that is also an existing path is treated as a path.
 
     Raises:
         UserError: If the scheme or model is unknown, the address has no hash, the file is a whole
@@ -288,10 +288,10 @@ def inits() -> dict[str, dict[str, Any]]:
 
 
 def init_name(weights: str) -> str:
-    """Return the name in a table for a weights argument, without looking anything up.
+    """Return the name in a table for a weights argument, without any lookup.
 
-    It is the file's name without its ending; for Detectron2's and the Hub's names the last two
-    parts, because many files are called `R-50.pkl` or `model.safetensors`.
+    The name is the file's name without its ending. For names of Detectron2 and the Hub, it consists
+    of the last two parts, because many files are called `R-50.pkl` or `model.safetensors`.
     """
     scheme, colon, _ = weights.partition("://")
     path = Path(re.split("[#?]", weights)[0] if colon else weights)
@@ -309,7 +309,7 @@ def model_zoo_url(name: str) -> str:
     """Return the address of a Detectron2 backbone.
 
     Raises:
-        UserError: If the name is that of a whole detector.
+        UserError: If the name belongs to a whole detector.
     """
     scheme = next(scheme for scheme in MODEL_ZOO if name.startswith(scheme))
     rest = name.removeprefix(scheme)
@@ -379,7 +379,10 @@ def _timm(model: str) -> Hub:
 
 
 def sidecar(weights: Path, name: str) -> Path:
-    """Return the path of metadata next to weights, which for a copy starts with its name."""
+    """Return the path of a metadata file next to weights.
+
+    Next to a copy of weights, the metadata's name starts with the name of the copy.
+    """
     own = Path(f"{weights}.{name}")
     return own if own.is_file() else weights.with_name(name)
 

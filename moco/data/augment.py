@@ -1,9 +1,9 @@
 """Random augmentation of the two views of an image (sec. 3.3), sampled per (seed, epoch, index).
 
-A view is computed in two parts. Crop, resizing and flip come first, image by image on uint8, since
-only they see images of different sizes. Color transforms follow on the training device, for a
-whole batch at once. The parameters of a view are sampled beforehand from a generator of its own,
-so they depend neither on the number of data-loader workers nor on the batch.
+A view is computed in two parts. Crop, resizing and flip come first, image by image on uint8,
+because images have different sizes. Color transforms follow on the training device, for a whole
+batch at once. The parameters of each view are sampled beforehand from a separate generator, so
+they depend neither on the number of data-loader workers nor on the batch.
 
 N batch size, P crop size in pixels, H W image size in pixels.
 """
@@ -82,8 +82,8 @@ V1 = Augmentation(
 # ColorJitter(.4, .4, .4, .1) with p = .8, RandomGrayscale(.2), GaussianBlur(.1, 2.) with p = .5,
 # RandomHorizontalFlip.
 V2 = replace(V1, gray_first=False, jitter_prob=0.8, jitter=(0.4, 0.4, 0.4, 0.1), blur_prob=0.5)
-# MoCo v3 (arXiv 2104.02057; main_moco.py), after BYOL: its two views differ in blur and
-# solarization; for ViTs, crops are from 8% of the area.
+# MoCo v3 (arXiv 2104.02057; main_moco.py), after BYOL: the two views differ in blur and
+# solarization; for ViTs, the smallest crop has 8% of the area.
 V3 = (
     replace(V2, jitter=(0.4, 0.4, 0.2, 0.1), blur_prob=1.0),
     replace(V2, jitter=(0.4, 0.4, 0.2, 0.1), blur_prob=0.1, solarize_prob=0.2),
@@ -144,7 +144,7 @@ class View(NamedTuple):
 def sample_view(rng: Random, size: tuple[int, int], aug: Augmentation) -> View:
     """Sample a view of an image of `size` (W, H).
 
-    The number of calls of `rng` depends on `aug` alone.
+    The number of calls of `rng` depends only on `aug`.
     """
     box = sample_box(rng, size, aug.crop_scale, aug.crop_ratio)
     return View(box, rng.random() < aug.flip_prob, sample_colors(rng, aug))
@@ -275,9 +275,9 @@ def luma(x: Tensor) -> Tensor:
 
 
 def grayscale(x: Tensor) -> None:
-    """Convert to grayscale in place.
+    """Convert images to grayscale in place.
 
-    For this and the following operations, images are (N, 3, H, W) in 0..1, and parameters are
+    In this and the following operations, images are (N, 3, H, W) in 0..1, and parameters are
     (N, 1, 1, 1) with one value per image.
     """
     x.copy_(luma(x))
@@ -289,13 +289,13 @@ def adjust_brightness(x: Tensor, factor: Tensor) -> None:
 
 
 def adjust_contrast(x: Tensor, factor: Tensor) -> None:
-    """Multiply the distance from the mean gray value by `factor`, in place."""
+    """Multiply the distance of pixels from the mean gray value by `factor`, in place."""
     mean = luma(x.mean(dim=(2, 3), keepdim=True))  # (N, 1, 1, 1)
     x.mul_(factor).add_(mean * (1 - factor)).clamp_(0, 1)
 
 
 def adjust_saturation(x: Tensor, factor: Tensor) -> None:
-    """Multiply the distance from the grayscale image by `factor`, in place."""
+    """Multiply the distance of pixels from the grayscale image by `factor`, in place."""
     x.lerp_(luma(x), 1 - factor).clamp_(0, 1)
 
 
@@ -345,7 +345,7 @@ def gaussian_blur(x: Tensor, sigma_px: Tensor) -> None:
 
 
 def solarize(x: Tensor) -> None:
-    """Invert values from 0.5 on in place, as PIL does from 128 of 255 on."""
+    """Invert values of at least 0.5 in place, as PIL inverts values of at least 128 of 255."""
     torch.minimum(x, 1 - x, out=x)
 
 

@@ -1,4 +1,4 @@
-"""CIFAR-10 dataset, read by torchvision from the Python version that its authors publish.
+"""CIFAR-10 dataset in the published Python version, read by torchvision.
 
 https://www.cs.toronto.edu/~kriz/cifar.html
 """
@@ -33,7 +33,7 @@ class Cifar(NamedTuple):
 
 
 def find_cifar(root: PathLike) -> Path | None:
-    """Return the folder with CIFAR-10's files, `root` or `FOLDER` in it, or None."""
+    """Return the folder with CIFAR-10's files, `root` or `root/FOLDER`, or None."""
     root = expanded(root)
     for folder in (root, root / FOLDER):
         if (folder / _FIRST).is_file():
@@ -44,11 +44,11 @@ def find_cifar(root: PathLike) -> Path | None:
 def read_cifar(folder: PathLike, train: bool) -> Cifar:
     """Read the training or the test split.
 
-    The files are pickles, which can execute arbitrary code. torchvision compares every file with
-    its published MD5 before it opens the first one, so only the authors' files are unpickled.
+    The files are pickles, which can execute arbitrary code. torchvision compares all files with the
+    published MD5 digests before it opens the first one, so only published files are unpickled.
 
     Raises:
-        DataError: If a file is missing or is not the published one.
+        DataError: If a file is missing or differs from the published file.
     """
     from torchvision import datasets
 

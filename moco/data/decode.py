@@ -22,10 +22,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".gif")
-# Only the formats of these suffixes are decoded, whatever the content is: one of PIL's other
-# readers runs Ghostscript.
+# Only the formats of these suffixes are decoded, because another of PIL's readers runs Ghostscript.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "PPM", "GIF")
-MAX_PIXELS = 89_478_485  # PIL's limit for its warning: a quarter of a gigabyte of RGB
+MAX_PIXELS = 89_478_485  # above it PIL warns; a quarter of a gigabyte of RGB
 
 
 def decode(file: PathLike | bytes, name: str = "") -> Image.Image:
@@ -45,8 +44,8 @@ def decode(file: PathLike | bytes, name: str = "") -> Image.Image:
 def decode_pixels(file: PathLike | bytes, name: str = "") -> "Tensor":
     """Decode an image to a tensor (H, W, 3) uint8 with the same values as `decode`.
 
-    JPEG takes 3/4 of the time: torchvision uses the same library as PIL and avoids two copies.
-    Files that it rejects are left to PIL, whose error messages are more specific.
+    JPEG takes 3/4 of the time, because torchvision uses the same library as PIL without two of the
+    copies. Files that torchvision rejects are left to PIL, whose messages are more specific.
     """
     import torch
     from torchvision.io import ImageReadMode, decode_jpeg
@@ -62,7 +61,7 @@ def decode_pixels(file: PathLike | bytes, name: str = "") -> "Tensor":
 
 @contextmanager
 def _opened(file: PathLike | bytes, name: str) -> Iterator[Image.Image]:
-    """Open an image, reading its header alone; errors while it is open become DataErrors."""
+    """Open an image by reading the header; errors inside the context become DataErrors."""
     label = name if isinstance(file, bytes) else os.fspath(file)
     try:
         source: Any = io.BytesIO(file) if isinstance(file, bytes) else regular(file)
@@ -96,7 +95,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         image = Image.fromarray((wide / 257).round().astype(np.uint8))
     elif image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")
-    # convert() returns an image that does not depend on the open file any more.
+    # The result of convert() does not depend on the open file.
     return image.convert("RGB")
 
 

@@ -36,7 +36,7 @@ LABELED_TREE = "ROOT/train/<class>/1.jpg and ROOT/val/<class>/2.jpg"
 
 
 class Order(Protocol):
-    """Indices of one epoch in order, read by slices."""
+    """Indices of the images in the order of an epoch, read by slices."""
 
     def __getitem__(self, part: slice, /) -> NDArray[np.int64]: ...
 
@@ -50,7 +50,7 @@ class Images(Protocol):
         """Return an image (H, W, 3) uint8 RGB, which must not be modified.
 
         Raises:
-            DataError: If it cannot be decoded; the message starts with its name.
+            DataError: If the image cannot be decoded; the message starts with the image's name.
         """
         ...
 
@@ -59,7 +59,7 @@ class Images(Protocol):
         ...
 
     def epoch_order(self, seed: int, epoch: int) -> Order:
-        """Return every index once, in an order that (seed, epoch) determines."""
+        """Return a permutation of all indices that depends on (seed, epoch) only."""
         ...
 
 
@@ -68,12 +68,12 @@ class FileImages:
 
     Args:
         images: Paths of the images.
-        left_out: Note on the files next to them that are skipped, or "".
+        left_out: Note on skipped files in the same folder, or "".
     """
 
     def __init__(self, images: Sequence[PathLike], left_out: str = "") -> None:
         self.left_out = left_out
-        # One array, not a list: workers would copy the pages with its elements' reference counts.
+        # With a list, workers would copy the memory pages that hold the reference counts.
         self._paths = np.array([os.fsencode(path) for path in images])
 
     def __len__(self) -> int:
@@ -97,7 +97,7 @@ class ArrayImages:
 
     Args:
         pixels: Images (N, H, W, 3) uint8 RGB.
-        files: Files that they were read from, each with the same number of images.
+        files: Files of the images, each with the same number of images.
     """
 
     def __init__(self, pixels: NDArray[np.uint8], files: Sequence[Path]) -> None:
@@ -113,7 +113,7 @@ class ArrayImages:
         return torch.from_numpy(self._pixels[index])
 
     def name(self, index: int) -> str:
-        """Return the file of an image and its number in the file."""
+        """Return the file of an image and the number of the image in the file."""
         file, number = divmod(index, len(self) // len(self._files))
         return f"{self._files[file]}:{number}"
 
@@ -180,7 +180,7 @@ def notes_on(images: Images) -> list[str]:
 
 
 def _has_16_bits(path: PathLike) -> bool:
-    """Return whether pixels have 16 bits, by the header alone: decoding may hang or crash."""
+    """Return whether pixels have 16 bits, without decoding, which might hang or crash."""
     unreadable = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
     with suppress(*unreadable), Image.open(regular(path), formats=FORMATS) as image:
         return image.mode.startswith("I")
@@ -188,7 +188,7 @@ def _has_16_bits(path: PathLike) -> bool:
 
 
 def bad_images(images: Images) -> list[str]:
-    """Decode every image as training does and return one message per unreadable image."""
+    """Decode every image as in training and return one message per unreadable image."""
     parts = [
         range(start, min(start + CHECK_CHUNK, len(images)))
         for start in range(0, len(images), CHECK_CHUNK)
@@ -219,7 +219,7 @@ def check_root(root: PathLike, labeled: bool = False) -> None:
 
     Args:
         root: Value of DATA.ROOT.
-        labeled: Expect a dataset for classification, which is never in shards.
+        labeled: Expect a dataset for classification, which cannot be in shards.
 
     Raises:
         UserError: If `root` is empty.
@@ -274,20 +274,20 @@ def find_images(root: PathLike) -> list[Path]:
     """Return all images below a folder, sorted, or those listed in a `.txt` file, in its order.
 
     If all images of a folder are in `train`, `val` and `test`, only those in `train` are returned;
-    next to other folders, `train` is a class of that name. Names that start with a dot are
-    ignored, and so are files whose suffix is not in `SUFFIXES`.
+    next to other folders, `train` is a class of that name. Names that start with a dot and files
+    whose suffix is not in `SUFFIXES` are ignored.
 
-    The relative paths of a list start at its folder and must stay below it. Absolute paths
-    (`/data/…`) may point anywhere: the only thing that is done with a file is to decode it.
+    Relative paths in a list start at the list's folder and must stay below it. Absolute paths
+    (`/data/…`) may point anywhere, because files are only decoded.
 
     Raises:
-        DataError: If there are no images, or a listed file is missing or outside.
+        DataError: If there are no images, or a listed file is missing or outside the folder.
     """
     return _found(root)[0]
 
 
 def _found(root: PathLike) -> tuple[list[Path], str]:
-    """Return `find_images(root)` and a note on the files that it skips."""
+    """Return the images of `find_images` and a note on skipped files."""
     root = expanded(root)
     if root.suffix == ".txt" and root.is_file():
         return _listed_images(root), ""
@@ -315,7 +315,7 @@ def find_labeled_images(folder: PathLike) -> tuple[list[Path], list[int], list[s
         Images, their labels, class names in sorted order, and a note on skipped files.
 
     Raises:
-        DataError: If there is no such folder, or no class folder with images.
+        DataError: If the folder does not exist or has no class folder with images.
     """
     folder = expanded(folder)
     if not folder.is_dir():
@@ -339,7 +339,7 @@ def find_labeled_images(folder: PathLike) -> tuple[list[Path], list[int], list[s
 
 
 def _image_names(folder: Path) -> tuple[list[str], list[str]]:
-    """Return the paths of images and of other files below a folder, relative to it."""
+    """Return the paths of images and of other files below a folder, relative to the folder."""
     names: tuple[list[str], list[str]] = [], []
     for name in files_below(folder):
         names[not name.lower().endswith(SUFFIXES)].append(name)

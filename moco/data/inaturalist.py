@@ -1,7 +1,7 @@
-"""iNaturalist 2018 dataset in its published layout, one list of images and labels per split.
+"""iNaturalist 2018 dataset in the published layout: a list of images and labels for each split.
 
-`train2018.json` and `val2018.json` (COCO's format) are next to the folder `train_val2018`, with
-which their file names start: https://github.com/visipedia/inat_comp/tree/master/2018.
+`train2018.json` and `val2018.json` (COCO's format) are next to the folder `train_val2018`, which
+their file names start with: https://github.com/visipedia/inat_comp/tree/master/2018.
 """
 
 import json
@@ -22,11 +22,11 @@ def find_inaturalist(root: PathLike) -> Path | None:
 
 
 def read_inaturalist(root: Path) -> LabeledSets:
-    """Read both splits. Classes are the categories in the order of their ids.
+    """Read both splits; classes are the categories in the order of the category ids.
 
     Raises:
-        DataError: If a list is damaged or names files outside `root`, or if its first image is
-            missing.
+        DataError: If a list is damaged or names files outside `root`, or if the first image of a
+            list is missing.
     """
     train_names, train, train_ids = _split(root, LISTS[0])
     val_names, val, val_ids = _split(root, LISTS[1])
@@ -44,11 +44,11 @@ def read_inaturalist(root: Path) -> LabeledSets:
 
 
 def _split(root: Path, name: str) -> tuple[dict[int, str], list[str], list[int]]:
-    """Read one list.
+    """Read the list of a split.
 
     Returns:
-        Names of the categories by id; paths of the images and their category ids, both sorted by
-        the images' ids.
+        Category names by id, paths of the images, and category ids of the images. Paths and
+        category ids are sorted by image id.
     """
     path = root / name
     try:

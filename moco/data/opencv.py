@@ -1,4 +1,4 @@
-"""OpenCV implementation of the color transforms on a CPU, twice as fast as that of `augment`.
+"""OpenCV implementation of the color transforms for CPUs, twice as fast as `moco.data.augment`.
 
 Brightness, contrast, saturation, grayscale and normalization are affine maps of a pixel's RGB.
 Consecutive maps are multiplied into one, which is applied to the pixels before hue and blur, and
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 try:
     import cv2
-except ImportError:  # also if a shared library of it is missing; `augment` computes the same
+except ImportError:  # also if a shared library is missing; `augment` is used instead
     AVAILABLE = False
 else:
     AVAILABLE = True
@@ -43,7 +43,8 @@ def color_view(
     Args:
         pixels: Crop (3, P, P).
         operations: Color operations in order (`augment.operations`).
-        factors: Parameter of each operation, indexed by the operation; that of HUE is a shift.
+        factors: Parameter of each operation, indexed by the operation: a shift for HUE, else a
+            factor.
         sigma_px: Standard deviation of the blur, or 0 for none.
         solarized: Apply `augment.solarize`.
         normalization: Affine map from `normalization_map`.

@@ -1,13 +1,13 @@
-"""Images in tar shards (webdataset's convention), for datasets of too many images for files.
+"""Images in tar shards (webdataset's convention), for datasets with too many images for files.
 
 A shard is an uncompressed tar. Neighboring members whose paths agree up to the first dot of the
-file name form one sample; its image is the member with the suffix of an image, and the others are
-not read. Nothing is extracted or unpickled: tarfile yields the offsets of the images, and their
-bytes are read from there in any order. Since tarfile takes a damaged header for the end of a tar,
-whatever it leaves unread must be the tar's padding.
+file name form one sample; the image of a sample is the member with the suffix of an image, and the
+other members are not read. Nothing is extracted or unpickled: tarfile yields the offsets of the
+images, and images are read from these offsets in any order. Since tarfile mistakes a damaged header
+for the end of a tar, the rest of the file must be padding.
 
 An epoch visits the shards in a new order and shuffles the images of `window` shards together. To
-scale to the paper's billion images, one number per shard is all that is kept of the whole dataset.
+scale to the paper's billion images, only one number per shard is kept in memory.
 """
 
 import itertools
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 SHARD_WINDOW = 16
 EXAMPLE = "ROOT/*.tar or ROOT/train-{000000..000146}.tar"
 INDEX_NAME = "index.json"  # index next to the shards, in the layout of webdataset's wids
-INDEX_SECONDS = 60.0  # interval of writing the index, the most that an interrupted scan loses
+INDEX_SECONDS = 60.0  # interval of writing the index; an interrupted scan loses at most this
 MAX_IMAGE_BYTES = 1 << 29  # more than MAX_PIXELS at 16 bits
 
-_PADDING = 20 * tarfile.BLOCKSIZE  # what tar writes after the last member
+_PADDING = 20 * tarfile.BLOCKSIZE  # written by tar after the last member
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
 class Member(NamedTuple):
-    """Regular file in a tar: its path in the tar, and offset and size of its content in bytes."""
+    """Regular file in a tar: path, and offset and size of the content in bytes."""
 
     name: str
     offset: int
@@ -56,11 +56,11 @@ class ShardImages:
 
     Args:
         shards: Paths of the tar files.
-        index_file: File that stores the number of images per shard, so that the next start need
-            not scan the shards; nothing is stored if None. An `index.json` next to the shards is
-            read, too. An entry is used if its file size is that of the shard.
+        index_file: File that stores the number of images per shard, so that later runs do not scan
+            the shards again; None stores nothing. An `index.json` next to the shards is read, too.
+            An entry is used if the file size in it is that of the shard.
         window: Number of shards whose images are shuffled together, >= 1. Each data-loader worker
-            keeps the headers of twice as many.
+            keeps the headers of twice as many shards.
 
     Raises:
         DataError: If a shard is missing, compressed or damaged, or none contains an image.
@@ -93,7 +93,7 @@ class ShardImages:
         """Return an image (H, W, 3) uint8 RGB.
 
         Raises:
-            DataError: If it cannot be decoded; the message starts with the tar and the member.
+            DataError: If the image cannot be decoded; the message starts with tar and member.
         """
         shard, number = self._find(index)
         return decode_pixels(shard.content(number), shard.name(number))
@@ -125,10 +125,11 @@ class ShardImages:
 
 
 class ShardOrder:
-    """Order of the images in one epoch, computed window by window as slices need it.
+    """Order of the images in one epoch, computed window by window when slices are read.
 
     Args:
-        starts: Index of the first image of each shard, and the end: (number of shards + 1,).
+        starts: Index of the first image of each shard, then the number of images,
+            (number of shards + 1,).
         window: Number of shards whose images are shuffled together.
         seed: Seed of the order.
         epoch: Number of the epoch.
@@ -166,7 +167,7 @@ class ShardOrder:
             # The order of the shards already uses [seed, epoch], which NumPy treats like
             # [seed, epoch, 0], so windows count from 1.
             rng = np.random.default_rng([self._seed, self._epoch, window + 1])
-            # Keep the previous window: reading ahead and training may be in neighboring ones.
+            # Keep the previous window: prefetching and training may be in neighboring windows.
             before = {old: made for old, made in self._made.items() if old == window - 1}
             self._made = {**before, window: rng.permutation(np.concatenate(ranges))}
         return self._made[window]
@@ -180,7 +181,7 @@ def find_shards(root: PathLike) -> list[Path] | None:
             `train`) that contains `*.tar` and no images.
 
     Raises:
-        UserError: If `root` is a pipe, a URL or a compressed tar, which have no random access.
+        UserError: If `root` is a pipe, a URL or a compressed tar, none of which has random access.
         DataError: If a tar is missing, or a folder contains both shards and images.
     """
     text = os.fspath(root)
@@ -287,7 +288,7 @@ def _images(path: Path, file: BinaryIO) -> list[Member]:
 
 
 def _members(path: Path, file: BinaryIO) -> Iterator[Member]:
-    """Yield the regular files whose names are those of images, in the order of the tar.
+    """Yield the regular files with the suffix of an image, in the order of the tar.
 
     Raises:
         DataError: See `scan`.
@@ -331,7 +332,7 @@ def _members(path: Path, file: BinaryIO) -> Iterator[Member]:
 
 
 def _repack(problem: str) -> str:
-    """Return the advice for a compressed tar."""
+    """Return a message with the advice to decompress a tar."""
     return (
         f"{problem}, which has no random access; images are already compressed, so decompress it "
         "to a plain .tar"
@@ -339,7 +340,7 @@ def _repack(problem: str) -> str:
 
 
 def _counts(shards: Sequence[Path], index_file: Path | None) -> list[int]:
-    """Return the number of images of each shard, from an index or else from the shard itself."""
+    """Return the number of images of each shard, from an index or by scanning the shard."""
     known = _read_index(shards[0].parent / INDEX_NAME)
     if index_file is not None:
         known |= _read_index(index_file)
@@ -365,7 +366,7 @@ def _write_index(path: Path, counts: dict[tuple[str, int], int]) -> None:
 
 
 def _read_index(path: Path) -> dict[tuple[str, int], int]:
-    """Read the number of images by (resolved path, file size); empty if there is no index."""
+    """Read the number of images by (resolved path, file size); {} if there is no valid index."""
     try:
         entries = json.loads(read_text(path))["shardlist"]
         return {
@@ -390,7 +391,7 @@ def _key(member: Member) -> str:
 def _image_of(path: Path, group: Sequence[Member]) -> Member:
     """Return the image of a sample.
 
-    Of several images, such as an image and its mask, it is the one whose name has a single dot.
+    Of several images, such as a photo and a mask, the one whose name has a single dot is returned.
     """
     plain = [m for m in group if m.name.rpartition("/")[2].count(".") == 1]
     for found in (group, plain):

@@ -42,10 +42,10 @@ class Views(torch.utils.data.Dataset[Batch]):
     Args:
         images: Source of the images.
         aug: Augmentation of the views.
-        seed: Seed, which with an item determines its augmentation.
+        seed: Seed that, together with an item, determines the item's augmentation.
         skip_bad: Replace an image that cannot be decoded by another one, chosen by (seed, index).
-            Otherwise the batch is returned incomplete: an exception raised in a worker would
-            reach the training process as a traceback in a string.
+            Otherwise the batch is returned incomplete, because an exception raised in a worker
+            would reach the training process as a traceback in a string.
         cache_bytes: Memory for decoded images in this process.
         second: Augmentation of view 1, with the same crop size; `aug` if None.
     """
@@ -69,7 +69,7 @@ class Views(torch.utils.data.Dataset[Batch]):
         return len(self._images)
 
     def __getitems__(self, items: Sequence[Item]) -> Batch:
-        """Return a batch. An image of an epoch is decoded once, and equal items computed once."""
+        """Return a batch; each image is decoded once, and equal items are computed once."""
         wanted: dict[Position, dict[int, list[int]]] = {}  # rows of each view of each image
         for row, (epoch, index, view) in enumerate(items):
             wanted.setdefault((epoch, index), {}).setdefault(view, []).append(row)
@@ -93,13 +93,13 @@ class Views(torch.utils.data.Dataset[Batch]):
         return Batch(pixels, torch.tensor(colors), bad)
 
     def _image(self, epoch: int, index: int, bad: list[str]) -> Tensor | None:
-        """Return an image or its replacement, or None; errors are appended to `bad`."""
+        """Return an image, a replacement, or None; errors are appended to `bad`."""
         try:
             return self._decoded(index)
         except DataError as error:
             bad.append(str(error))
         if self._skip_bad:
-            # The replacement is the same in every epoch, since a memory bank has one entry for it.
+            # The replacement is the same in every epoch: a memory bank has one entry per image.
             others = _generator(self._seed, 0, index, _REPLACEMENT)
             for _ in range(REPLACEMENT_TRIES):
                 try:
@@ -109,7 +109,7 @@ class Views(torch.utils.data.Dataset[Batch]):
         return None
 
     def _decoded(self, index: int) -> Tensor:
-        """Return an image (H, W, 3) uint8 from the cache, or decode it."""
+        """Return an image (H, W, 3) uint8, decoded or from the cache."""
         image = self._cache.get(index)
         if image is None:
             image = self._images.read(index)
@@ -151,9 +151,9 @@ class CenterCrops(torch.utils.data.Dataset[Tensor]):
 def positions_of_steps(
     images: Images, batch: int, seed: int, start: int, stop: int
 ) -> Iterator[list[Position]]:
-    """Yield the positions that all processes together see in each step.
+    """Yield the positions of each step, for all processes together.
 
-    The order of an epoch is that of `images.epoch_order`; its incomplete last batch is dropped.
+    The order of an epoch is that of `images.epoch_order`; the incomplete last batch is dropped.
 
     Args:
         images: Source of at least `batch` images.

@@ -1,12 +1,12 @@
-"""Checkpoint files of a run: written atomically, found, passed over if damaged, set aside.
+"""Checkpoint files of a run: atomic writes, search, resuming, removal.
 
-Pre-training, classification and detection share these rules. What is in the files and how they are
-named is apart: `load_checkpoint` reads those of the first two, detection/engine/checkpoint.py those
-with Detectron2's names.
+Pre-training, classification and detection share this module. Their files have different contents
+and names: `load_checkpoint` reads files of the first two, detection/engine/checkpoint.py files with
+Detectron2's names.
 
-The four keys and the names of MoCo's official code (`epoch, arch, state_dict, optimizer`;
-`module.encoder_q.*`) are those that other projects' tools read. Everything else is in further keys
-of plain values and tensors, readable with `weights_only=True`.
+The keys `epoch, arch, state_dict, optimizer` and the names `module.encoder_q.*` are those of MoCo's
+official code, which other projects' tools read. Everything else is in further keys of plain values
+and tensors, readable with `weights_only=True`.
 """
 
 import math
@@ -43,15 +43,15 @@ _NAME = re.compile(
 
 
 def checkpoint_name(epoch: int, step: int | None = None) -> str:
-    """Return `checkpoint_0007.pth.tar` for the end of epoch 7 (from 0); else with the step."""
+    """Return `checkpoint_0007.pth.tar` for the end of epoch 7 (from 0), or a name with the step."""
     inside = "" if step is None else f"_step{step:08d}"
     return f"checkpoint_{epoch:04d}{inside}.pth.tar"
 
 
 def list_checkpoints(folder: PathLike, pattern: str = OF_MOCO) -> list[Path]:
-    """List the checkpoints in a folder by `sort_key`, the one to resume from last.
+    """List the checkpoints in a folder by `sort_key`, with the one to resume from last.
 
-    That is the one that `last_checkpoint` names, or else the newest.
+    A run resumes from the checkpoint named in `last_checkpoint`, or else from the newest.
     """
     newest = read_pointer(folder)
     paths = [path for path in Path(folder).glob(pattern) if _NAME.fullmatch(path.name)]
@@ -59,7 +59,7 @@ def list_checkpoints(folder: PathLike, pattern: str = OF_MOCO) -> list[Path]:
 
 
 def read_pointer(folder: PathLike) -> str:
-    """Read the name in `last_checkpoint`; "" without one."""
+    """Read the name in `last_checkpoint`; "" if there is no such file."""
     try:
         return read_text(Path(folder) / POINTER_NAME, errors="replace").strip()
     except OSError:
@@ -67,7 +67,7 @@ def read_pointer(folder: PathLike) -> str:
 
 
 def sort_key(name: str) -> tuple[float, float]:
-    """Return epoch (or iteration) and step of a checkpoint's name; an end is after its steps."""
+    """Return epoch (or iteration) and step of a checkpoint's name; infinity for an end."""
     match = _NAME.fullmatch(name)
     assert match, name
     epoch, step, iteration = (math.inf if n is None else int(n) for n in match.groups())
@@ -117,7 +117,7 @@ def newest_checkpoint(
 ) -> Found | None:
     """Read the checkpoint to resume from.
 
-    A damaged one is passed over with a warning, and the newest of the others is read.
+    Damaged checkpoints are skipped with a warning, and the newest of the others is read.
 
     Args:
         folder: Folder of the run.
@@ -157,22 +157,23 @@ def resume_run(
     pattern: str = OF_MOCO,
     is_kept: Callable[[Any, int], bool] = lambda line, done: line["iteration"] <= done,
 ) -> None:
-    """Continue a run from a checkpoint, or from scratch without one; all processes call it.
+    """Resume a run from a checkpoint, or start it from scratch; all processes call it together.
 
-    Checkpoints of later steps, and the record of an earlier end, move to a subfolder. The lines
-    that the run writes again are removed from metrics.json.
+    Checkpoints of later steps and the record of an earlier end are moved to a subfolder. Lines that
+    the run will write again are removed from metrics.json.
 
     Args:
         folder: Folder of the run.
         read: Function that reads a checkpoint, whose `step` is the number of steps done, or raises
             DataError.
-        restore: Function that restores the state of the loop, and returns the path that the
-            checkpoint has from now on. Its argument is None if the run starts from scratch.
+        restore: Function that restores the state of the loop from path and content of a checkpoint
+            and returns the checkpoint's path from then on; it is called with None if the run starts
+            from scratch.
         total: Number of steps of the run.
         source: Checkpoint to resume from, or `AUTO` for the newest readable one of the folder.
         pattern: `OF_MOCO` or `OF_DETECTRON2`.
-        is_kept: Function from a line of metrics.json and the number of steps done to whether the
-            line stays.
+        is_kept: Function of a line of metrics.json and the number of steps done that returns
+            whether the line is kept.
     """
     if source == AUTO:
         found = newest_checkpoint(folder, read, pattern)
@@ -219,20 +220,20 @@ def remove_old_checkpoints(
 
 
 def delete_checkpoints(folder: PathLike, pattern: str = OF_MOCO) -> None:
-    """Delete the checkpoints of an overwritten run, which a later --resume must not find."""
+    """Delete the checkpoints of an overwritten run, so that a later --resume does not find them."""
     (Path(folder) / POINTER_NAME).unlink(missing_ok=True)
     for path in list_checkpoints(folder, pattern):
         path.unlink()
 
 
 def set_aside(folder: PathLike, outdated: Sequence[Path], last: Path | None) -> None:
-    """Move the files that a run resumed from an older state replaces into a subfolder.
+    """Move files that a run resumed from an older state will replace into a subfolder.
 
     Args:
         folder: Folder of the run.
-        outdated: Checkpoints of later steps, and the record of the earlier end. The record gets
-            another name, because a folder with a record counts as a finished run.
-        last: Newest checkpoint that stays, which the pointer then names, or None.
+        outdated: Checkpoints of later steps, and the record of the earlier end. The record is
+            renamed, because a folder with a record counts as a finished run.
+        last: Newest checkpoint that stays, which `last_checkpoint` names from then on, or None.
     """
     folder = Path(folder)
     if last is not None:

@@ -19,7 +19,7 @@ def default_cfg(keys: Keys) -> CfgNode:
 
 
 def check_values(cfg: CfgNode, keys: Keys) -> None:
-    """Check the range of each key, and the common keys against each other.
+    """Check the range of each key, and combinations of the common keys.
 
     Raises:
         UserError: If a value is out of range, or two values exclude each other.
@@ -62,7 +62,7 @@ def check_milestones(cfg: CfgNode, max_epochs: float | None) -> None:
 
 
 def protocol_sha256(cfg: Mapping[str, Any], defaults: Mapping[str, Any], keys: Keys) -> str:
-    """Hash the keys that two runs of a program must share to be rows of one table.
+    """Hash the keys that must be equal in all runs of one table.
 
     Only values that differ from the defaults are hashed, so that a new key changes no hash.
     """

@@ -17,7 +17,8 @@ from moco.engine.keys import PRECISIONS
 def pick_device(name: str, key: str = "device") -> torch.device:
     """Return the device named `auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`.
 
-    `cuda` is the GPU of this process's local rank. Messages call the name `key`.
+    `cuda` is the GPU of this process's local rank. `key` is the key or flag of `name`, for
+    messages.
 
     Raises:
         UserError: If the name is invalid, there is no such GPU, or several processes would share
@@ -53,7 +54,7 @@ def set_up_torch(num_threads: int, deterministic: bool) -> None:
 
 
 def has_fast_bf16(device: torch.device) -> bool:
-    """Return whether bf16 is native: AVX512-BF16, AMX, or a GPU since Ampere."""
+    """Return whether a device computes bf16 natively: AVX512-BF16, AMX, or a GPU since Ampere."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if hasattr(torch.cpu, "get_capabilities"):  # not in torch 2.7
@@ -66,7 +67,7 @@ def has_fast_bf16(device: torch.device) -> bool:
 
 
 def slow_bf16(where: str) -> str:
-    """Return the warning for bf16 on a device without `has_fast_bf16`."""
+    """Return the warning for bf16 on a device that does not compute it natively."""
     return (
         f"SOLVER.PRECISION bf16: {where} does not have fast bf16, so this is slower than fp32; "
         "SOLVER.PRECISION auto takes the faster"
@@ -78,7 +79,7 @@ def auto_precision(fast: bool, before: Mapping[str, Any]) -> str:
 
     Args:
         fast: Whether the device has fast bf16.
-        before: Keys of the run to resume, which keeps its choice; empty for a new run.
+        before: Keys of the run to resume, whose precision is kept; empty for a new run.
     """
     chosen: str = before.get("SOLVER.PRECISION", "bf16" if fast else "fp32")
     # The value may come from an untrusted checkpoint.
@@ -87,13 +88,13 @@ def auto_precision(fast: bool, before: Mapping[str, Any]) -> str:
 
 
 class LossScaler(torch.amp.GradScaler):
-    """Loss scale of SOLVER.PRECISION fp16, which skips a step if a gradient overflowed.
+    """Gradient scaler for SOLVER.PRECISION fp16, which skips steps whose gradients overflow.
 
     Attributes:
         skipped: Number of skipped steps.
     """
 
-    SETTLED_STEPS = 100  # after which the scale has been adjusted
+    SETTLED_STEPS = 100  # number of steps until the scale has adjusted
 
     def __init__(self, device: torch.device, precision: str) -> None:
         super().__init__(device.type, enabled=precision == "fp16")
@@ -102,7 +103,7 @@ class LossScaler(torch.amp.GradScaler):
     def take_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Step the optimizer, or skip the step; adjust the scale."""
         steps: list[object] = []
-        # The scale would tell as well, but the CPU would have to wait for it.
+        # A changed scale would show a skipped step as well, but reading it waits for the GPU.
         hook = optimizer.register_step_post_hook(lambda *_: steps.append(None))
         self.step(optimizer)
         hook.remove()

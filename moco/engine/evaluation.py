@@ -1,4 +1,4 @@
-"""Evaluation on labeled images: outputs of a network for their center crops.
+"""Outputs of a network for center crops of images, for evaluation.
 
 n images in a batch, P crop size in pixels.
 """
@@ -18,14 +18,14 @@ from moco.data.images import Images
 from moco.data.views import CenterCrops
 from moco.engine.loader import batch_loader
 
-IMAGENET_RATIO = 256 / 224  # of the resized image's shorter side to the crop's
+IMAGENET_RATIO = 256 / 224  # shorter side of the resized image / side of the crop
 
 
 class CenterCrop(NamedTuple):
     """Preprocessing of an image for evaluation.
 
     The shorter side is resized to `resize_px`; the center of `crop_px` x `crop_px` is cropped and
-    normalized by `mean` and `std` (RGB, of 0..1).
+    normalized by `mean` and `std` (RGB, for values in 0..1).
     """
 
     resize_px: int
@@ -65,10 +65,10 @@ class CenterBatch(NamedTuple):
 
 
 class CenterBatches(CenterCrops):
-    """Batches of center crops, indexed by all indices of a batch at once.
+    """Dataset of center crops, indexed by all indices of a batch at once.
 
-    A decoding error is returned, because an exception in a worker would reach the training process
-    as a traceback in a string.
+    A decoding error is returned instead of raised, because an exception in a worker would reach the
+    training process as a traceback in a string.
     """
 
     def __getitems__(self, indices: Sequence[int]) -> CenterBatch:
@@ -101,11 +101,11 @@ def iterate_outputs(
         device: Device of the network.
         workers: See `moco.engine.loader.batch_loader`.
         timeout_seconds: See `moco.engine.loader.batch_loader`.
-        verb: Description for the progress display.
+        verb: Label of the progress bar.
 
     Raises:
-        DataError: If any process could not decode an image, on all processes; that process's
-            message names the image.
+        DataError: On all processes, if one of them could not decode an image; the message of that
+            process names the image.
     """
     bad = None
     crops = CenterBatches(images, crop.resize_px, crop.crop_px)

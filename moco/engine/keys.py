@@ -1,4 +1,4 @@
-"""Keys of the trainings of moco/: pre-training, linear classification, fine-tuning.
+"""Configuration keys of pre-training, linear classification and fine-tuning.
 
 The defaults are the paper's pre-training except for SOLVER.PRECISION: ResNet-50, 200 epochs of
 batch 256, K = 65536, augmentation v1. moco/classification/config.py overrides some.
@@ -23,10 +23,10 @@ from moco.modeling.archs import ARCHS, STEMS, VITS
 PRECISIONS = ("fp32", "bf16", "fp16")
 IMAGENET_MEAN = (0.485, 0.456, 0.406)  # RGB, of 0..1; main_moco.py, main_lincls.py
 IMAGENET_STD = (0.229, 0.224, 0.225)
-# Key of version 0.1.0, in its checkpoints and records; now LOG.LOGGERS. Not part of the protocol.
+# Key in checkpoints and records of version 0.1.0, now LOG.LOGGERS; not part of the protocol.
 FORMER = ("LOG.TENSORBOARD",)
-# What a resumed run may change besides places and speed. The treatment of bad images affects only
-# images that the run has not read yet.
+# Keys that a resumed run may change besides those of places and speed. The treatment of bad images
+# affects only images that the run has not read yet.
 RESUMABLE = ("OUTPUT_DIR", "DATA.BAD_IMAGES", "DATA.MAX_BAD_FRACTION")
 
 _SHARE = between(0, 1)

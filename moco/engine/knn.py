@@ -47,7 +47,7 @@ def knn_predict(
 ) -> Tensor:
     """Predict the classes (N,) of `queries` (N, D) from `train` (M, D) and `labels` (M,).
 
-    Rows have unit length; 1 <= k <= M. Ties go to the lowest class.
+    Rows have unit length; 1 <= k <= M. In a tie, the lowest class wins.
     """
     similarity, nearest = (queries @ train.T).topk(k, dim=1)  # (N, k)
     votes = torch.zeros(len(queries), num_classes, device=queries.device)
@@ -68,7 +68,7 @@ def evaluate(
 ) -> KnnResult:
     """Compute the kNN accuracy on `data.val` with the images of `data.train` as neighbors.
 
-    Each process of a run encodes its share of the images; all get the result. `backbone` maps
+    Each process encodes a share of the images, and all processes get the result. `backbone` maps
     images (N, 3, H, W) to features (N, D) and is moved to `device`.
 
     Raises:

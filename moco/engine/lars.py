@@ -12,8 +12,8 @@ Biases and the scales and shifts of norms, which have one dimension, are updated
 r = 1, which is SGD with momentum and no weight decay.
 
 Deviation: in Algorithm 1 of arXiv 1708.03888, r is η |w| / (|g| + β |w|) and λ is part of
-the momentum buffer. The form here is that of the linear classifiers of MoCo v3, SimSiam and their
-successors: a changed learning rate acts at once.
+the momentum buffer. The form here is that of the linear classifiers of MoCo v3, SimSiam and later
+work: a change of the learning rate acts at once.
 """
 
 from collections.abc import Callable, Iterable
@@ -58,7 +58,7 @@ class LARS(torch.optim.Optimizer):
             self._update([w for w in group["params"] if w.grad is not None], group)
 
     def _update(self, weights: list[Tensor], group: dict[str, Any]) -> None:
-        """Update parameters that have a gradient; each operation is one for all of them."""
+        """Update parameters that have a gradient, with one fused operation for all of them."""
         updates: dict[Tensor, Tensor] = {w: w.grad for w in weights if w.grad is not None}
         if scaled := [w for w in weights if w.ndim > 1]:
             gradients = [updates[w] for w in scaled]

@@ -1,4 +1,4 @@
-"""Batches from data-loader workers, with a clear error if a worker dies or hangs."""
+"""Data loading in worker processes, with a clear error if a worker dies or hangs."""
 
 from collections.abc import Iterable, Iterator
 from multiprocessing.util import Finalize
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def identity_collate(batch: Any) -> Any:
-    """Return a batch unchanged: the collate function of datasets that return whole batches."""
+    """Return a batch unchanged, as collate function of datasets that return whole batches."""
     return batch
 
 
@@ -29,7 +29,7 @@ def batch_loader(
     Args:
         dataset: Dataset with `__getitems__`.
         batch_sampler: Arguments of `__getitems__`, one for each batch.
-        device: Device of the batches, whose memory is pinned for a GPU.
+        device: Device that the batches will be copied to; for a GPU, their memory is pinned.
         workers: Number of worker processes; 0 loads in this process.
         timeout_seconds: Time without a batch after which a worker is considered hung.
 
@@ -69,9 +69,9 @@ def read_ahead(loader: Iterable[T]) -> Iterator[T]:
 
 
 def kill_workers_at_exit() -> None:
-    """Kill the workers at exit; call it before starting workers that `ignore_stop_signals`.
+    """Kill the workers at exit; must be called before workers with `ignore_stop_signals` start.
 
-    At exit, multiprocessing sends SIGTERM to workers left over after an error and waits for them,
-    but they ignore that signal.
+    At exit, multiprocessing sends SIGTERM to workers that are left after an error and waits for
+    them, but these workers ignore the signal.
     """
     Finalize(None, kill_children, exitpriority=10)

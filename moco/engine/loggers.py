@@ -1,8 +1,8 @@
-"""Metrics of a run: lines of metrics.json, and the registry of the loggers that get them too.
+"""Log of a run's steps in metrics.json, and the registry of loggers that receive the same values.
 
-Each entry of LOGGERS, by its name in LOG.LOGGERS, is a function that opens a `Logger` from the
-run's folder, its configuration (flat), and the id under which the interrupted run was logged (""
-for a new one).
+Each entry of LOGGERS, registered under its name in LOG.LOGGERS, is a function that opens a
+`Logger`. Its arguments are the folder of the run, the configuration (flat), and the id under which
+an interrupted run was logged ("" for a new run).
 """
 
 import json
@@ -30,11 +30,11 @@ LOGGERS = Registry("LOGGERS")
 
 
 class Logger(NamedTuple):
-    """An open logger.
+    """Open logger.
 
     Attributes:
-        log: Log values, by their names in metrics.json, at an iteration.
-        close: Close the logger; the argument is whether the run is finished.
+        log: Function that logs values, named as in metrics.json, at an iteration.
+        close: Function that closes the logger; its argument is whether the run is finished.
         run_id: Id by which a resumed run continues the log; "" if none is needed.
     """
 
@@ -59,7 +59,7 @@ def tensorboard(folder: Path, config: Mapping[str, Any], run_id: str) -> Logger:
 
 @LOGGERS.register()
 def wandb(folder: Path, config: Mapping[str, Any], run_id: str) -> Logger:
-    """Log to Weights & Biases; its variables WANDB_* set account, project and mode."""
+    """Log to Weights & Biases; the variables WANDB_* set account, project and mode."""
     import wandb
 
     run = wandb.init(
@@ -73,7 +73,7 @@ def wandb(folder: Path, config: Mapping[str, Any], run_id: str) -> Logger:
     run.config.update(dict(config), allow_val_change=True)
 
     def log(values: Mapping[str, float], iteration: int) -> None:
-        if iteration >= run.step:  # else a resumed run repeats it, with the same values
+        if iteration >= run.step:  # a resumed run repeats earlier iterations, with the same values
             run.log(dict(values), step=iteration)
 
     return Logger(log, lambda done: run.finish(exit_code=0 if done else 1), run.id)
@@ -81,7 +81,7 @@ def wandb(folder: Path, config: Mapping[str, Any], run_id: str) -> Logger:
 
 @LOGGERS.register()
 def mlflow(folder: Path, config: Mapping[str, Any], run_id: str) -> Logger:
-    """Log to MLflow; its variables MLFLOW_* set server and experiment."""
+    """Log to MLflow; the variables MLFLOW_* set server and experiment."""
     import mlflow
 
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
@@ -106,11 +106,11 @@ def check_loggers(names: Collection[str]) -> None:
 
 
 class Loggers:
-    """Open loggers of a run; one that fails is dropped with a warning.
+    """Loggers of a run; a logger that fails is dropped with a warning.
 
     Args:
-        names: LOG.LOGGERS.
-        folder: Folder of the run, which keeps the ids of its loggers.
+        names: Names in LOG.LOGGERS.
+        folder: Folder of the run, which stores the ids of the loggers.
         config: Configuration of the run, flat.
 
     Raises:
@@ -156,21 +156,21 @@ Point = tuple[int, float]  # an iteration and its value
 
 
 class StepLog:
-    """Writer of metrics.json and, once they are open, of the loggers of LOG.LOGGERS.
+    """Log of a run's steps in metrics.json and, once they are open, in the loggers of LOG.LOGGERS.
 
-    A line has each value smoothed over the latest iterations. It belongs to the last iteration
-    that has the value, so that a value that is logged occasionally has its own line.
+    A line has values smoothed over the latest iterations. A value is written in the line of the
+    last iteration that has the value, so a value that is logged occasionally gets its own line.
 
     Args:
         folder: Folder of the run; None on processes that do not write.
         smooth: Function from the values of several iterations to one.
         window: Number of iterations to smooth over; None for those since the last line.
-        extra: Function from an iteration to further values of its line, for metrics.json only.
-        text: Logger that gets every line as text; None for no text.
+        extra: Function from an iteration to further values for the line in metrics.json.
+        text: Logger that receives every line as text; None for no text.
 
     Attributes:
-        recent: Points that the next line is smoothed over, by name.
-        written: Newest iteration that has a line.
+        recent: Points over which the next line is smoothed, by name.
+        written: Iteration of the newest line, -1 before the first.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class StepLog:
 
         Args:
             iteration: Newest iteration.
-            latest: Values that are written with it as they are.
+            latest: Values of that iteration that are not smoothed.
         """
         lines: dict[int, dict[str, float]] = defaultdict(dict)
         for name, points in self.recent.items():
@@ -251,7 +251,7 @@ def _why(name: str, error: Exception) -> str:
 
 
 def _read_ids(path: Path) -> dict[str, str]:
-    """Read the run's ids by logger; {} for a new run or an invalid file."""
+    """Read the ids of a run by logger; {} for a new run or an invalid file."""
     try:
         found = json.loads(read_text(path))
         return {k: v for k, v in found.items() if re.fullmatch(r"[\w-]{1,128}", v)}

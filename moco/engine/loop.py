@@ -1,4 +1,4 @@
-"""Training loop of all trainings: batch, step, update, log, save, stop, evaluate, record."""
+"""Training loop of pre-training and classification: step, log, save, stop, evaluate, record."""
 
 import signal
 import time
@@ -51,7 +51,7 @@ def train(
         resume: None to start from scratch, `"auto"` for the newest checkpoint in the folder (from
             scratch if there is none), or the path of a checkpoint.
         extend: Allow the checkpoint's run to be shorter.
-        other_processes: Allow another number of processes; None if that cannot be chosen.
+        other_processes: Allow another number of processes; None if the command has no such option.
 
     Raises:
         UserError: If the checkpoint is of a different run.
@@ -93,17 +93,18 @@ def train(
 
 
 def _over_processes(step: Step, received: int | None) -> Tensor:
-    """Return the means of loss, accuracy and number of a received signal over all processes."""
+    """Return the means of loss, accuracy and received signal number over all processes, (3,)."""
     number = step.loss.new_full((), float(received or 0))
     report = torch.stack([step.loss.detach(), step.accuracy, number])
     return distributed.mean_over_ranks(report)
 
 
 class _Reports:
-    """Loss and accuracy of each step, and requests to stop, read while the next step is computed.
+    """Reader of each step's loss, accuracy and stop request, delayed by one step.
 
-    The CPU thus keeps ahead of a GPU. All processes read the same reports at the same steps; a loss
-    that is not finite ends them one step late, but before anything is saved or evaluated.
+    With the delay, the CPU does not wait for the GPU. All processes read the same reports at the
+    same steps. A loss that is not finite ends a run one step late, but before anything is saved or
+    evaluated.
     """
 
     def __init__(self, state: "_TrainingState") -> None:
@@ -113,13 +114,13 @@ class _Reports:
         self.stop = False  # whether a process received a signal
 
     def add(self, step: int, report: Tensor, lr: float) -> None:
-        """Read the report of the step before this one, whose own is left unread."""
+        """Read the report of the previous step, and keep that of this step for later."""
         unread = step, AsyncScalars(report), lr
         self.read()
         self._unread = unread
 
     def read(self) -> None:
-        """Read the last report, unless it has been read."""
+        """Read the last report if it has not been read."""
         if self._unread is None:
             return
         (step, report, lr), self._unread = self._unread, None
@@ -131,7 +132,7 @@ class _Reports:
 
 
 class _TrainingState:
-    """State of one training and its folder: log, checkpoints, evaluations, record."""
+    """State of a training and its folder: log, checkpoints, evaluations, record."""
 
     def __init__(self, training: Training[Any, Any], folder: RunFolder) -> None:
         self.training, self.folder = training, folder
@@ -242,12 +243,12 @@ class _TrainingState:
     def _content(self, done: int) -> dict[str, Any]:
         """Return the content of a checkpoint: everything that the next step depends on.
 
-        All processes call it together and get the same. Order, views, BN shuffle and sampled
+        All processes call it together and get the same result. Order, views, BN shuffle and sampled
         negatives are functions of seed and step, so no random number generator has to be saved.
 
         Deviation: the running statistics in `state_dict` are the mean over the processes (the
-        official code saves the first one's); each process's own, which training continues with,
-        are in `statistics`.
+        official code saves those of the first process). The statistics of each process, with which
+        training continues, are in `statistics`.
         """
         training, cfg = self.training, self.training.cfg
         with mean_statistics(training.model) as statistics:
@@ -336,7 +337,7 @@ class _TrainingState:
             raise DataError(f"{path}: a malformed 'step_log'") from error
 
     def _last_values(self) -> dict[str, tuple[int, float]]:
-        """Return iteration and value of the last line of metrics.json that has each name."""
+        """Return the last iteration and value of each name in metrics.json."""
         lines = metrics_lines(self.folder.path) if distributed.is_main() else None
         return {
             name: (line["iteration"], value) for line in lines or () for name, value in line.items()
@@ -349,16 +350,16 @@ class _TrainingState:
 def check_same_run(
     path: Path, state: Mapping[str, Any], training: Training[Any, Any], extend: bool
 ) -> None:
-    """Check that a checkpoint is of a run with the same keys and number of images.
+    """Check that a checkpoint belongs to a run with the same keys and number of images.
 
     Args:
         path: Path of the checkpoint, for messages.
         state: Content of the checkpoint.
-        training: Training that resumes from it.
+        training: Training that resumes from the checkpoint.
         extend: Allow another length of the run.
 
     Raises:
-        UserError: If a key differs that a resumed run may not change.
+        UserError: If a key differs that must not change when a run is resumed.
         DataError: If the number of images differs.
     """
     may_change = (*names_of(training.config_keys, Role.PLACE, Role.SPEED), *RESUMABLE, *FORMER)
@@ -394,7 +395,7 @@ def extension_notes(
     """Return one note for each extension of the run in a checkpoint, including this one.
 
     Raises:
-        UserError: If the run is to be extended, but is not longer than before.
+        UserError: If `extend` is set, but the run is not longer than before.
     """
     notes = [str(note) for note in state.get("extensions", [])]
     step, total, rate = state["step"], training.total_steps, training.rate

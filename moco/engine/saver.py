@@ -1,4 +1,4 @@
-"""Saving of a run's state: when it is due, which checkpoints are kept or moved aside."""
+"""Saving of a run's state: schedule of the checkpoints and retention of old ones."""
 
 import math
 import signal
@@ -23,19 +23,20 @@ from moco.engine.training import Training
 
 
 class LossRange:
-    """Range of plausible losses, which tells the checkpoints worth keeping if a run diverges.
+    """Range of plausible losses, to know which checkpoint to keep if a run diverges.
 
     A loss is in range if it is at most FACTOR times the exponential running mean of the earlier
-    losses (over some hundred steps), or FACTOR if that mean is below 1. A checkpoint is good if the
-    next step, the first that uses its weights, has a loss in range, and no weight is above
-    MAX_WEIGHT, because the loss of a normalized network is bounded whatever its weights.
+    losses (over about a hundred steps), or FACTOR if that mean is below 1. A checkpoint is good if
+    the next step, which is the first to use its weights, has a loss in range, and no weight exceeds
+    MAX_WEIGHT. The weights are checked too, because the loss of a normalized network is bounded for
+    any weights.
     """
 
     FACTOR, DECAY, MAX_WEIGHT = 100.0, 0.99, 1e6
 
     def __init__(self) -> None:
         self._mean: float | None = None
-        self._untried = ""  # name of the previous step's checkpoint
+        self._untried = ""  # name of the checkpoint of the previous step
         self.good = ""  # name of the newest good checkpoint
 
     def add(self, loss: float) -> None:
@@ -54,19 +55,19 @@ class LossRange:
         return {"mean": self._mean, "good": self.good, "untried": bool(self._untried)}
 
     def load(self, state: Mapping[str, Any], name: str) -> None:
-        """Restore the state returned by `save`, of a checkpoint that now has this name."""
+        """Restore the state returned by `save` from a checkpoint that is now called `name`."""
         self._mean = None if state["mean"] is None else float(state["mean"])
         self.good, self._untried = str(state["good"]), name if state["untried"] else ""
 
 
 class Saver:
-    """Writer of a run's checkpoints, which also ends the run when a stop is requested.
+    """Writer of a run's checkpoints; it also ends the run when a stop is requested.
 
     Args:
         folder: Folder of the run.
         training: Training to save.
-        content: Return the content to save after the given number of steps; all processes call it
-            together.
+        content: Function from the number of steps done to the content to save; all processes call
+            it together.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Saver:
         self._range = LossRange()
 
     def path(self, done: int) -> Path:
-        """Return the path of the checkpoint after `done` steps, on any machine."""
+        """Return the path of the checkpoint after `done` steps."""
         epoch, into_epoch = divmod(done, self._training.steps_per_epoch)
         if into_epoch == 0:
             return self._folder / checkpoint_name(epoch - 1)
@@ -84,12 +85,15 @@ class Saver:
         return self._folder / checkpoint_name(epoch, None if finished else done)
 
     def delete_earlier(self) -> None:
-        """Delete the checkpoints of an earlier run, which a later --resume must not find."""
+        """Delete the checkpoints of an earlier run, so that a later --resume does not find them."""
         if distributed.is_main():
             delete_checkpoints(self._folder)
 
     def restore(self, path: Path, state: Mapping[str, Any]) -> Path:
-        """Continue from a checkpoint that all processes have read; return its path from now on."""
+        """Restore the loss range from a checkpoint; return the checkpoint's path, renamed if wrong.
+
+        All processes must have read the file.
+        """
         named = self.path(state["step"])
         try:
             self._range.load(state["loss_range"], named.name)
@@ -98,7 +102,7 @@ class Saver:
         inside = path.parent.resolve() == self._folder.resolve()
         renamed = inside and path.name != named.name and path in list_checkpoints(path.parent)
         if renamed and distributed.is_main():
-            # The file is a copy under another step's name, or the end of a run extended since.
+            # The file is a copy with the name of another step, or the end of a run since extended.
             set_aside(self._folder, [named], None)
             path.rename(named)
         return named
@@ -110,7 +114,7 @@ class Saver:
         self._range.add(loss)
 
     def is_due(self, step: int) -> bool:
-        """Return whether the state after this step has to be saved, also without a signal."""
+        """Return whether the schedule requires saving the state after this step."""
         training, done = self._training, step + 1
         every = training.cfg.CHECKPOINT
         epoch, into_epoch = divmod(done, training.steps_per_epoch)

@@ -1,8 +1,9 @@
 """Learning rate as a pure function of the step, and the registries of schedules and optimizers.
 
-An entry of `SCHEDULES` is a function of the keys under SOLVER and of a `Length`, named as its value
-of SOLVER.SCHEDULE; it returns the factor of BASE_LR as a function of the step, from 0. One of
-`OPTIMIZERS`, by SOLVER.OPTIMIZER, is a function of the parameters to train and of the keys.
+An entry of `SCHEDULES`, registered under its value of SOLVER.SCHEDULE, is a function of the keys
+under SOLVER and of a `Length`. It returns the factor of BASE_LR as a function of the step, from 0.
+An entry of `OPTIMIZERS`, registered under its value of SOLVER.OPTIMIZER, is a function of the
+parameters to train and of the keys.
 """
 
 import math
@@ -51,7 +52,7 @@ def warmup_cosine(solver: CfgNode, length: Length) -> Factor:
     """Decay to 0 by half a cosine from the end of the warm-up on, at each step (MoCo v3).
 
     Deviation: in the official code the step after i of w warm-up steps has the rate i / w, so
-    that the first one does nothing; here it is (i + 1) / w, as in all schedules.
+    that the first step does nothing; here the rate is (i + 1) / w, as in all schedules.
     """
     warmup, total = warmup_steps(solver, length), length.total_steps
     rest = max(1, total - warmup)
@@ -88,9 +89,9 @@ def check_warmup(solver: CfgNode, length: Length) -> None:
 
 
 class LearningRate:
-    """Learning rate by step: `LearningRate(solver, length)(step)`.
+    """Learning rate as a function of the step: `LearningRate(solver, length)(step)`.
 
-    It rises linearly over the w steps of the warm-up: `1/w, 2/w, ... 1` times the schedule.
+    During a warm-up of w steps, the schedule is multiplied by `1/w, 2/w, ... 1`.
     """
 
     def __init__(self, solver: CfgNode, length: Length) -> None:
@@ -106,7 +107,7 @@ class LearningRate:
         return float(self._solver.BASE_LR * factor)
 
     def of_total(self, steps: int) -> "LearningRate":
-        """Return the learning rate of a run of another length."""
+        """Return the learning rate for a run of another total number of steps."""
         return LearningRate(self._solver, self.length._replace(total_steps=steps))
 
 

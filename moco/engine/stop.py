@@ -1,9 +1,9 @@
-"""Stop requests: signals upon which a run saves its state and exits.
+"""Stop requests: signals after which a run saves its state and exits.
 
 Pre-training, classification and both detection engines behave alike:
 
-- A signal is recorded and handled after the current iteration, or the one after it, whose state is
-  saved: the processes of pre-training and classification learn of it one step late.
+- A signal is recorded, and the state is saved after the current iteration. Pre-training and
+  classification read the signal one step late and save after the next iteration.
 - A second SIGINT, while the first is still being handled, exits at once.
 - A run that has done its last iteration continues to its end.
 """
@@ -21,7 +21,7 @@ from moco.common.errors import Preempted
 
 
 def signals_by_name(*names: str) -> tuple[signal.Signals, ...]:
-    """Return the signals that this system has; Windows, which can import this, has few."""
+    """Return the signals that this system has; Windows can import this module, but has few."""
     return tuple(signal.Signals[name] for name in names if hasattr(signal, name))
 
 
@@ -29,7 +29,7 @@ STOP_SIGNALS = signals_by_name("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
 
 
 class StopRequest:
-    """Stop request, set by a signal handler and read after each iteration."""
+    """Signal handler that records a stop request, which is read after each iteration."""
 
     def __init__(self) -> None:
         self._number: int | None = None  # no Event, because a second signal would wait for its lock
@@ -42,7 +42,7 @@ class StopRequest:
 
     @property
     def received(self) -> int | None:
-        """Received signal; SIGHUP if torchrun has exited; None to continue."""
+        """Number of the received signal; SIGHUP if torchrun has exited; None to continue."""
         if self._number is None and distributed.launcher_died():
             self._number = signal.SIGHUP
         return self._number
@@ -50,7 +50,7 @@ class StopRequest:
 
 @contextmanager
 def stop_signals(stop: StopRequest | None = None) -> Iterator[StopRequest]:
-    """Let signals request a stop after the iteration instead of ending the process.
+    """Handle signals as requests to stop after the iteration instead of ending the process.
 
     Schedulers send SIGTERM and SIGUSR1/2 before they reclaim a machine; SIGINT is Ctrl-C. Only the
     main thread can handle signals; in other threads no stop is ever requested.
@@ -68,7 +68,7 @@ def stop_signals(stop: StopRequest | None = None) -> Iterator[StopRequest]:
 
 
 def leave(number: int, after: str, saved: Path) -> NoReturn:
-    """End a run that received a signal and has saved its state `after`, e.g., "iteration 4".
+    """Exit a run that received a signal and saved its state `after`, e.g., "iteration 4".
 
     Raises:
         KeyboardInterrupt: For SIGINT; the message is printed.
@@ -79,7 +79,7 @@ def leave(number: int, after: str, saved: Path) -> NoReturn:
 
 
 def end(number: int, message: str) -> NoReturn:
-    """End a run as `leave` does, with another message."""
+    """Exit a run that received a signal, with a message; see `leave`."""
     if number == signal.SIGINT:
         print(message, flush=True)
         raise KeyboardInterrupt
@@ -89,7 +89,7 @@ def end(number: int, message: str) -> NoReturn:
 def ignore_stop_signals(worker: int) -> None:
     """Ignore signals in a data-loader worker.
 
-    They reach the whole process group, but workers are ended by their parent.
+    Signals reach the whole process group, but the parent ends its workers.
     """
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)

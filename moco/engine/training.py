@@ -1,6 +1,6 @@
 """Base class of the trainings that `moco.engine.loop` runs.
 
-n images of a step on this process.
+n images per step of this process.
 """
 
 import os
@@ -38,7 +38,7 @@ from moco.modeling.encoder import contiguous_last_stages
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Items that this process loads for a step; subclasses add details of the step."""
+    """Items that this process loads for a step; subclasses add further inputs of the step."""
 
     step: int  # from 0
     items: list[Item]  # of the batch, in order
@@ -46,10 +46,10 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class Step:
-    """Result of a forward and backward pass; subclasses add inputs of their update."""
+    """Result of a forward and backward pass; subclasses add inputs of the update."""
 
-    loss: Tensor  # () of this process's images
-    accuracy: Tensor  # () on these images, 0..100
+    loss: Tensor  # (), over the images of this process
+    accuracy: Tensor  # () in 0..100, on the same images
 
 
 class Evaluation(NamedTuple):
@@ -81,7 +81,7 @@ class Training(ABC, Generic[P, S]):
 
     kind: str  # of the run record
     checkpoint_format: str  # see `moco.engine.checkpoint`
-    verb: str  # for the progress display
+    verb: str  # label of the progress bar
     config_keys: Keys  # table of moco/engine/keys.py
     defaults: CfgNode  # defaults of all keys
     accuracy_name: str  # name of a step's accuracy in metrics.json
@@ -131,7 +131,7 @@ class Training(ABC, Generic[P, S]):
         return {"number": len(self.images), "folder": os.path.commonpath(ends)}
 
     def set_speed(self, resumed: Mapping[str, Any]) -> None:
-        """Set precision and memory layout; if they are automatic, a resumed run keeps its own.
+        """Set precision and memory layout; a resumed run keeps those that were chosen for it.
 
         Args:
             resumed: Keys in the checkpoint; empty for a new run.
@@ -145,7 +145,7 @@ class Training(ABC, Generic[P, S]):
         eager_cpu = self.device.type == "cpu" and not cfg.SOLVER.COMPILE
         if cfg.SOLVER.CHANNELS_LAST and eager_cpu and cfg.SOLVER.PRECISION != "fp32":
             contiguous_last_stages(self.model, self.spec, self.n, cfg.AUG.CROP_PX)
-        # Only parameters with a gradient are exchanged, none of a frozen network.
+        # Only gradients are exchanged, so a frozen network needs no communication.
         self.parallel = distributed.data_parallel(self.model)
         self.scaler = LossScaler(self.device, cfg.SOLVER.PRECISION)
         if distributed.is_main() and cfg is not self._requested:
@@ -170,10 +170,10 @@ class Training(ABC, Generic[P, S]):
 
     @abstractmethod
     def record(self) -> dict[str, Any]:
-        """Return the fields of the run record that are specific to this training."""
+        """Return the fields of the run record that depend on the kind of training."""
 
     def start(self) -> None:
-        """Prepare the first step of a new run; it is not called for a resumed one."""
+        """Prepare the first step of a new run; not called when a run is resumed."""
 
     def update(self, step: S) -> None:
         """Take an optimizer step; fp16 skips it if a gradient is not finite."""
@@ -183,11 +183,11 @@ class Training(ABC, Generic[P, S]):
         """Finish an epoch or the run, before anything is saved."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return further keys of a checkpoint; all processes call it together."""
+        """Return further entries of a checkpoint; all processes call it together."""
         return {}
 
     def resume(self, path: Path, state: Mapping[str, Any]) -> None:
-        """Check and restore the keys returned by `state_dict`."""
+        """Check and restore the entries returned by `state_dict`."""
 
     def gathered_state(self) -> dict[str, Tensor]:
         """Return the model's state gathered from all processes, which call it together."""
@@ -229,10 +229,10 @@ def resolve_speed(cfg: CfgNode, device: torch.device, resumed: Mapping[str, Any]
     Args:
         cfg: Configuration with the requested SOLVER.PRECISION and SOLVER.CHANNELS_LAST.
         device: Device of the training.
-        resumed: Keys of the run to resume, which keeps its choice; empty for a new run.
+        resumed: Keys of the run to resume, whose values are kept; empty for a new run.
     """
     requested, main = (cfg.SOLVER.PRECISION, cfg.SOLVER.CHANNELS_LAST), distributed.is_main()
-    # All processes take the same, even if their processors differ.
+    # All processes make the same choice, even if their processors differ.
     fast = not distributed.highest(int(not has_fast_bf16(device)))
     if requested[0] == "bf16" and not (fast or resumed) and main:
         print(f"warning: {slow_bf16('a processor here')}", flush=True)

@@ -14,15 +14,15 @@ from moco.modeling.archs import ARCHS, VITS, Spec, spec_of
 
 @dataclass(frozen=True)
 class InitialWeights:
-    """Weights of a backbone with their input contract, and further contents of their file."""
+    """Weights of a backbone, their input contract, and further contents of the file."""
 
     init: str  # name in a table
     spec: Spec
     # Backbone without head, by torchvision's or timm's names; None for random initialization.
     state: dict[str, Tensor] | None = None
-    # Heads, key encoder and queue, as far as the file has them, by the names of a mechanism.
+    # Heads, key encoder and queue, if the file has them, by the names of a mechanism.
     extra: Mapping[str, Tensor] = field(default_factory=dict)
-    mean: tuple[float, ...] = IMAGENET_MEAN  # normalization of pixels of 0..1, RGB
+    mean: tuple[float, ...] = IMAGENET_MEAN  # RGB, for values in 0..1
     std: tuple[float, ...] = IMAGENET_STD
     sha256: str | None = None  # of the file
     source: str | None = None  # layout of the file
@@ -39,9 +39,9 @@ Reader = Callable[..., InitialWeights]
 def random_weights(
     arch: str, stem: str, width: float, init: str, image_size: int
 ) -> InitialWeights:
-    """Return random initialization of a network.
+    """Return weights that stand for the random initialization of a network.
 
-    Empty or 0, `stem` and `width` default to `imagenet` and 1; `init` may only be `random`.
+    An empty `stem` means `imagenet`, and a `width` of 0 means 1; `init` must be empty or `random`.
     """
     if not arch:
         raise UserError(

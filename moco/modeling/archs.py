@@ -1,4 +1,4 @@
-"""Architectures of the encoder by name; this module does not import torch."""
+"""Architectures and specifications of encoders; this module does not import torch."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ class Arch(NamedTuple):
         bottleneck: Use bottleneck blocks instead of basic blocks.
         depths: Number of blocks in each stage.
         groups: Groups of a bottleneck's 3x3 convolution.
-        width_per_group: Channels of a group for 64 planes, as in torchvision.
+        width_per_group: Channels per group for 64 planes, as in torchvision.
     """
 
     bottleneck: bool
@@ -28,7 +28,7 @@ class Arch(NamedTuple):
 
     @property
     def depth(self) -> int:
-        """Number of layers in the name: convolutions on the longest path and the classifier."""
+        """Number in the network's name: convolutions on the longest path and the classifier."""
         return 2 + sum(self.depths) * (3 if self.bottleneck else 2)
 
 
@@ -102,7 +102,7 @@ class EncoderSpec:
         """Return the specification of the ResNet that has the given tensor shapes.
 
         Raises:
-            UserError: If no known ResNet has them.
+            UserError: If no known ResNet has these shapes.
         """
         width = stem_out_channels / 64
         for name, arch in ARCHS.items():
@@ -149,7 +149,7 @@ class ViTSpec:
 
     Attributes:
         arch: Name in `VITS`.
-        image_size: Side in pixels of the images that the position embedding is for.
+        image_size: Side in pixels of the images that fit the position embedding.
 
     Raises:
         UserError: If the name is unknown, or `image_size` is not a multiple of the patch size.
@@ -175,7 +175,7 @@ class ViTSpec:
         """Return the specification of the vision transformer that has the given tensor shapes.
 
         Raises:
-            UserError: If no known vision transformer has them.
+            UserError: If no known vision transformer has these shapes.
         """
         for name, arch in VITS.items():
             if arch == (embed_dim, depth, num_heads, patch_size):

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-# Number of weights per output pixel from which a matrix product is faster than oneDNN's
-# convolution, measured with AVX2. Below it, copying the windows costs more than the product saves.
+# Number of weights per output pixel above which a matrix product is faster than oneDNN's
+# convolution, measured with AVX2. Below it, copying the windows takes longer than is saved.
 MIN_WEIGHTS_PER_PIXEL = 100
 
 
@@ -23,7 +23,7 @@ class Conv2d(nn.Conv2d):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """Convolve (N, C, H, W), with the faster gradient if it applies."""
+        """Convolve (N, C, H, W), with the faster gradient if the conditions are met."""
         if not self._uses_matmul(input):
             return super().forward(input)
         return _Convolution.apply(input, self.weight, self.stride[0], self.padding[0])

@@ -75,7 +75,7 @@ def build_backbone(spec: Spec, norm_layer: NormLayer = nn.BatchNorm2d) -> Encode
 
 
 def set_head(encoder: Encoder, head: nn.Module) -> None:
-    """Set the head, through which features (N, D) leave: `fc` of a ResNet, `head` of a ViT."""
+    """Set the head of the features (N, D): `fc` of a ResNet, `head` of a ViT."""
     setattr(encoder, encoder.head_name, head)
 
 
@@ -84,8 +84,7 @@ def load_backbone(spec: Spec, state: Mapping[str, Tensor]) -> Encoder:
 
     Args:
         spec: Specification of the network.
-        state: State of the whole encoder. Its head is ignored, and missing batch counters start
-            at 0.
+        state: State of the whole encoder. The head is ignored, and missing batch counters are 0.
 
     Raises:
         RuntimeError: If the tensors belong to another network.
@@ -146,7 +145,7 @@ def contiguous_last_stages(model: nn.Module, spec: Spec, num_images: int, crop_p
 
 
 def _match_weight_layout(stage: nn.Module, inputs: tuple[Tensor]) -> Tensor:
-    """Convert a stage's input to the memory layout of its weights, and the gradient back."""
+    """Convert a stage's input to the memory layout of the weights, and the gradient back."""
     (x,) = inputs
     if x.is_contiguous() or not stage[0].conv2.weight.is_contiguous():  # type: ignore[index]
         return x
@@ -163,7 +162,7 @@ def _stage(
     stride: int,
     norm_layer: NormLayer,
 ) -> nn.Sequential:
-    """Build `depth` blocks, the first with `stride` and, if the shape changes, a projection."""
+    """Build `depth` blocks; the first has `stride` and, if the shape changes, a projection."""
     block = Bottleneck if arch.bottleneck else BasicBlock
     out_channels = planes * arch.expansion
     downsample = None

@@ -17,8 +17,8 @@ class GroupedBatchNorm2d(nn.BatchNorm2d):
     and shapes of `BatchNorm2d`, to which this layer is equivalent in evaluation mode and with one
     group. `python -m benchmarks.speed pretrain` compares their speed.
 
-    The running statistics are the mean over the groups of those that each group alone would give.
-    Deviation: in the official code they are those of the first GPU; the mean has the same
+    The running statistics are the mean over the groups of those that each group would give.
+    Deviation: the official code keeps the statistics of the first GPU; the mean has the same
     expectation and less noise.
 
     Args:
@@ -53,7 +53,7 @@ class GroupedBatchNorm2d(nn.BatchNorm2d):
         return output
 
     def _normalize_traceable(self, input: Tensor, means: Tensor, variances: Tensor) -> Tensor:
-        """Normalize each group by operations that a compiler can fuse with adjacent ones."""
+        """Normalize each group with operations that a compiler can fuse with adjacent ones."""
         assert self.momentum is not None
         x = input.to(torch.promote_types(input.dtype, torch.float32))
         groups = x.unflatten(0, (self.num_groups, -1))  # (G, N/G, C, H, W)
@@ -70,11 +70,11 @@ class GroupedBatchNorm2d(nn.BatchNorm2d):
 
 
 class _NormalizeGroups(torch.autograd.Function):
-    """Batch normalization of the groups one after the other, into one tensor.
+    """Batch normalization of one group after another, written into one tensor.
 
-    Autograd alone would split and concatenate the groups, which copies every activation and
-    gradient once more. A single batch normalization of (N/G, G C, H, W) would need a copy, too, to
-    bring them into that order in memory.
+    With autograd alone, splitting and concatenating the groups would copy every activation and
+    gradient once more. A single batch normalization of (N/G, G C, H, W) would need a copy as well,
+    to rearrange the memory.
     """
 
     @staticmethod

@@ -20,8 +20,8 @@ from torch.autograd.function import once_differentiable
 LARGEST_LOGIT = 60.0
 # Smaller differences between logits are ties: equal vectors have equal logits up to rounding.
 TIE = 1e-4
-# Number of logits per chunk: on a CPU they and their keys stay in the cache, on a GPU they occupy
-# the whole device.
+# Number of logits per chunk: on a CPU, logits and keys stay in the cache; on a GPU, they keep the
+# whole device busy.
 CHUNK_CPU, CHUNK_GPU = 1 << 20, 1 << 23
 CHUNK_KEYS_CPU = 4096
 
@@ -44,9 +44,9 @@ def contrastive_logits(q: Tensor, k: Tensor, negatives: Tensor, T: float) -> Ten
 
 
 def pretext_accuracy(logits: Tensor) -> Tensor:
-    """Return the percentage (0..100) of queries that are nearest to their own key alone.
+    """Return the percentage (0..100) of queries whose positive is closer than all negatives.
 
-    A tie with a negative counts as wrong, since a collapsed encoder has nothing but ties.
+    A tie with a negative counts as wrong, since a collapsed encoder has only ties.
 
     Args:
         logits: Logits (N, 1 + K), with the positives in column 0.
@@ -121,7 +121,7 @@ class _InfoNCE(torch.autograd.Function):
             share = (positive_exp / total - 1).unsqueeze(1)  # p_0 - 1
             gradient = weighted_keys.div_(total.unsqueeze(1)).addcmul_(share, positive)
             ctx.save_for_backward(gradient.div_(N * T))
-        # For the comparison in bf16, the positive is rounded as the negatives are.
+        # In bf16 the positive must be rounded as the negatives before they are compared.
         compared = positive_exp
         if bf16:
             product = torch.bmm(factor.unsqueeze(1), positive.to(factor.dtype).unsqueeze(2))
@@ -144,7 +144,7 @@ def _parts(x: Tensor, size: int, dtype: torch.dtype) -> Iterator[Tensor]:
 
 
 def _row_sum(x: Tensor) -> Tensor:
-    """Return the row sums (N,); for bfloat16, a product with ones is twice as fast as `sum`."""
+    """Return the row sums (N,); in bfloat16, a product with ones is twice as fast as `sum`."""
     return (x @ x.new_ones(x.shape[1], 1))[:, 0] if x.dtype == torch.bfloat16 else x.sum(dim=1)
 
 

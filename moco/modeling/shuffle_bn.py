@@ -1,4 +1,4 @@
-"""Shuffling BN (sec. 3.3): keys are normalized in other groups than their queries.
+"""Shuffling BN (sec. 3.3): keys and queries of an image are normalized in different groups.
 
 The paper normalizes 256 images on 8 GPUs, in 8 groups of 32, and shuffles the keys between the
 GPUs so that the batch statistics of a query and its key come from different subsets. Here the
@@ -24,7 +24,7 @@ def shuffle_plan(
 ) -> Tensor:
     """Return the order in which the keys of one pass are encoded: a permutation (N,) of 0..N-1.
 
-    The plan is a pure function of the arguments; `number` is that of the pass in its step.
+    The plan is a pure function of the arguments; `number` is the number of the pass in the step.
     Position p of the shuffled batch holds sample `plan[p]` and is normalized in group
     `p // (N/G)`. If 1 < G < N, no group of keys consists of the same samples as a group of queries.
     """
@@ -50,15 +50,15 @@ def items_of_step(
     rank: int,
     world_size: int,
 ) -> list[tuple[int, int, int]]:
-    """Return the items that one process loads: for each pass its n queries, then n keys.
+    """Return the items that one process loads: n queries, then n keys of each pass.
 
-    The keys are shuffled by index: a process loads the keys that it encodes by the plan, so no
-    image moves between processes; an image is decoded both where its query and where its key is.
+    Keys are shuffled by index: a process loads the keys that it encodes, so no image moves between
+    processes, but an image whose query and key are on different processes is decoded twice.
 
     Args:
         positions: (epoch, index) of the step's N images, those of the first process first.
         passes: Passes over the batch.
-        plans: Shuffle plan of each pass; with None the keys stay where their queries are.
+        plans: Shuffle plan of each pass; None keeps the keys on the processes of their queries.
         rank: Rank of the process.
         world_size: Number of processes.
 
@@ -111,5 +111,5 @@ _STREAM = 1  # separates these random numbers from those of the order of the dat
 
 
 def _groups(order: np.ndarray, num_groups: int) -> set[frozenset[int]]:
-    """Return the sets of samples that are normalized together if the batch has this order."""
+    """Return the sets of samples that are normalized together in a batch of this order."""
     return {frozenset(group.tolist()) for group in np.split(order, num_groups)}

@@ -1,7 +1,7 @@
 """Checks for damaged, misnamed, untrained and overflowing weights.
 
-The converter and every other command that reads a checkpoint use these checks. Tensors have
-torchvision's names; `named` maps them to the names in the file, for messages.
+All commands that read weights use these checks. Tensors have torchvision's names; `named` maps them
+to the names in the file, for messages.
 """
 
 import math
@@ -39,7 +39,7 @@ _SHORT_NAME = re.compile(r"(?:resnet|res|rn|r)[-_]?(\d+)", re.IGNORECASE)
 
 
 def read_spec(state: Mapping[Any, Any]) -> "Spec":
-    """Return the specification of the network that a checkpoint of this project records.
+    """Return the specification of the network recorded in a checkpoint of this project.
 
     Raises:
         DataError: If the record is missing or damaged.
@@ -68,7 +68,7 @@ def read_spec(state: Mapping[Any, Any]) -> "Spec":
 
 
 def read_input(state: Mapping[Any, Any]) -> tuple[str, Triple, Triple]:
-    """Return the input contract that a checkpoint of this project records.
+    """Return the input contract recorded in a checkpoint of this project.
 
     Returns:
         Channel order; mean and standard deviation of each channel, for values in 0..1.
@@ -92,7 +92,7 @@ def read_input(state: Mapping[Any, Any]) -> tuple[str, Triple, Triple]:
 
 
 def problem(name: str, value: "Tensor") -> str | None:
-    """Return a description of what is wrong with the values of a tensor, or None."""
+    """Describe what is wrong with the values of a tensor; None if nothing is."""
     if not bool(value.isfinite().all()):
         return "NaN or Inf"
     if name.endswith("running_var") and bool((value < 0).any()):
@@ -110,16 +110,16 @@ def check_trained(
     *,
     folded: bool = False,
 ) -> list[str]:
-    """Return warnings about batch norms that still have their initial values.
+    """Return warnings about batch norms that still have initial values.
 
-    Statistics start at mean 0 and variance 1, shifts at 0, and scales at 1, or at 0 if blocks
-    start as the identity. A single training step changes all of them.
+    Means start at 0, variances at 1, shifts at 0, and scales at 1, or at 0 if blocks start as the
+    identity. A single training step changes all of them.
 
     Args:
         state: Tensors of the network by torchvision's names.
         where: Start of the error message.
-        named: Function that maps a name to that in the file.
-        folded: The statistics were filled in by the converter, so only scales and shifts count.
+        named: Function that maps a name to the name in the file.
+        folded: The converter filled in the statistics, so only scales and shifts are checked.
 
     Raises:
         DataError: If all statistics and most scales and shifts have their initial values.
@@ -165,7 +165,7 @@ def check_arch(
         warnings: List to which a warning about an unknown name is appended.
 
     Raises:
-        DataError: If the name is that of another network.
+        DataError: If the name belongs to another network.
     """
     if not isinstance(arch, str):
         return
@@ -193,7 +193,7 @@ def check_arch(
 
 
 def fixed_image(size_px: tuple[int, int] = IMAGE_SIZE_PX) -> "Tensor":
-    """Return the normalized image (1, 3, H, W) that every network is checked with."""
+    """Return the normalized image (1, 3, H, W) with which every network is checked."""
     import torch
 
     generator = torch.Generator().manual_seed(0)

@@ -2,9 +2,8 @@
 
 `torch.nn.SyncBatchNorm` supports GPUs only. Names and shapes are those of torch's layers.
 
-n images of one process, C channels, H W size of a map in pixels.
-
-`mean_statistics` averages running statistics: W processes, B numbers in those of all BN layers.
+n images per process, C channels, H W size of a map in pixels, W processes, B numbers in the running
+statistics of all BN layers.
 """
 
 from collections.abc import Iterator
@@ -19,9 +18,9 @@ from moco.common.distributed import mean_over_ranks, world_size
 
 
 class _Mean(torch.autograd.Function):
-    """Mean over the processes, with the mean of their gradients in the backward pass.
+    """Mean over the processes, with the mean of the gradients in the backward pass.
 
-    The gradient is averaged because each process has the loss of its own share of the batch.
+    The gradient is averaged because the loss of each process is that of a share of the batch.
     """
 
     @staticmethod
@@ -37,7 +36,7 @@ class SyncedBatchNorm1d(nn.BatchNorm1d):
     """`BatchNorm1d` with batch statistics over all processes."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalize (n, C), in evaluation mode and with one process as `BatchNorm1d`."""
+        """Normalize (n, C); as `BatchNorm1d` in evaluation mode or with one process."""
         synced = self.training and world_size() > 1
         return _normalize(self, input) if synced else super().forward(input)
 
@@ -46,13 +45,13 @@ class SyncedBatchNorm2d(nn.BatchNorm2d):
     """`BatchNorm2d` with batch statistics over all processes."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalize (n, C, H, W), in evaluation mode and with one process as `BatchNorm2d`."""
+        """Normalize (n, C, H, W); as `BatchNorm2d` in evaluation mode or with one process."""
         synced = self.training and world_size() > 1
         return _normalize(self, input) if synced else super().forward(input)
 
 
 def _normalize(bn: nn.BatchNorm1d | nn.BatchNorm2d, input: Tensor) -> Tensor:
-    """Normalize by the statistics of all processes, which have the same number of images each."""
+    """Normalize by the statistics of all processes, which have equal numbers of images."""
     assert bn.running_mean is not None and bn.running_var is not None
     assert bn.num_batches_tracked is not None and bn.momentum is not None
     x = input.to(torch.promote_types(input.dtype, torch.float32))
@@ -74,10 +73,10 @@ def _normalize(bn: nn.BatchNorm1d | nn.BatchNorm2d, input: Tensor) -> Tensor:
 
 @contextmanager
 def mean_statistics(model: nn.Module) -> Iterator[Tensor]:
-    """Give `model` the mean of all processes' running statistics while the context is open.
+    """Set the running statistics of `model` to the mean over all processes inside the context.
 
-    All processes enter together. Yields the statistics of each process, (W, B), with which training
-    continues.
+    All processes enter together. The context yields the statistics of each process, (W, B), which
+    are restored at the end.
     """
     own = [buffer.flatten() for buffer in _buffers(model)]
     rows = distributed.gather_rows(torch.cat(own or [torch.empty(0)])[None])
@@ -88,7 +87,7 @@ def mean_statistics(model: nn.Module) -> Iterator[Tensor]:
 
 
 def set_statistics(model: nn.Module, flat: Tensor) -> None:
-    """Copy statistics (B,) into the model's buffers."""
+    """Copy running statistics (B,) into the model's buffers."""
     buffers = _buffers(model)
     parts = flat.split([buffer.numel() for buffer in buffers])
     for buffer, part in zip(buffers, parts, strict=True):
@@ -96,7 +95,7 @@ def set_statistics(model: nn.Module, flat: Tensor) -> None:
 
 
 def _buffers(model: nn.Module) -> list[Tensor]:
-    # Two encoders that are one network (end-to-end) count twice.
+    # A network that is both encoders (end-to-end) counts twice.
     return [
         buffer
         for name, buffer in model.named_buffers(remove_duplicate=False)

@@ -54,7 +54,7 @@ class Mlp(nn.Module):
         self.fc2 = nn.Linear(hidden_dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Transform each token by itself."""
+        """Transform each token separately."""
         return self.fc2(F.gelu(self.fc1(x)))
 
 
@@ -69,7 +69,7 @@ class Block(nn.Module):
         self.mlp = Mlp(dim, 4 * dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add attention and MLP to the tokens as residuals."""
+        """Add the outputs of attention and MLP to the tokens."""
         x = x + self.attn(self.norm1(x))
         return x + self.mlp(self.norm2(x))
 

@@ -29,7 +29,7 @@ _IN_BATCH = ("end_to_end", "moco_v3")  # mechanisms whose dictionary is the batc
 
 
 def default_cfg(aug: str = "v1") -> CfgNode:
-    """Return all keys with their defaults; AUG has those of the paper (v1), MoCo v2 or v3."""
+    """Return the default configuration, with AUG as in the paper (v1), MoCo v2 or MoCo v3."""
     cfg = common_config.default_cfg(PRETRAIN)
     cfg.OUTPUT_DIR = "output/pretrain"
     cfg.AUG.update(AUGS[aug])
@@ -68,7 +68,7 @@ def scale_to_batch(cfg: CfgNode) -> tuple[CfgNode, list[str]]:
     """Scale the keys under SOLVER linearly to the batch size of the run (sec. 4.1).
 
     Returns:
-        Scaled keys, and notes on what was scaled and what still differs from the reference batch.
+        Scaled keys, and notes on what was scaled and what still differs from the reference.
     """
     solver = cfg.SOLVER.clone()
     N, reference = solver.BATCH_SIZE, solver.REFERENCE_BATCH_SIZE or solver.BATCH_SIZE
@@ -102,10 +102,10 @@ def scale_to_batch(cfg: CfgNode) -> tuple[CfgNode, list[str]]:
 
 
 def check_processes(cfg: CfgNode, world_size: int) -> None:
-    """Check that the batch and its BN groups can be divided among the processes.
+    """Check that the batch and the BN groups can be divided among the processes.
 
     Raises:
-        UserError: If they cannot.
+        UserError: If the batch or the groups cannot be divided.
     """
     common_config.check_processes(cfg, world_size)
     G, parts = cfg.MOCO.BN_SPLITS, cfg.SOLVER.ACCUMULATE

@@ -1,7 +1,7 @@
 """Model, data, step and evaluation of contrastive pre-training.
 
-`moco.engine.loop.train` runs the training loop. N images per step of all processes, n of this one,
-P crop size in pixels, W processes.
+`moco.engine.loop.train` runs the training loop. N images per step of all processes, n images of
+this process, P crop size in pixels, W processes.
 """
 
 from collections.abc import Mapping
@@ -53,7 +53,7 @@ INDEX_NAME = "shards.json"  # index with the number of images of each tar shard
 
 @dataclass(frozen=True)
 class Initialization:
-    """Initialization of a run, with the fields of its record and its checkpoints."""
+    """Initialization of a run, as stored in the run record and in checkpoints."""
 
     init: str = RANDOM
     weights_sha256: str | None = None
@@ -83,7 +83,7 @@ class Pretraining(Training[PretrainStepPlan, PretrainStep]):
     Args:
         cfg: Configuration of the run.
         folder: Folder of the run, which also stores the index of the shards.
-        weights: Weights of MODEL.WEIGHTS that a new run starts from; None to start from scratch.
+        weights: Weights of MODEL.WEIGHTS, from which a new run starts; None to start from scratch.
     """
 
     kind = "pretrain"
@@ -159,7 +159,7 @@ class Pretraining(Training[PretrainStepPlan, PretrainStep]):
         return Views(self.images, self._aug, seed, skip_bad, cache, self._second)
 
     def plan(self, step: int, positions: list[Position]) -> PretrainStepPlan:
-        """Plan this process's items of a step, with the keys shuffled by index if requested."""
+        """Plan the items of this process in a step, with keys shuffled by index if configured."""
         rank, world = distributed.rank(), distributed.world_size()
         shuffles = [self._shuffle(step, number) for number in range(len(self._passes))]
         by_index = world == 1 or self.cfg.MOCO.SHUFFLE_BY == "index"
@@ -200,7 +200,7 @@ class Pretraining(Training[PretrainStepPlan, PretrainStep]):
         return PretrainStep(total[0], total[1], done)
 
     def end_epoch(self) -> None:
-        """Print and record a note the first time all features of a batch agree."""
+        """Print and record a note if all features of a batch are equal for the first time."""
         if self._queries is None or len(self._queries) < 2 or self._collapsed:
             return
         deviation = float(self._queries.float().std(dim=0).max())
@@ -227,7 +227,7 @@ class Pretraining(Training[PretrainStepPlan, PretrainStep]):
         return Evaluation({self.evaluated: result.top1}, str(result))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the specification of the encoder and the initialization of the run."""
+        """Return the checkpoint's entries: specification of the encoder, initialization."""
         moco = self.cfg.MOCO
         return {
             "encoder": {**self.spec.to_dict(), "dim": moco.DIM, "mlp": moco.MLP},
@@ -235,7 +235,7 @@ class Pretraining(Training[PretrainStepPlan, PretrainStep]):
         }
 
     def resume(self, path: Path, state: Mapping[str, Any]) -> None:
-        """Restore the initialization of the run and compare it with MODEL.WEIGHTS."""
+        """Restore the initialization of the run and check that MODEL.WEIGHTS agrees."""
         try:
             self._start = Initialization(**state["start"])
         except (KeyError, TypeError) as error:
@@ -266,7 +266,7 @@ class Pretraining(Training[PretrainStepPlan, PretrainStep]):
         return {**asdict(self._start), "task": task, "notes": notes}
 
     def _shuffle(self, step: int, number: int) -> Tensor | None:
-        """Return the order (N,) of the keys of one pass in BN, or None for that of the queries."""
+        """Return the order (N,) in which BN sees the keys of a pass; None for no shuffling."""
         if not self.cfg.MOCO.SHUFFLE_BN or self._passes[number].key_view is None:
             return None
         splits, seed = self.cfg.MOCO.BN_SPLITS, self.cfg.SEED
@@ -314,10 +314,10 @@ def load_weights(
 ) -> Initialization:
     """Load the weights of a file into a newly built mechanism with the same network.
 
-    The head is loaded if its shape is that of the run, the key encoder and the prediction head if
-    the head is, and the queue if the key encoder is, since the keys of a queue are meaningful only
-    together with the encoder that computed them. A key encoder without weights of its own starts
-    as a copy of the query encoder.
+    The head is loaded if the shapes agree; the key encoder and the prediction head if the head is
+    loaded; the queue if the key encoder is loaded, because the keys in a queue are meaningful only
+    together with the encoder that computed them. A key encoder that is not in the file starts as a
+    copy of the query encoder.
     """
     assert weights.state is not None
     state = model.state_dict()
@@ -373,7 +373,7 @@ def open_pretraining_images(cfg: CfgNode, folder: Path) -> Images:
 
 
 def _build(cfg: CfgNode, num_images: int, world_size: int) -> tuple[Mechanism, Spec]:
-    """Build the mechanism with encoders whose BN has this process's share of the groups."""
+    """Build the mechanism, whose encoders have this process's share of the BN groups."""
     moco, model = cfg.MOCO, cfg.MODEL
     spec = spec_of(model.ARCH, model.STEM, model.WIDTH, cfg.AUG.CROP_PX)
     splits = moco.BN_SPLITS // (world_size * cfg.SOLVER.ACCUMULATE)
@@ -387,7 +387,7 @@ def _build(cfg: CfgNode, num_images: int, world_size: int) -> tuple[Mechanism, S
 
 
 def augmentations_from(cfg: CfgNode) -> tuple[Augmentation, Augmentation]:
-    """Return the augmentation of the first and of the second view by the keys under AUG."""
+    """Return the augmentations of the first and the second view from the keys under AUG."""
     aug = cfg.AUG
     first = Augmentation(
         gray_first=aug.KIND == "v1",

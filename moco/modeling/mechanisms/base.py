@@ -1,7 +1,7 @@
 """Base class and helpers of the paper's three mechanisms (Fig. 2) and of MoCo v3.
 
-All of them compare queries with a contrastive dictionary. They differ in how the keys are
-maintained and how the key encoder is updated. A step with any of them is:
+Each mechanism compares queries with a contrastive dictionary. Mechanisms differ in how the keys are
+maintained and how the key encoder is updated. A training step is:
 
     dictionary = model.dictionary(batch)      # keys that the queries are compared with
     out = model(x_q, dictionary)              # InfoNCE (eq. 1)
@@ -9,7 +9,7 @@ maintained and how the key encoder is updated. A step with any of them is:
     optimizer.step()
     model.update(Passes([dictionary], [out.queries], images, progress))
 
-N images of all processes, n of this one, C dimension, K negatives.
+N images of all processes, n images of this process, C dimension, K negatives.
 """
 
 from abc import ABC, abstractmethod
@@ -49,8 +49,8 @@ class Dictionary(NamedTuple):
     Attributes:
         positive: Positive key of each query, (n, C).
         negatives: Negative keys (C, K).
-        own: Column (n,) of each query's positive key among the negatives, which is to be ignored;
-            None if the negatives do not contain it.
+        own: Column (n,) of each query's positive key among the negatives, where it must be ignored;
+            None if the negatives do not contain the positive keys.
         keys: Keys (N, C) encoded in this step by all processes; None if no keys are encoded.
     """
 
@@ -60,7 +60,7 @@ class Dictionary(NamedTuple):
     keys: Tensor | None = None
 
     def rows(self, part: slice) -> "Dictionary":
-        """Return the dictionary of a part of the queries."""
+        """Return the dictionary for a part of the queries."""
         own = None if self.own is None else self.own[part]
         return self._replace(positive=self.positive[part], own=own)
 
@@ -74,7 +74,7 @@ class StepOutput(NamedTuple):
 
 
 class Passes(NamedTuple):
-    """Results of all passes of a step over its batch.
+    """Results of all passes of a step over the batch.
 
     Attributes:
         dictionaries: Dictionary of each pass.
@@ -106,7 +106,7 @@ class Mechanism(nn.Module, ABC):
 
     @property
     def has_key_encoder(self) -> bool:
-        """True if the keys have an encoder of their own."""
+        """True if the keys have a separate encoder."""
         return getattr(self, "encoder_k", self.encoder_q) is not self.encoder_q
 
     @abstractmethod
@@ -115,17 +115,17 @@ class Mechanism(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x_q: Tensor, dictionary: Dictionary) -> StepOutput:
-        """Compute the loss of this process's query views (n, 3, H, W), or of a part of them."""
+        """Compute the loss of query views (n, 3, H, W) of this process, or of a part of them."""
 
     def update(self, passes: Passes) -> None:
         """Update dictionary and key encoder at the end of a step; a collective operation."""
 
     def gathered_state(self) -> dict[str, Tensor]:
-        """Return the state of all processes on each of them; a collective operation."""
+        """Return the state gathered from all processes; a collective operation."""
         return dict(self.state_dict())
 
     def load_gathered_state(self, state: Mapping[str, Tensor]) -> None:
-        """Load this process's part of a state that `gathered_state` returned."""
+        """Load this process's part of a state from `gathered_state`."""
         self.load_state_dict(state)
 
     def queries(self, x_q: Tensor) -> Tensor:
@@ -157,7 +157,7 @@ def encode_keys(
 
 
 def batch_as_dictionary(keys: Tensor) -> Dictionary:
-    """Return the dictionary in which each key (N, C) is positive for its own query only."""
+    """Return the dictionary of all keys (N, C), each positive for the query of its image."""
     n = len(keys) // world_size()
     own = torch.arange(rank() * n, (rank() + 1) * n, device=keys.device)
     return Dictionary(local_rows(keys, n), keys.T, own, keys)
@@ -166,7 +166,7 @@ def batch_as_dictionary(keys: Tensor) -> Dictionary:
 def ema_update_(key_encoder: nn.Module, query_encoder: nn.Module, m: float) -> None:
     """Update the key encoder's parameters by `f_k = m f_k + (1 - m) f_q` (eq. 2).
 
-    BN's running statistics are not parameters: each encoder keeps its own, as in the official code.
+    BN's running statistics are not parameters and stay separate, as in the official code.
     """
     torch._foreach_lerp_(list(key_encoder.parameters()), list(query_encoder.parameters()), 1 - m)
 

@@ -1,9 +1,9 @@
 """Registry of mechanisms.
 
-A builder has the name of its value of MOCO.MECHANISM. It is called as
+A builder is registered under its value of MOCO.MECHANISM and called as
 `builder(cfg, encoder, num_images)` with the configuration of the run, the query encoder and the
-number of images in the dataset. torch is imported only by the builders, so that configurations
-can be checked without it.
+number of images in the dataset. Only the builders import torch, so that configurations can be
+checked without it.
 """
 
 from typing import TYPE_CHECKING

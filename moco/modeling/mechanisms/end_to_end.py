@@ -1,6 +1,7 @@
 """End-to-end mechanism (Fig. 2a): the batch is the dictionary, and gradients update both encoders.
 
-N images of all processes, n of this one, C dimension; N is K, so there are K - 1 negatives.
+N images of all processes, n images of this process, C dimension; N is K, so there are K - 1
+negatives.
 """
 
 import copy
@@ -24,7 +25,7 @@ from moco.modeling.mechanisms.base import (
 class EndToEnd(Mechanism):
     """Query encoder and key encoder, both updated by back-propagation.
 
-    The positive of a query is the key of its own image; its negatives are the N - 1 other keys in
+    The positive of a query is the key of the same image; the negatives are the N - 1 other keys in
     the batch of all processes. Gradients flow through queries and keys, and from the loss of one
     process into the keys of the others.
 
@@ -32,7 +33,7 @@ class EndToEnd(Mechanism):
         encoder: Query encoder.
         T: Temperature, > 0 (eq. 1).
         shared: Use the query encoder as key encoder ("the two encoders can be different", Fig. 2).
-            Otherwise the key encoder starts as a copy and is trained by its own gradient.
+            Otherwise the key encoder starts as a copy and is trained by a separate gradient.
     """
 
     def __init__(self, encoder: nn.Module, T: float, shared: bool = True) -> None:

@@ -1,7 +1,7 @@
 """Memory bank mechanism (Fig. 2b; InstDisc, arXiv 1805.01978): one stored key per image.
 
-N images of all processes, n of this one, C dimension, K negatives, M images in the dataset, W
-processes.
+N images of all processes, n images of this process, C dimension, K negatives, M images in the
+dataset, W processes.
 """
 
 from collections.abc import Mapping
@@ -32,17 +32,17 @@ _NEGATIVES = 16  # separates these random numbers from those of order and shuffl
 class MemoryBank(Mechanism):
     """Query encoder and memory bank (M, C).
 
-    The positive of a query is the bank's entry of its image, from when it was last seen. The
-    negatives are K entries sampled at random for the whole batch, the same on all processes. After
-    a step, the entry of each image moves towards its query: the momentum is on the
-    representations, not on an encoder. BN needs no shuffling, since query and keys come from
+    The positive of a query is the entry of the same image in the bank, written when the image was
+    last seen. The negatives are K entries sampled at random for the whole batch, the same on all
+    processes. After a step, the entry of each image moves towards the query: the momentum is on
+    the representations, not on an encoder. BN needs no shuffling, since query and keys come from
     different batches (sec. 3.3).
 
     Entry i is on process `i % W`, so that 1.28M x 128 entries in fp32 take 655 MB / W per process.
 
     Deviation: InstDisc samples K negatives for each query; sec. 3.2 says "the dictionary for each
-    mini-batch is randomly sampled". They are sampled with replacement, as in InstDisc, and may by
-    chance contain a query's own entry.
+    mini-batch is randomly sampled". Sampling is with replacement, as in InstDisc, so the negatives
+    may contain the entry of a query's image.
 
     Args:
         encoder: Query encoder.
@@ -54,7 +54,7 @@ class MemoryBank(Mechanism):
         T: Temperature, > 0 (eq. 1).
         loss: `info_nce` (sec. 4.1) or the original's `nce` (InstDisc, sec. 3.2; a footnote of
             sec. 4.1 compares them).
-        seed: Seed of the negatives, which they depend on together with the step.
+        seed: Seed of the negatives, which depend on seed and step.
     """
 
     needs_key_view: ClassVar[bool] = False
@@ -75,7 +75,7 @@ class MemoryBank(Mechanism):
         super().__init__(encoder, T)
         self.num_images, self.K, self.momentum = num_images, K, momentum
         self._nce, self._seed = loss == "nce", seed
-        # Every process samples all entries, so that they do not depend on the number of processes.
+        # Every process samples all entries, so that the bank does not depend on their number.
         start = F.normalize(torch.randn(num_images, dim), dim=1)
         self.register_buffer("bank", start[rank() :: world_size()].clone())
         # Normalizing constant of NCE, 0 until it is estimated from the first batch.
@@ -123,11 +123,11 @@ class MemoryBank(Mechanism):
         return state
 
     def load_gathered_state(self, state: Mapping[str, Tensor]) -> None:
-        """Load the state with this process's entries of the bank."""
+        """Load a gathered state with this process's entries of the bank."""
         self.load_state_dict({**state, "bank": state["bank"][rank() :: world_size()]})
 
     def _entries(self, images: Tensor) -> Tensor:
-        """Return the entries of the given images, (len(images), C), from all processes."""
+        """Return the entries (len(images), C) of images, gathered from all processes."""
         rows = self.bank.new_zeros(len(images), self.bank.shape[1])
         here = (images % world_size() == rank()).nonzero()[:, 0]
         own = send(images[here] // world_size(), rows.device)
@@ -135,10 +135,10 @@ class MemoryBank(Mechanism):
         return sum_over_ranks(rows)
 
     def _nce_loss(self, q: Tensor, positive: Tensor, negatives: Tensor) -> Tensor:
-        """Compute the NCE loss of InstDisc, eq. 7 and 8: own entry against K of uniform noise.
+        """Compute the NCE loss of InstDisc (eq. 7 and 8): the positive against K noise samples.
 
-        With P(i | q) = exp(q v_i / T) / Z, Z a constant estimated from the first batch, and noise
-        of probability 1/M: h = P / (P + K / M), loss = -ln h(positive) - sum of ln(1 - h).
+        With P(i | q) = exp(q v_i / T) / Z, where Z is a constant estimated from the first batch,
+        and noise of probability 1/M: h = P / (P + K / M), loss = -ln h(positive) - sum ln(1 - h).
         """
         own = ((q * positive).sum(dim=1) / self.T).exp()  # (n,)
         noise = (q @ negatives / self.T).exp()  # (n, K)

@@ -1,9 +1,9 @@
 """MoCo v3 (arXiv 2104.02057): the other keys of the batch are the negatives, without a queue.
 
 A symmetric step (MOCO.SYMMETRIC) has two passes, with each view as queries once and as keys once;
-its loss is their sum.
+the losses of the passes are added.
 
-N images of all processes, n of this one, C dimension.
+N images of all processes, n images of this process, C dimension.
 """
 
 import copy

@@ -1,6 +1,6 @@
 """MoCo mechanism (sec. 3.2, Algorithm 1, Fig. 2c): a queue of keys and a momentum key encoder.
 
-N images of all processes, n of this one, C dimension, K length of the queue.
+N images of all processes, n images of this process, C dimension, K length of the queue.
 """
 
 import copy
@@ -27,14 +27,14 @@ class MomentumQueue(Mechanism):
     """Query encoder, key encoder and queue.
 
     Deviation: the official code updates the key encoder at the start of the next forward pass
-    instead of after the query encoder's step. Both encode every batch with the same key encoder; a
-    checkpoint written between two steps holds a key encoder that is one update further here.
+    instead of after the query encoder's step. Both encode every batch with the same key encoder,
+    but a checkpoint written here has a key encoder with one more update.
 
     Every process has the whole queue. The keys are gathered once, both as positives and for the
     queue; the queue itself is never communicated.
 
     Args:
-        encoder: Query encoder; the key encoder starts as its copy.
+        encoder: Query encoder; the key encoder starts as a copy.
         dim: Dimension C of the queue (C, K), which starts with random unit vectors.
         K: Length of the queue.
         m: Momentum of the key encoder, 0 <= m < 1 (eq. 2).
