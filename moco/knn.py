@@ -130,7 +130,7 @@ def _record(
     notes: list[str],
     seconds: float,
 ) -> "RunRecord":
-    """Build the run record; its seed is that of the pre-training, because kNN has none."""
+    """Build the run record; the seed is that of the pre-training, because kNN has none."""
     from moco.common.cfgnode import cfg_sha256
     from moco.common.run import RunRecord, provenance
 

@@ -101,7 +101,7 @@ class Role(Enum):
     PROTOCOL = "protocol"  # of the task; hashed into the protocol that comparable runs share
     WEIGHTS = "weights"  # of the file of weights, whose input contract sets it
     PLACE = "place"  # where data is or what computes; a resumed run may change it
-    SPEED = "speed"  # only speed, memory or the files besides the result; may change likewise
+    SPEED = "speed"  # only speed, memory or further files; a resumed run may change it
     RUN = "run"  # which run of a suite; the suite sets it
 
 
@@ -110,7 +110,7 @@ NOT_PROTOCOL = (Role.WEIGHTS, Role.PLACE, Role.SPEED, Role.RUN)
 
 @dataclass(frozen=True)
 class Key:
-    """A configuration key, without its name.
+    """Definition of a configuration key, without the name.
 
     Attributes:
         default: Default, whose type every value must have, as yacs compares types; None allows any.
@@ -159,12 +159,12 @@ def defaults_of(keys: Keys) -> dict[str, Any]:
 
 
 def add_keys(cfg: CfgNode, keys: Keys) -> None:
-    """Set the defaults in a configuration, creating nodes of its own class."""
+    """Set the defaults in a configuration, creating nodes of the configuration's class."""
     for name, key in keys.items():
         *parents, last = name.split(".")
         node = cfg
         for parent in parents:
-            # Detectron2 merges YAML only into nodes of its own class.
+            # Detectron2 merges YAML only into nodes of Detectron2's class.
             node = node.setdefault(parent, type(cfg)())
         node[last] = copy.deepcopy(key.default)
 

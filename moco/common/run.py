@@ -1,4 +1,4 @@
-"""Output folder of a run: its lock, its metrics, and the record of its result.
+"""Output folder of a run: lock, metrics, and the record of the result.
 
 A folder belongs to one process at a time. `metrics.json` holds one JSON line per log step, as
 Detectron2 writes it. `run.json` is written last: a run without it is not finished.

@@ -120,7 +120,7 @@ def read_distributed(path: Path, objects: set[str]) -> dict[str, Any]:
 
 
 def _values(path: Path, objects: set[str]) -> list[_Value]:
-    """Read the metadata, whose objects are those of torch/distributed/checkpoint/metadata.py."""
+    """Read the metadata, which torch/distributed/checkpoint/metadata.py defines."""
     from moco.common.unpickler import check_sizes
 
     def sizes(value: Any) -> tuple[int, ...]:  # of an inert torch.Size

@@ -1,4 +1,4 @@
-"""Files that the project ships, found by name, and the place of its modules.
+"""Files that the project ships, found by name, and the folder of the project's modules.
 
 The files are in `configs/` and `results/` of a checkout, and in these folders of `moco/` in an
 installed package.

@@ -35,7 +35,7 @@ _NUMBERS = frozenset(["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2"
 
 
 class RefusedFileError(Exception):
-    """Refusal of a file that is a program, or names classes where none are allowed."""
+    """File that is refused because it is a program, or names classes where none are allowed."""
 
 
 class Inert(dict[Any, Any]):
@@ -272,7 +272,7 @@ class Unpickler(_Unpickler):
             case _ if not hasattr(value, "requires_grad"):  # hooks of torch 0.3's parameters
                 raise Implausible(f"the state of a {type(value).__name__}")
 
-    # Opcodes, registered as the standard library registers its own.
+    # Opcodes, registered as in the standard library.
 
     def _reduce(self: Any) -> None:
         args = self.stack.pop()
@@ -319,7 +319,9 @@ class Unpickler(_Unpickler):
         self.memo[self._key(int(self.readline()))] = self.stack[-1]
 
     dispatch[pickle.PUT[0]] = _put
-    dispatch[pickle.FRAME[0]] = lambda self: self.read(8)  # what it holds is read as it comes
+    dispatch[pickle.FRAME[0]] = lambda self: self.read(
+        8
+    )  # opcodes in the frame are read one by one
 
     def _byte_array(self: Any) -> None:
         self.stack.append(bytearray(self.read(*struct.unpack("<Q", self.read(8)))))

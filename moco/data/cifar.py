@@ -17,7 +17,7 @@ _FIRST = "data_batch_1"
 
 
 class Cifar(NamedTuple):
-    """One split of CIFAR-10 in memory, in the order of its files.
+    """One split of CIFAR-10 in memory, in the order of the files.
 
     Attributes:
         pixels: Images (N, 32, 32, 3) uint8 RGB.

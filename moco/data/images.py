@@ -235,7 +235,7 @@ def check_root(root: PathLike, labeled: bool = False) -> None:
 def read_labeled_sets(root: PathLike) -> LabeledSets:
     """Read `root/train/<class>/*` and `root/val/<class>/*`, or CIFAR-10's files.
 
-    The classes are those of the training split.
+    The training split defines the classes.
 
     Raises:
         DataError: If a folder is missing, or a class is in `val` only.
@@ -271,7 +271,7 @@ def permutation(length: int, seed: int, epoch: int) -> NDArray[np.int64]:
 
 
 def find_images(root: PathLike) -> list[Path]:
-    """Return all images below a folder, sorted, or those listed in a `.txt` file, in its order.
+    """Return all images below a folder, sorted, or the images listed in a `.txt` file, in order.
 
     If all images of a folder are in `train`, `val` and `test`, only those in `train` are returned;
     next to other folders, `train` is a class of that name. Names that start with a dot and files

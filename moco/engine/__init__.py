@@ -1,1 +1,1 @@
-"""The training loop and what it needs: schedule, checkpoints, signals, logs."""
+"""Training loop, optimizers and schedules, checkpoints, stop requests, logs."""

@@ -17,9 +17,7 @@ from moco.common.errors import DataError
 from moco.data.images import Images, LabeledSets
 from moco.engine.evaluation import CenterCrop, iterate_outputs
 
-WORKER_TIMEOUT_SECONDS = (
-    600  # after this long without a batch, a data-loader worker is considered hung
-)
+WORKER_TIMEOUT_SECONDS = 600  # time without a batch after which a worker is considered hung
 MAX_SIMILARITIES = 1 << 27  # computed at once: half a gigabyte
 
 

@@ -171,7 +171,7 @@ class _TrainingState:
         return distributed.highest(self._last_values().get(self.training.evaluated, (0, 0.0))[0])
 
     def log(self, done: int, loss: float, accuracy: float, lr: float) -> None:
-        """Log the values of a step: their means every LOG.EVERY_ITERS steps, and the speed."""
+        """Log a step; every LOG.EVERY_ITERS steps, write a line with the means and the speed."""
         training = self.training
         self._add(done, loss, accuracy)
         if done % training.cfg.LOG.EVERY_ITERS and done != training.total_steps:

@@ -107,7 +107,7 @@ def unshuffle(x: Tensor, plan: Tensor) -> Tensor:
     return restored
 
 
-_STREAM = 1  # separates these random numbers from those of the order of the data
+_STREAM = 1  # separates these random numbers from the order of the data
 
 
 def _groups(order: np.ndarray, num_groups: int) -> set[frozenset[int]]:

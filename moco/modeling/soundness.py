@@ -135,7 +135,7 @@ def check_trained(
     if norms and len(unused) == len(norms) and len(untrained) >= most:
         raise DataError(
             f"{where}: all {len(norms)} batch norms have the statistics of initialization, and "
-            f"{len(untrained)} its scale and shift: this network was never trained; a random "
+            f"{len(untrained)} the initial scale and shift: this network was never trained; a random "
             "initialization has the name random (MODEL.WEIGHTS random, --checkpoint random)"
         )
     warnings = []
@@ -177,7 +177,7 @@ def check_arch(
             warnings.append(
                 f"the file names arch {shown(arch)}, which is no ResNet-{shape['depth']} that is "
                 "known here; the tensors decide: if that network computes something else from "
-                "them (a stem, a pooling, an activation), these features are not its"
+                "them (a stem, a pooling, an activation), the features are wrong"
             )
         return
     depth, groups, width = _ARCHS[arch]

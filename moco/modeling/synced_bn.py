@@ -20,7 +20,7 @@ from moco.common.distributed import mean_over_ranks, world_size
 class _Mean(torch.autograd.Function):
     """Mean over the processes, with the mean of the gradients in the backward pass.
 
-    The gradient is averaged because the loss of each process is that of a share of the batch.
+    The gradient is averaged because each process computes the loss of a share of the batch.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Configuration of a pre-training run and checks across its keys (moco/engine/keys.py)."""
+"""Configuration of a pre-training run and checks across the keys (moco/engine/keys.py)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from moco.modeling.mechanisms import MECHANISMS
 
 # Keys under AUG in which MoCo v2 (arXiv 2003.04297; main_moco.py --aug-plus) differs from v1.
 AUG_V2: dict[str, Any] = {"KIND": "v2", "JITTER_PROB": 0.8, "HUE": 0.1, "BLUR_PROB": 0.5}
-# MoCo v3's (arXiv 2104.02057; its main_moco.py).
+# Keys of MoCo v3 (arXiv 2104.02057; the official main_moco.py).
 AUG_V3 = {
     **AUG_V2,
     "KIND": "v3",

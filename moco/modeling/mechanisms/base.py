@@ -178,5 +178,5 @@ def uses_bf16(device: torch.device) -> bool:
 
 
 def local_rows(rows: Tensor, num_rows: int) -> Tensor:
-    """Return the `num_rows` rows of this process from those of all processes, (N, ...)."""
+    """Return this process's `num_rows` rows from the rows (N, ...) of all processes."""
     return rows[rank() * num_rows : (rank() + 1) * num_rows]

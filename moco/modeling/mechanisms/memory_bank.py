@@ -26,7 +26,7 @@ from moco.modeling.mechanisms.base import (
     uses_bf16,
 )
 
-_NEGATIVES = 16  # separates these random numbers from those of order and shuffle
+_NEGATIVES = 16  # separates these random numbers from order and shuffle
 
 
 class MemoryBank(Mechanism):
