@@ -1,4 +1,4 @@
-"""Python face of the project: a backbone from anything, and its evaluation, in a few lines.
+"""Python interface: load a backbone from any checkpoint or module, and evaluate backbones.
 
     import moco_transfer as mt
 
@@ -7,8 +7,8 @@
     result = mt.evaluate({"mine": backbone, "random": None}, task=task, seeds=3, out="runs/mine")
     print(result)
 
-It calls what the commands `moco-transfer convert` and `moco-transfer suite` call, and
-docs/guides/python.md explains it. The functions import what takes long to import.
+The functions do what the commands `moco-transfer convert` and `moco-transfer suite` do; see
+docs/guides/python.md. They import torch and other large packages only when they are called.
 """
 
 from __future__ import annotations
@@ -42,20 +42,21 @@ _PAGE_PX = 720  # height of the page in a notebook
 def load_backbone(source: str | os.PathLike[str] | nn.Module, **options: Any) -> Backbone:
     """Return the backbone in a checkpoint or a module, converted and verified.
 
-    The result is a `torch.nn.Module` in eval mode. It maps RGB images (N, 3, H, W), numbers from
-    0 to 1, to feature maps (N, C, h, w) by the names of its family: `stem`, `res2` to `res5`, or
-    `last_feat`. It normalizes the images as its `contract` says. `strides` and `channels` describe
-    the maps. H and W have to be multiples of `size_divisibility`, else it raises ValueError.
+    The result is a `torch.nn.Module` in eval mode. It maps RGB images (N, 3, H, W) in 0..1 to a
+    dict of feature maps (N, C, h, w), named as in the backbone's family: `stem`, `res2` to `res5`,
+    or `last_feat`. Images are normalized by the attribute `contract`. The attributes `strides` and
+    `channels` describe the maps. H and W must be multiples of `size_divisibility`, else a
+    ValueError is raised.
 
     Args:
-        source: File, folder or name that `moco-transfer convert` takes, or a `torch.nn.Module` of
-            such a network, e.g. of torchvision, timm or transformers, which is only read.
-        options: Options of `moco-transfer convert` for what the source does not record, by name:
+        source: File, folder or name that `moco-transfer convert` accepts, or a `torch.nn.Module`
+            of such a network, e.g. of torchvision, timm or transformers, which is not changed.
+        options: Options of `moco-transfer convert` for facts that the source does not record:
             `encoder`, `mean` and `std` (0..255, in channel order), `channel_order`, `stem`, ...
 
     Raises:
         UserError: If an option is needed or does not fit, or the source cannot be downloaded.
-        DataError: If no family has such a network, it is damaged, or the verification fails.
+        DataError: If the network is of no known family or damaged, or the verification fails.
     """
     from convert.backbone import load_backbone
 
@@ -64,7 +65,7 @@ def load_backbone(source: str | os.PathLike[str] | nn.Module, **options: Any) ->
 
 @dataclass(frozen=True)
 class Result:
-    """Result of `evaluate`: its text is the table, and a notebook shows the page of the report.
+    """Result of `evaluate`, printed as the table, and shown in a notebook as the report's page.
 
     Attributes:
         folder: Folder of the evaluation.
@@ -98,8 +99,8 @@ class Result:
     def to_pandas(self) -> pandas.DataFrame:
         """Return the tables as a frame: one row per task, engine, init and metric.
 
-        Its columns are `task`, `engine`, `init`, `metric`, `n`, `mean`, `std` (NaN for one seed)
-        and `gap`, the difference of the means to the baseline (NaN without one).
+        Columns are `task`, `engine`, `init`, `metric`, `n`, `mean`, `std` (NaN for one seed) and
+        `gap`, the difference of the mean to the baseline's mean (NaN without a baseline).
 
         Raises:
             UserError: If pandas is not installed.
@@ -142,14 +143,14 @@ def evaluate(
 ) -> Result:
     """Fine-tune every task from every init with several seeds, and return the tables.
 
-    It is `moco-transfer suite` with its checks, child processes and progress. After an interruption
-    at any moment, the same call continues. Runs that are done are not repeated; those that failed
-    are.
+    The call is equivalent to `moco-transfer suite`, with the same checks, child processes and
+    progress. After an interruption, the same call continues: finished runs are kept, and failed
+    runs are repeated.
 
     Args:
-        inits: Name of a row → its weights: whatever `MODEL.WEIGHTS` takes (a file, a name, an
-            address), a backbone of `load_backbone`, or a module that it takes. None is random
-            initialization, whose name is `random`.
+        inits: Name of a row → weights: any value of `MODEL.WEIGHTS` (a file, a name, an address), a
+            backbone from `load_backbone`, or a module that `load_backbone` accepts. None is random
+            initialization, whose row is named `random`.
         task: Task file or its shipped name (`moco-transfer configs` lists them), or several.
         out: Folder of the runs and tables.
         seeds: Number of seeds, 0, 1, ..., or the seeds.
@@ -161,10 +162,9 @@ def evaluate(
         gpus_per_run: GPUs of one run (default: 1).
 
     Raises:
-        UserError: If an argument does not fit, a run would fail, or it is not called in the main
-            thread, and then nothing was started;
-            if runs failed, when the others are done; or after Ctrl-C or SIGTERM, when the runs have
-            saved their state.
+        UserError: Before any run starts, if an argument is invalid, a run would fail, or the call
+            is not in the main thread; after all runs, if some failed; after Ctrl-C or SIGTERM, once
+            the runs have saved their state.
         DataError: If weights or data are missing or damaged, or a module is of no known family.
     """
     from benchmarks import run_suite
@@ -269,7 +269,7 @@ def _check_arguments(values: Mapping[str, Any]) -> None:
 
 
 def _weights(init: Any, where: str, file: Path) -> str:
-    """Return the weights argument of an init; a module is saved in `file`."""
+    """Return the value of MODEL.WEIGHTS for an init; a module is saved in `file`."""
     if init is None:
         return "random"
     if isinstance(init, str | os.PathLike):

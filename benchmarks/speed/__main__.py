@@ -1,7 +1,7 @@
 """Command that measures speed: moco-transfer speed {pretrain,input,detection,gpu}.
 
-Both sides of a comparison run alternately, so that other load on the machine affects both. The
-reported speed is the ratio of the smallest CPU times of several rounds.
+The sides of a comparison run alternately, so that other load on the machine affects both. The
+reported speed is the ratio of the smallest CPU times over several rounds.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure the requested cases, and print the table or insert it into a page."""
+    """Measure the requested cases; print the tables or insert them into a page."""
     words = list(sys.argv[1:] if argv is None else argv)
     args = build_parser().parse_args(words)
     if args.rounds < MIN_ROUNDS and not args.quick:

@@ -1,4 +1,4 @@
-"""Branches of the code on a GPU against the CPU's results."""
+"""Checks of code that runs on GPUs only, against the results on a CPU."""
 
 import copy
 import subprocess
@@ -32,7 +32,7 @@ def difference(a: Tensor, b: Tensor) -> float:
 
 
 def random_numbers(device: str) -> float:
-    """Sample after saving the random state, and again after restoring it; return the difference."""
+    """Sample before and after restoring the random state; return the difference."""
     torch.empty(1, device=device)  # a GPU has a random state only after its first use
     state = copy.deepcopy(random_state())
     first = torch.rand(8, device=device)
@@ -41,7 +41,7 @@ def random_numbers(device: str) -> float:
 
 
 def collectives(device: str) -> float:
-    """Run the collectives in one process (NCCL on a GPU), where each has to return its input."""
+    """Run the collectives in one process (NCCL on a GPU), where each must return its input."""
     backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     try:
@@ -60,7 +60,7 @@ def collectives(device: str) -> float:
 
 
 def training(name: str, keys: dict[str, object], *flags: str, stop: bool = False) -> Tensor:
-    """Run a training command, and return its losses; `stop` interrupts it once by SIGTERM."""
+    """Run a training command and return the losses; `stop` interrupts it once by SIGTERM."""
     folder = Path(str(keys["OUTPUT_DIR"]))
     pairs = [str(part) for pair in keys.items() for part in pair]
     command = [*PROGRAM, name, *flags, *pairs]
@@ -78,7 +78,7 @@ def training(name: str, keys: dict[str, object], *flags: str, stop: bool = False
 
 
 def checks(device: str, scratch: Path) -> dict[str, tuple[float, Callable[[], float]]]:
-    """Return name → limit and check, which computes the largest difference from a reference."""
+    """Return name → (limit, check); a check returns the largest difference from a reference."""
     write_images(scratch / "images", 64, seed=0)
     write_scenes(scratch / "scenes", 8, 4, seed=0)
 
@@ -126,7 +126,7 @@ def checks(device: str, scratch: Path) -> dict[str, tuple[float, Callable[[], fl
 
 
 def branches(setting: Setting) -> list[Row]:
-    """Run every check; one that raises does not stop the others."""
+    """Run every check; a check that raises does not stop the others."""
     rows = []
     for what, (limit, check) in checks("cuda", setting.scratch).items():
         try:

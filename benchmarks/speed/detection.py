@@ -1,6 +1,6 @@
 """Speed of detection: both engines against plain Detectron2's `DefaultTrainer`.
 
-All records share one generated image and have their own objects, so that no dataset is needed.
+All records have the same generated image and different objects, so that no dataset is needed.
 """
 
 from collections.abc import Callable, Iterator
@@ -45,7 +45,7 @@ TASKS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Generated:
-    """Dataset of `number` records, all of one image of `size` (width, height) in `folder`."""
+    """Dataset of `number` records with one image of `size` (width, height) in `folder`."""
 
     name: str
     folder: Path
@@ -57,7 +57,7 @@ class Generated:
         return True
 
     def read(self) -> Split:
-        """Write the image, and sample polygons of up to half its size as objects."""
+        """Write the image; sample polygons of up to half the image's size as objects."""
         width, height = self.size
         path = self.folder / f"{self.name}.jpg"
         write_image(path, self.size, seed=0)
@@ -93,7 +93,7 @@ def task_config(data: Generated, engine: str, *overrides: dict[str, Any]) -> Cfg
 
 
 def training_iteration(cfg: CfgNode, engine: str) -> Callable[[], object]:
-    """Return a function that does one training iteration: batch, losses, backward, update, log."""
+    """Return a function that runs one training iteration: batch, losses, backward, update, log."""
     if engine == PLAIN:
         from detection.d2 import measured
 
@@ -107,7 +107,7 @@ def training_iteration(cfg: CfgNode, engine: str) -> Callable[[], object]:
 
 
 def training_loader(cfg: CfgNode, engine: str, start: int = 0) -> Callable[[], Iterator[Any]]:
-    """Return a function that starts a loader: Detectron2's, or ours from iteration `start` on."""
+    """Return a function that starts Detectron2's loader, or ours at iteration `start`."""
     if engine == PLAIN:
         from detection.d2 import measured
 
@@ -119,7 +119,7 @@ def training_loader(cfg: CfgNode, engine: str, start: int = 0) -> Callable[[], I
 def iteration(setting: Setting, device: str = "cpu") -> list[Row]:
     """Measure training iterations of both engines.
 
-    On a GPU the ResNets are measured with one GPU's share of the recipes' batch, and with workers.
+    On a GPU, ResNets are measured with the recipe's batch size per GPU and with workers.
     """
     on_cpu, count = device == "cpu", 1 if setting.quick else 3 if device == "cpu" else 2
     px = 96 if setting.quick else 240 if on_cpu else 800
@@ -166,7 +166,7 @@ def resume(setting: Setting) -> list[Row]:
 
 
 def loader_memory(setting: Setting) -> list[Row]:
-    """Measure the memory of the data-loader workers, each side in a process of its own."""
+    """Measure the memory of the data-loader workers, in a separate process for each side."""
     number, mapped = (100, 50) if setting.quick else (100_000, 20_000)
     mib = {}
     for engine in (PLAIN, EMBEDDED):

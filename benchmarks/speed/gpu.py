@@ -1,4 +1,4 @@
-"""Timings on a GPU: pre-training and detection beside their peers in the same process.
+"""Timings on a GPU: pre-training and detection against other projects in the same process.
 
 N batch, K length of the queue, P crop size in pixels.
 """
@@ -30,7 +30,7 @@ FILES, IMAGES, PHOTO_PX = 96, 8192, (500, 375)  # distinct files; names of them;
 
 
 class Traffic(TorchDispatchMode):
-    """Count the bytes of operations, each of which reads its inputs and writes its outputs once."""
+    """Counter of the bytes that operations read (inputs) and write (outputs), once each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ def _bytes(x: Any) -> int:
 
 
 def ceilings(setting: Setting, device: str) -> tuple[float, float]:
-    """Measure the bytes of a copy per second, and the FLOP of a product of bf16 matrices."""
+    """Measure bytes per second of a copy, and FLOP per second of a product of bf16 matrices."""
     size, n = (2**20, 256) if setting.quick else (2**32, 8192)
     source, a, b = (
         torch.randint(0, 99, (size,), dtype=torch.uint8, device=device),
@@ -66,7 +66,7 @@ def ceilings(setting: Setting, device: str) -> tuple[float, float]:
 
 
 def build_lightly(setting: Setting, N: int, P: int, device: str) -> Callable[[], Tensor]:
-    """Build lightly's step on random images, with the encoder of the other sides."""
+    """Build lightly's step on random images, with the same encoder as the other sides."""
     network = pretrain.build_encoder(setting, "resnet50", device)[1]
     K = pretrain.sizes(setting)[1]
     constants = pretrain.DIM, K, pretrain.M, pretrain.T, pretrain.LR, torch.bfloat16
@@ -76,7 +76,7 @@ def build_lightly(setting: Setting, N: int, P: int, device: str) -> Callable[[],
 
 
 def step(setting: Setting, device: str = "cuda") -> list[Row]:
-    """Measure a step of pre-training: time, memory, share of the floor, color transforms."""
+    """Measure a pre-training step: time, memory, share of the lower bound, color transforms."""
     N, K, P, *_ = pretrain.sizes(setting)
     bandwidth, rate = ceilings(setting, device)
     build: dict[str, Callable[[], Callable[[], Tensor]]] = {
@@ -133,7 +133,7 @@ def colors(N: int, P: int, device: str) -> Callable[[], object]:
 
 
 def compiled(setting: Setting, device: str = "cuda") -> list[Row]:
-    """Measure what SOLVER.COMPILE gains in the step of one GPU's share of the recipe's batch."""
+    """Measure the gain of SOLVER.COMPILE in a step with the recipe's batch size per GPU."""
     N, K, P, *_ = pretrain.sizes(setting)
     N, sides = max(2, N // 8), (OURS, "compiled")
     build = partial(pretrain.build_step, setting, N=N, P=P, device=device)

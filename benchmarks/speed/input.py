@@ -17,7 +17,7 @@ BATCH = 16
 
 
 def views(setting: Setting) -> list[Row]:
-    """Measure files to two normalized views; ours also without colors, which a GPU can apply."""
+    """Measure files → two normalized views; ours also without colors, which a GPU can apply."""
     rows, root = [], photographs(setting)
     paths = find_images(root)
     W, H = np.mean([Image.open(path).size for path in paths], axis=0)
@@ -39,7 +39,7 @@ def views(setting: Setting) -> list[Row]:
 
 
 def photographs(setting: Setting) -> Path:
-    """Make a folder `0/*.jpg` of the user's images, or of generated ones."""
+    """Make a folder `0/*.jpg` of the user's images or of generated images."""
     count = 4 if setting.quick else 96
     folder = setting.scratch / "images" / "0"
     folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Interleaved timings on a shared machine, and Markdown tables of them."""
+"""Interleaved timings on a shared machine, and Markdown tables of the results."""
 
 import json
 import time
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BLOCK_SECONDS = 0.1  # a round repeats short calls until they take this long
 HEADERS = ("what", "ours", "reference", "measured", "goal", "met")
 # Formats of value and goal by kind. times: reference ÷ ours, at least the goal; floor: the same for
-# a reference that cannot be reached; share: ours ÷ reference, at most the goal; error: ours.
+# a theoretical bound; share: ours ÷ reference, at most the goal; error: ours, at most the goal.
 FORMATS = {
     "times": ("{:.4g} x", ">= {:g} x"),
     "floor": ("{:.1%} of its speed", ">= {:.0%}"),
@@ -47,8 +47,8 @@ def interleaved(
 ) -> dict[str, Timing]:
     """Time all contenders alternately in every round, after warm-up calls of each.
 
-    The result is the fastest round in CPU time on a CPU, as other load can only add to it, and the
-    median by CUDA events on a GPU.
+    On a CPU the result is the CPU time of the fastest round, because other load can only add to it;
+    on a GPU it is the median of the times between CUDA events.
     """
     clock, pick = (_cpu_seconds, min) if device == "cpu" else (_gpu_seconds, median)
     for run in contenders.values():
@@ -82,7 +82,7 @@ def _gpu_seconds(run: Callable[[], object]) -> float:
 
 
 class Row(NamedTuple):
-    """Comparison of two numbers in `unit`; `kind` is what of them is compared with the goal."""
+    """Comparison of two numbers in `unit`; `kind` selects the value compared with the goal."""
 
     what: str
     ours: float
@@ -127,7 +127,7 @@ def compare(
     goal: float | None = None,
     kind: str = "times",
 ) -> Row:
-    """Compare two of the timed sides; the noise is the larger of the two."""
+    """Compare two of the timed sides; the noise is the larger noise of the two."""
     a, b = sides[ours], sides[reference]
     noise = max(a.noise, b.noise)
     return Row(what, a.seconds, b.seconds, reference, goal, kind, noise=noise)
@@ -142,7 +142,7 @@ def _quantity(number: float, unit: str) -> str:
 def measurement(
     rows: Sequence[Row], words: Sequence[str], rounds: int, seconds: float
 ) -> dict[str, Any]:
-    """Return the rows with date, command, hardware and versions, as they are saved in JSON.
+    """Return rows, date, command, hardware and versions as a mapping for JSON.
 
     Args:
         rows: Rows of the table.
@@ -165,7 +165,7 @@ def to_json(found: Mapping[str, Any]) -> str:
 
 
 def section(found: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    """Format a measurement as a Markdown table below a list of its facts."""
+    """Format a measurement as a Markdown list of facts and a table."""
     cpu, gpus = found["hardware"]["cpu"], ", ".join(found["hardware"]["gpus"]) or "none"
     table = tabulate(
         [row.cells() for row in rows], HEADERS, tablefmt="github", disable_numparse=True

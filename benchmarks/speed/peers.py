@@ -14,11 +14,11 @@ from torch.utils.data import DataLoader, Dataset
 
 
 class LightlyStep:
-    """Training step as in lightly's example of MoCo, with its loss and momentum update.
+    """Training step of lightly's MoCo example, with lightly's loss and momentum update.
 
     Args:
         encoder: Network from images to (N, C), which becomes the query encoder.
-        C: Size of its output.
+        C: Dimension of the encoder's output.
         K: Length of the queue.
         m: Momentum of the key encoder.
         T: Temperature.

@@ -23,7 +23,7 @@ DIM, M, T, LR = 128, 0.999, 0.07, 0.03
 
 
 def sizes(setting: Setting) -> tuple[int, int, int, int]:
-    """Return N, K and P of the paper's recipe, and N of the steps that are timed on a CPU."""
+    """Return N, K and P of the paper's recipe, and N for steps on a CPU."""
     return (8, 64, 32, 4) if setting.quick else (256, 65536, 224, 16)
 
 

@@ -2,7 +2,7 @@
 
 The loader applies torchvision's transforms to one PIL image after the other. The step is in float32
 and the default memory layout, with einsum logits, a copy of the queue, cross-entropy, and a Python
-loop for the momentum update. The tests compare it with this project's.
+loop for the momentum update. The tests compare the step with this project's.
 
 N batch, C dimension, K length of the queue.
 """
@@ -41,7 +41,7 @@ def blur(image: Image.Image) -> Image.Image:
 
 
 def loader(root: str, kind: str, batch: int) -> "DataLoader[tuple[list[Tensor], Tensor]]":
-    """Return a loader of two views (N, 3, 224, 224), which works in this process."""
+    """Return a loader of two views (N, 3, 224, 224) without worker processes."""
     once = transform(kind)
     dataset = ImageFolder(root, lambda image: [once(image), once(image)])
     return DataLoader(dataset, batch_size=batch)
@@ -66,7 +66,7 @@ def loss_and_accuracy(
 
 @torch.no_grad()
 def momentum_update(encoder_k: nn.Module, encoder_q: nn.Module, m: float) -> None:
-    """Update the key encoder, one parameter after the other, each in a new tensor."""
+    """Update the key encoder parameter by parameter, with a new tensor for each."""
     for q, k in zip(encoder_q.parameters(), encoder_k.parameters(), strict=True):
         k.data = k.data * m + q.data * (1.0 - m)
 

@@ -135,8 +135,8 @@ def check_trained(
     if norms and len(unused) == len(norms) and len(untrained) >= most:
         raise DataError(
             f"{where}: all {len(norms)} batch norms have the statistics of initialization, and "
-            f"{len(untrained)} the initial scale and shift: this network was never trained; a random "
-            "initialization has the name random (MODEL.WEIGHTS random, --checkpoint random)"
+            f"{len(untrained)} the initial scale and shift: this network was never trained; a "
+            "random initialization has the name random (MODEL.WEIGHTS random, --checkpoint random)"
         )
     warnings = []
     if unused and not folded:
