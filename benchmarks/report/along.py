@@ -1,12 +1,12 @@
-"""Transfer along pre-training: AP against epochs, beside cheaper measures of the same checkpoints.
+"""Transfer along pre-training: AP against epochs, and cheaper measures of the same checkpoints.
 
 The rows `mine-epoch0100`, `mine-epoch0200`, ... of a table are checkpoints of the pre-training
 `mine`. Cheap measures are the kNN accuracy that the pre-training logged, and the kNN and linear
 accuracies in other tables of the report, found by the hash of the weights.
 
-Whether a cheap measure orders the checkpoints as AP does is Spearman's rank correlation of the
-means. Its two-sided p-value is that of a permutation test: exact while all orders can be listed,
-otherwise over random ones. Fewer than five checkpoints can never reach p < .05.
+Spearman's rank correlation of the means tells whether a cheap measure orders the checkpoints as AP
+does. The two-sided p-value is from a permutation test, exact if all orders can be listed, otherwise
+over random orders. Fewer than five checkpoints can never reach p < .05.
 """
 
 import math
@@ -52,7 +52,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Along:
-    """AP, or else the first metric, of one table along the pre-trainings of its rows.
+    """AP, or else the first metric, of a table's rows against the epochs of their pre-trainings.
 
     Attributes:
         table: Table of the rows.
@@ -68,12 +68,12 @@ class Along:
 
     @property
     def heading(self) -> str:
-        """Title of the part."""
+        """Title of the section."""
         return f"Along pre-training: {self.title}"
 
     @property
     def figure(self) -> str:
-        """Name of its figure in `Report.plots`."""
+        """Name of the figure in `Report.plots`."""
         return f"along-{self.stem}"
 
     @property
@@ -149,7 +149,7 @@ class Along:
 
 
 def along_figure(along: Along) -> "Figure":
-    """Plot the metric of each pre-training against epochs, and its cheap measures beside it."""
+    """Plot the metric and the cheap measures of each pre-training against epochs."""
     measures = along.measures
     figure, axes = new_figure(2 if measures else 1, width=5.2, height=3.4, title=along.title)
     palette = colors([each.name for each in along.series])
@@ -178,16 +178,16 @@ def along_figure(along: Along) -> "Figure":
 
 
 def epoch_of(init: str) -> tuple[str, int] | None:
-    """Split `mine-epoch0100` into `mine` and 100; None if an init is no checkpoint of a series."""
+    """Split `mine-epoch0100` into `mine` and 100; return None for an init of another form."""
     found = _CHECKPOINT.fullmatch(init)
     return (found[1], int(found[2])) if found else None
 
 
 def along_pretraining(table: Table, stem: str, title: str, tables: Sequence[Table]) -> Along | None:
-    """Return the part of one table, or None if it has no two checkpoints of one pre-training.
+    """Return the section of a table, or None without two checkpoints of one pre-training.
 
     Args:
-        table: Table of any task; kNN is nobody's goal, so its table has no part.
+        table: Table of any task; tables of kNN have no section.
         stem: Unique name of the table.
         title: Heading of the table.
         tables: All tables of the report.
@@ -208,12 +208,12 @@ def along_pretraining(table: Table, stem: str, title: str, tables: Sequence[Tabl
 
 
 def _metric(table: Table) -> str:
-    """Return AP, which is not the first column of the paper's VOC tables, or the first metric."""
+    """Return AP if the table has it, else the first metric."""
     return next((name for name in table.metrics if name.endswith("/AP")), table.metrics[0])
 
 
 def _recorded(rows: Mapping[int, Row], tables: Sequence[Table]) -> dict[str, dict[int, float]]:
-    """Return table → epoch → mean of its metric, for the weights of these rows."""
+    """Return table → epoch → mean of the table's metric, for the weights of the rows."""
     found: dict[str, dict[int, float]] = {}
     for table in tables:
         cells = {
@@ -228,7 +228,7 @@ def _recorded(rows: Mapping[int, Row], tables: Sequence[Table]) -> dict[str, dic
 
 
 def _logged(name: str, rows: Mapping[int, Row]) -> dict[str, dict[int, float]]:
-    """Return the kNN accuracies that the pre-training logged, of all its epochs."""
+    """Return the kNN accuracies that the pre-training logged, by epoch."""
     for run in (run for row in rows.values() for run in row.runs):
         if (content := run.read_knn(name)) is not None:
             text, where = content.decode(errors="replace"), f"{run.folder}: {knn_name(name)}"

@@ -1,9 +1,9 @@
 """Analysis of why a row is better: convergence, error types, corrupted images, precision.
 
-All of it is read from files next to the runs. `metrics.json` has the evaluations during a run, and
-`moco-transfer errors` and `moco-transfer robustness` write the others. Runs without these files, or
-with those of an earlier run in the same folder, have no numbers. Precision-recall curves come from
-a run's predictions and the local dataset.
+All numbers are read from files in the folders of the runs: `metrics.json`, with the evaluations
+during a run, and the files that `moco-transfer errors` and `moco-transfer robustness` write. Runs
+without these files, or with files of an earlier run in the same folder, have no numbers.
+Precision-recall curves are computed from a run's predictions and the local dataset.
 """
 
 import contextlib
@@ -84,10 +84,10 @@ def precision_recall(run: FinishedRun) -> Curve:
 
 
 def find_predictions(run: FinishedRun) -> tuple["Split", Path]:
-    """Find the test split of a run on this machine and the file of the run's predictions on it.
+    """Find a run's test split on this machine, and the file with the run's predictions.
 
     Raises:
-        UserError: If there are no predictions, or no such dataset on this machine.
+        UserError: If the predictions or the dataset are not on this machine.
     """
     from detection.datasets import read_split
     from moco.common.cfgnode import CfgNode
@@ -159,7 +159,7 @@ def _coco_curve(
 
 
 def convergence(run: FinishedRun, metric: str) -> dict[float, float]:
-    """Return a metric at those of `SHARES` of the schedule at which a run was evaluated.
+    """Return a metric of a run at the fractions `SHARES` of the schedule, where evaluated.
 
     The final value is from the record, the others are from `metrics.json`.
 
@@ -187,7 +187,7 @@ def error_types(run: FinishedRun) -> Numbers:
 def robustness(run: FinishedRun, metric: str) -> Numbers:
     """Return P, mPC, rPC (%) and the mean of each group of corruptions for one metric.
 
-    mPC requires numbers for all 15 corruptions, the mean of a group those of its own.
+    mPC requires numbers for all 15 corruptions, the mean of a group for those of the group.
 
     Raises:
         DataError: If the file is damaged.
@@ -321,17 +321,17 @@ def unread(table: Table) -> list[str]:
 
 
 def _made_of(run: FinishedRun, name: str) -> Any:
-    """Return the digest of the run that a file was made of, or None without a file."""
+    """Return the digest of the run from which a file was made; None without a file."""
     return _parsed(run, name, lambda content: content["run"])
 
 
 def _read(run: FinishedRun, name: str, part: Callable[[Any], Any]) -> Any:
-    """Parse a file of a run, or return None if it is absent or was made of another run."""
+    """Parse a file of a run; None if it is absent or was made from another run."""
     return _parsed(run, name, part) if _made_of(run, name) == run.digest else None
 
 
 def _parsed(run: FinishedRun, name: str, part: Callable[[Any], Any]) -> Any:
-    """Parse a file of a run, or return None if it is absent."""
+    """Parse a file of a run; None if it is absent."""
     content = run.read(name)
     try:
         return None if content is None else part(json.loads(content))

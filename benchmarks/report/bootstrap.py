@@ -108,7 +108,7 @@ def over_images(table: Table, number: int) -> Resamples:
 
 
 def number_for(gaps: int, number: int) -> int:
-    """Return `number`, raised to the resamples that Holm's correction of this many gaps needs."""
+    """Return `number`, or more if Holm's correction of this many gaps needs more resamples."""
     return max(number, math.ceil(2 * gaps / (1 - CONFIDENCE)))
 
 
@@ -116,7 +116,7 @@ def row_samples(row: Row, metrics: Sequence[str], number: int) -> RowSamples:
     """Compute the metrics of a row on the resampled test images.
 
     Raises:
-        UserError: If a run has no match records, or those of another evaluation.
+        UserError: If a run has no match records, or its match records are of another evaluation.
     """
     units = [[_run_samples(run, metrics, number) for run in unit] for unit in row.units]
     runs = [samples for unit in units for samples in unit]
@@ -145,7 +145,7 @@ def run_matches(run: FinishedRun) -> MatchFile:
     """Read the match records of a run.
 
     Raises:
-        UserError: If there are none, or they are damaged.
+        UserError: If there are no match records, or they are damaged.
     """
     try:
         content = run.read(MATCHES_NAME)
@@ -162,7 +162,7 @@ def checked_matches(run: FinishedRun, metrics: Sequence[str]) -> MatchFile:
 
     Args:
         run: Run of a detection task.
-        metrics: Metrics that are compared, of those that match records give (`METRICS`).
+        metrics: Metrics to compare; the others of `METRICS` are ignored.
 
     Raises:
         UserError: If the run has no match records, or they cannot be read or give another AP.

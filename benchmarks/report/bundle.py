@@ -1,4 +1,4 @@
-"""Bundles: reports to share in one zip file, and the results that others can check.
+"""Bundles: zip files that share a report, or results that others can verify.
 
 Contents of a bundle, which benchmarks/report/records.py reads:
 
@@ -9,12 +9,12 @@ table.html, compare-….html          the pages, except of results that others m
 <suite>/suite.json                  marks the folders next to it as those of a suite; it contains
                                     the plan of the looks, if seeds were added until a decision
 <suite>/inits/<name>.knn.json       kNN accuracies of the pre-training whose checkpoints are rows
-about.json                          of results that others may cite: who measured them, and where
+about.json                          for results that others may cite: who measured them, and where
                                     the weights are
 
-Paths on this machine, in records and in texts, are reduced to their last part. Protocol keys are
+Paths on this machine, in records and in texts, are reduced to the last part. Protocol keys are
 unchanged, because they are compared between runs. Bundles of the same report are bitwise identical.
-`verify` computes again what a bundle claims.
+`verify` recomputes the numbers of a bundle.
 """
 
 import json
@@ -216,11 +216,11 @@ def read_shared(path: PathLike) -> Shared:
 
 
 def read_all(folder: Path = RESULTS) -> list[Shared]:
-    """Read all bundles of a folder, in the order of their names.
+    """Read all bundles of a folder, sorted by name.
 
     Raises:
-        UserError: If there is none.
-        DataError: If one is damaged.
+        UserError: If there is no bundle.
+        DataError: If a bundle is damaged.
     """
     found = sorted(folder.glob("*.zip"))
     if not found:
@@ -229,12 +229,12 @@ def read_all(folder: Path = RESULTS) -> list[Shared]:
 
 
 def verify(path: PathLike) -> str:
-    """Compute again what a bundle claims, and return one line that says what was compared.
+    """Recompute the numbers of a bundle; return one line that says what was compared.
 
-    Every file is read and compared with its checksum. The protocol hash of each run of a table is
-    computed from its configuration, and its AP, also of each class, from its match records. What
-    stands twice has to agree: the run in its path and its record, the hash of its weights. Runs of
-    a table must have the same data.
+    Every file is compared with its checksum. The protocol hash of each run in a table is computed
+    from the run's configuration, and the AP, also of each class, from the match records. Facts that
+    are stored twice must agree: the run in path and record, the hash of the weights. Runs of a
+    table must have the same data.
 
     Raises:
         UserError: If a record is invalid, or anything differs.

@@ -1,9 +1,9 @@
-"""Comparison of a row with the baseline, on a page of its own that each gap of the table links to.
+"""Comparison of a row with the baseline, on a separate page that each gap of the table links to.
 
 The page has differences by metric, class and error type with their intervals, learning curves on
-one axis, and the test images on which the two rows differ most. On an image with G objects, those
-count as found that are among its G best-scored detections at IoU 0.5. All runs of a row are
-counted; the boxes that are drawn are of its first run.
+one axis, and the test images on which the two rows differ most. On an image with G objects, an
+object counts as found if one of the G best-scored detections matches it at IoU 0.5. Counts are over
+all runs of a row; the boxes of the first run are drawn.
 """
 
 from collections.abc import Mapping, Sequence
@@ -60,7 +60,7 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class Sample:
-    """A test image with its ground truth and the predictions of both rows.
+    """Test image with the ground truth and the predictions of both rows.
 
     Attributes:
         caption: Id of the image, and how many objects each row finds on it.
@@ -215,7 +215,7 @@ def _grid(
 
 
 def _found_objects(table: Table) -> dict[str, Found | str]:
-    """Count the found objects of every row, or say why they are not known."""
+    """Count the found objects of every row, or return the reason why they are not known."""
     kind = table.metrics[0].split("/", 1)[0]
     made: dict[str, Found | str] = {}
     for row in table.rows:
@@ -234,7 +234,7 @@ def _found_objects(table: Table) -> dict[str, Found | str]:
 
 
 def found_objects(matches: Matches, images: int) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
-    """Count the objects of each image, and those found at IoU 0.5 by as many detections.
+    """Count objects and found objects of each image, at IoU 0.5 and as many detections as objects.
 
     Args:
         matches: Match records of one run.
@@ -257,7 +257,7 @@ def _samples(pair: Table, found: Mapping[str, Found | str]) -> tuple[dict[str, l
     """Select the images with the largest differences; return them, and why none is drawn.
 
     Raises:
-        UserError: If it is not known what the rows found.
+        UserError: If the objects found by the rows are not known.
     """
     base, row = pair.rows
     theirs, own = found[base.init], found[row.init]

@@ -1,14 +1,14 @@
 """Summaries over tasks: of all tasks of a report, and of one task on many datasets.
 
 `Summary` has means and mean ranks. Ranks are by a task's rounded means: the highest has rank 1, and
-equal ones share the mean of their ranks. The mean rank is over the tasks for which every init has a
-number, since elsewhere a low rank may only mean that better inits were not run. If a task and its
-tuned variant are both there, only the task itself counts.
+equal means share the mean of their ranks. The mean rank is over the tasks for which every init has
+a number, since elsewhere a low rank may only mean that better inits were not run. If both a task
+and a tuned variant are present, only the task itself counts.
 
-`Collection` has means, ranks, wins and Wilcoxon's test across datasets. Its trial is a dataset, not
-a seed. Every number of a row is over the datasets of which every row has all its runs, and says how
-many these are: a mean that leaves out a failed run is over other datasets than the next one, and a
-run fails where its weights are worst.
+`Collection` has means, ranks, wins and Wilcoxon's test across datasets. A trial is a dataset, not a
+seed. Numbers of a row are over the datasets for which every row has all runs, and the number of
+these datasets is given: without failed runs, the means of two rows would be over different
+datasets, and runs fail most often with the worst weights.
 
 Intervals are percentiles of a bootstrap over datasets and, in each of them, over the seeds (or
 pre-trainings) of a row. Between two rows the datasets are the same and the seeds independent. The
@@ -275,7 +275,7 @@ class Collection:
 
     @property
     def figure(self) -> str:
-        """Name of its figure in `Report.plots`."""
+        """Name of the figure in `Report.plots`."""
         [name] = file_names([("differences", self.task, self.engine)])
         return name
 

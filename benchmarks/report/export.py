@@ -1,7 +1,6 @@
 """Renderers and files of a report: Markdown, CSV, LaTeX, HTML and terminal text, from templates/.
 
-Templates escape everything they print for their own format, so texts of a record are never markup:
-only what is written in a template is.
+Templates escape all values for their format, so texts of a record never become markup.
 """
 
 import base64
@@ -97,7 +96,7 @@ def tex(report: Report) -> dict[str, str]:
 def html(report: Report) -> dict[str, str]:
     """Render a self-contained page: tables, figures, sample predictions and every run.
 
-    Each gap links to a page of its own (benchmarks/report/compare.py).
+    Each gap links to a separate page (benchmarks/report/compare.py).
     """
     from benchmarks.report import compare, page
 
@@ -211,7 +210,7 @@ _GRIDS = {"md": _pipes, "txt": _tabulated, "tex": _tabular}
 
 
 def _named(names: str, values: Iterable[object] | None) -> Line:
-    """Return values by name, None where there are none."""
+    """Return values by name, None for missing values."""
     return dict(zip_longest(names.split(), values or ()))
 
 

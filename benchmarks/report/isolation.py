@@ -38,7 +38,7 @@ class Isolation:
         summary: The proof in short, empty if anything differs or is not recorded.
         proof: Descriptions of what is equal, empty if anything differs or is not recorded.
         differs: Descriptions of what differs or is not recorded.
-        tuned: Description of the values chosen for each from one grid, empty if they are equal.
+        tuned: Description of the values tuned for each row on one grid, empty if they are equal.
         places: Descriptions of the code and hardware that differ. Two equal machines, or a commit
             between two runs, are legitimate; they are named.
     """
@@ -69,9 +69,9 @@ class Isolation:
 
 
 def shortened(found: Sequence[Isolation]) -> list[str]:
-    """Return a line per group of rows with the same short comparison, which names several groups.
+    """Group rows with the same short comparison; return one line per group.
 
-    The comparisons themselves are on the page of runs.
+    The full comparisons are on the page of runs.
     """
     groups: dict[str, list[str]] = {}
     for each in found:
@@ -144,7 +144,7 @@ _COMPARED = {
 
 
 def _made(record: RunRecord) -> dict[str, Any]:
-    """Return by what a run was computed; None for what its record lacks."""
+    """Return versions, code and hardware of a run; None for facts that the record lacks."""
     made = record.provenance
     hardware, project = made.get("hardware") or {}, made.get("project") or {}
     gpus = hardware.get("gpus")
@@ -181,7 +181,7 @@ def _tuned(row: Row, base: Row) -> str:
 
 
 def differences(pairs: Sequence[tuple[RunRecord, RunRecord]]) -> list[str]:
-    """List what pairs of runs differ in besides the weights, or do not record.
+    """List facts other than the weights that differ in pairs of runs or are not recorded.
 
     Args:
         pairs: Records of runs of one protocol, with equal seeds in each pair.

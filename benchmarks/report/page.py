@@ -79,11 +79,11 @@ def figures(report: Report, section: Section) -> Figures:
 
 
 def overviews(report: Report) -> dict[str, str]:
-    """Plot what is of no single table, or of rows in their order.
+    """Plot figures over several tables or checkpoints.
 
-    These are the differences between rows on each dataset of a collection, AP against the epochs of
-    a pre-training, and AP against the length of the fine-tuning for tasks that differ in their
-    schedule only.
+    The figures are the differences between rows on each dataset of a collection, AP against the
+    epochs of a pre-training, and AP against the length of the fine-tuning for tasks that differ
+    only in their schedule.
 
     Returns:
         Title → data URL of the image.
@@ -120,7 +120,7 @@ def _samples(table: Table, limit: int) -> dict[str, list[tuple[str, str] | None]
     """Select the test images that most inits have predictions on, with those of each init.
 
     Args:
-        table: The table.
+        table: Table with the inits.
         limit: Maximum number of characters of all data URLs; images beyond it are left out.
     """
     by_init: dict[str, dict[str, Path]] = {}

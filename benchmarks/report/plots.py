@@ -104,7 +104,7 @@ class Plot:
 def _any_script() -> Iterator[None]:
     """Silence matplotlib's warnings about names in scripts that its font lacks, such as Chinese.
 
-    An SVG file has them as text, which a browser shows in a font of its own.
+    An SVG file has such names as text, for which a browser picks a font.
     """
     with warnings.catch_warnings():
         for message in ("Glyph .* missing from", "Matplotlib currently does not support"):
@@ -113,7 +113,7 @@ def _any_script() -> Iterator[None]:
 
 
 def read_curves(runs: Sequence[FinishedRun], names: Sequence[str] = LOSS_NAMES) -> list[Curve]:
-    """Read the curve of every run that has one (a record may come without its metrics).
+    """Read the curve of every run that has metrics; a record may come without them.
 
     Raises:
         UserError: If a line of `metrics.json` is not JSON.
@@ -322,7 +322,7 @@ def differences_figure(collection: Collection) -> "Figure | None":
 
 
 def class_metrics(table: Table) -> tuple[str, dict[str, str]]:
-    """Return what is measured of each class, AP or IoU, and class → metric."""
+    """Return the name of the metric of classes, AP or IoU, and class → metric."""
     kind = table.metrics[0].split("/", 1)[0]
     what = "IoU" if kind == "sem_seg" else "AP"
     names = {name: None for run in table.runs for name in run.record.metrics}

@@ -56,7 +56,7 @@ class PaperTable:
         baseline: Row that the gaps refer to, or None.
         columns: Column heads as printed.
         metrics: Metric of each column, None if the column is not a result (number of parameters).
-        methods: Method of each column: whose pre-training it is.
+        methods: Pre-training method of each column.
         rows: Rows in the printed order.
     """
 

@@ -100,7 +100,7 @@ def suite_task(folder: Path | PurePosixPath, exists: Callable[[Any], bool]) -> s
 
 
 def read_bundle(path: PathLike) -> dict[PurePosixPath, tuple[RunRecord, str | None]]:
-    """Read the records of a bundle with the suite's name of their task, by folder.
+    """Read the records of a bundle and the suite's names of their tasks, by folder.
 
     Raises:
         DataError: If the file is not a bundle, damaged or malicious.
@@ -129,10 +129,10 @@ def read_bundle(path: PathLike) -> dict[PurePosixPath, tuple[RunRecord, str | No
 
 
 def read_about(path: PathLike) -> About:
-    """Read who measured the results of a bundle.
+    """Read the origin of the results of a bundle.
 
     Raises:
-        DataError: If the bundle does not say so, or is damaged.
+        DataError: If the bundle records no origin, or is damaged.
     """
     with reading(path), open_file(path) as file, open_zip(file) as archive:
         info = archive.NameToInfo.get(ABOUT_NAME)
@@ -164,14 +164,14 @@ def reading(path: PathLike) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """Record of a finished run, and the folder that it was found in.
+    """Record of a finished run, and the folder of the record.
 
     Attributes:
-        folder: Folder of the record, which need not be the one that the run wrote.
+        folder: Folder of the record, which may be a copy of the run's folder.
         record: Validated record.
         suite_task: Name of the task in its suite, or None for a run outside of a suite.
-        source: Folder of its other files, inside of `bundle` if there is one.
-        bundle: Bundle of its other files, or None if they are on disk.
+        source: Folder of the run's other files, inside `bundle` if it is not None.
+        bundle: Bundle of the run's other files, or None if they are on disk.
     """
 
     folder: Path
@@ -383,9 +383,10 @@ def _with_score(record: RunRecord, known: Mapping[str, Any]) -> RunRecord:
 
 
 def protocol_of(record: RunRecord) -> str:
-    """Compute the protocol hash of a record from its configuration.
+    """Compute the protocol hash of a record from the configuration.
 
-    Its own may be over an older set of keys. Pre-training runs are not in tables and keep theirs.
+    The recorded hash may be over an older set of keys. Records of pre-training, which are not in
+    tables, keep the recorded hash.
     """
     config = record.config
     if record.kind == "detection":

@@ -1,13 +1,13 @@
 """Tables and content of a report, independent of its format: rows, notes, provenance per table.
 
 A cell is `mean ± std` and the gap to the baseline, or `–` if there is no number. Printed gaps are
-the differences of the printed means. Fewer trials than the paper averages are marked. The paper's
-rows are in separate tables, and so are results of others, the bundles of `results/`: those whose
-protocol hash and digests of the data equal those of a table; they never enter a mean.
+the differences of the printed means. Rows with fewer trials than the paper averages are marked.
+The paper's rows are in separate tables, as are results of others (the bundles of `results/`) with
+the same protocol hash and data digests as a table; they never enter a mean.
 
-All texts are plain: renderers (export.py) escape what records contain. Only `facts` and
-`Section.run_rows` hold what varies between machines or repeated reports of the same runs (folders,
-time, hardware).
+All texts are plain; renderers (export.py) escape texts from records. Facts that vary between
+machines or repeated reports of the same runs (folders, time, hardware) are only in `facts` and
+`Section.run_rows`.
 """
 
 import re
@@ -109,7 +109,7 @@ def reachable(table: Table) -> list[str]:
 
 
 def warnings(table: Table) -> list[str]:
-    """Return the warnings that the runs recorded, each once."""
+    """Return the warnings in the records of the runs, without duplicates."""
     return list(dict.fromkeys(text for run in table.runs for text in run.record.warnings))
 
 
@@ -121,7 +121,7 @@ def never_trained(table: Table) -> list[str]:
 
 
 def tuned(table: Table) -> list[str]:
-    """Return the note on the grid from which the values of each row were chosen, if they were."""
+    """Return the note on the grid from which tuned values were chosen, if any."""
     grid = table.runs[0].record.config.get("SOLVER.TUNED", "")
     if not grid:
         return []
@@ -130,7 +130,7 @@ def tuned(table: Table) -> list[str]:
 
 
 def tuned_keys(table: Table) -> list[str]:
-    """Return the keys of the grid from which the values of each row were chosen."""
+    """Return the keys of the grid from which tuned values were chosen."""
     return [*tuned_axes(table.runs[0].record.config)]
 
 
@@ -233,7 +233,7 @@ class Shared:
 
     @property
     def source(self) -> str:
-        """Citation of a row: bundle and people."""
+        """Citation of a row: bundle and authors."""
         return f"results/{self.name}.zip, measured by {self.about.measured_by}"
 
 
@@ -259,7 +259,7 @@ def rows_beside(table: Table, shared: Sequence[Shared]) -> list[LiteratureRow]:
 
 
 def identity(run: FinishedRun) -> tuple[object, ...]:
-    """Return what runs of one table share: kind, protocol and data."""
+    """Return the facts that all runs of a table share: kind, protocol and data."""
     record = run.record
     return record.kind, record.config_sha256, run.tested_on, record.provenance.get("data")
 
@@ -271,7 +271,7 @@ class Published:
     Attributes:
         differs: Differences from the protocol of the table, empty if there are none.
         rows: Rows in the order of the file.
-        shared: True for rows of the project's own results, whose data is the same, too.
+        shared: True for results of this project on the same data.
     """
 
     differs: tuple[str, ...]
@@ -528,7 +528,7 @@ class Report:
     def compared(self) -> dict[tuple[str, str], str]:
         """Pages that compare a row with the baseline: (stem of the table, row) → file name.
 
-        There is none while the suite is running: they would be outdated with its next run.
+        Empty while the suite is running, as the next run would make the pages outdated.
         """
         pairs = [
             (section.stem, row.init)
@@ -553,29 +553,29 @@ class Report:
 
     @cached_property
     def summary(self) -> Summary | None:
-        """Summary over all tables, or None if there is only one, or they are of one collection."""
+        """Summary over all tables; None for a single table or the tables of one collection."""
         known = {name for each in self.collections for name in each.datasets}
         return None if known >= {t.title for t in self.tables} else summarize(self.tables)
 
     @cached_property
     def collections(self) -> list[Collection]:
-        """Summaries over datasets of suites that have one task on many of them."""
+        """Summaries over datasets, for suites with one task on many datasets."""
         return collections(self.tables, self.results)
 
     @cached_property
     def along(self) -> list[Along]:
-        """Transfer along pre-training, of tables with several checkpoints of one."""
+        """Transfer along pre-training, for tables with several checkpoints of a pre-training."""
         parts = (along_pretraining(s.table, s.stem, s.heading, self.tables) for s in self.sections)
         return [each for each in parts if each is not None]
 
     @property
     def parts(self) -> list[Collection | Along]:
-        """Parts above the tables: each has a heading, grids and notes."""
+        """Sections above the tables, each with a heading, grids and notes."""
         return [*self.collections, *self.along]
 
     @property
     def citation(self) -> str:
-        """Citation of the paper, or "" if no table has rows of it."""
+        """Citation of the paper, or "" if no table has rows of the paper."""
         return load_paper()[0] if any(section.papers for section in self.sections) else ""
 
 
@@ -662,7 +662,7 @@ def tables_so_far(results: "Results", baseline: str | None, resamples: int = 0) 
 
     Args:
         results: Runs of the suite.
-        baseline: Name of the row that gaps refer to, ignored while no run of it is done.
+        baseline: Name of the row that gaps refer to, ignored until a run of the row is done.
         resamples: Number of bootstrap resamples of the test images, or 0 for none.
 
     Raises:

@@ -1,8 +1,7 @@
-"""Image of ground truth, predictions of every init on the same test images, and plots of the APs.
+"""Image of ground truth and of every init's predictions on test images, and plots of the APs.
 
-As many predictions of an init's first seed are drawn on an image as it has objects, those with the
-highest scores. The images are chosen so that each init is right about as often as on the whole
-split.
+On an image with G objects, the G best-scored predictions of an init's first seed are drawn. The
+images are chosen so that each init is right about as often as on the whole split.
 """
 
 import dataclasses
@@ -118,7 +117,7 @@ def draw_pair(pair: Table, objects: Mapping[str, int]) -> dict[str, tuple[Image.
         objects: Id of a test image → number of its objects when the runs were tested.
 
     Raises:
-        UserError: If the predictions, or the dataset that the runs were tested on, are not here.
+        UserError: If the predictions or the test dataset are not on this machine.
     """
     first = [row.runs[0] for row in pair.rows]
     (split, path), (_, other) = map(find_predictions, first)
@@ -145,8 +144,8 @@ def objects_of(
     """Return the objects of images of a split in VOC's or COCO's format; crowds are difficult.
 
     Args:
-        split: The split.
-        image_ids: Ids of its images.
+        split: Split that contains the images.
+        image_ids: Ids of the images.
         masked: Leave out objects without a mask.
     """
     if split.evaluator_type == "pascal_voc":
@@ -204,7 +203,7 @@ def _truth(split: Split, objects: Mapping[str, GroundTruth]) -> dict[str, Boxes]
 def _best(
     rows: Mapping[str, Sequence[Row]], split: Split, objects: Mapping[str, GroundTruth]
 ) -> dict[str, Boxes]:
-    """Return the highest-scoring predictions on every image, as many as it has objects."""
+    """Return the best-scored predictions on every image, as many as the image has objects."""
     found = {}
     for image_id, truth in objects.items():
         number = np.count_nonzero(~truth.difficult)

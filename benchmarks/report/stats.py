@@ -160,7 +160,7 @@ def holm_level(p_values: Mapping[_Key, float], key: _Key) -> float:
 def unpaired_reason(row: Row, base: Row, metric: str) -> str:
     """Return why two rows of a table cannot be compared seed by seed, or "" if they can.
 
-    They can if runs of equal seeds differ in their weights only (benchmarks/report/isolation.py).
+    Runs of equal seeds must differ only in the weights (benchmarks/report/isolation.py).
     """
     if row.several or base.several:
         return "several pre-trainings: the mean of each is one value"
@@ -457,7 +457,7 @@ def different(table: Table, found: Sequence[Significance]) -> str:
 
 
 def how_sure(table: Table, found: Sequence[Significance], proof: Sequence[str]) -> str:
-    """Return one line on what the differences rest on: the test, its reach, the compared records.
+    """Return one line on the evidence for differences: test, detectable gap, compared records.
 
     With the bootstrap, it includes the gaps of the first metric over runs and test images.
 

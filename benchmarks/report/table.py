@@ -169,8 +169,8 @@ class Table:
         margin: Largest gap, in points, that counts as equivalence; None skips that test.
         resamples: Bootstrap over the test images, or None if it was not computed.
         looks: Number of times that its gaps may have been tested, each at 0.05 / `looks`.
-        notes: Notes on how its number of seeds came about.
-        grids: Grids on that.
+        notes: Notes on the choice of the number of seeds.
+        grids: Grids on the choice of the number of seeds.
     """
 
     task: str
@@ -199,7 +199,7 @@ class Table:
 
 
 def row_of(init: str) -> tuple[str, int]:
-    """Split an init into the name of its row and the number of its pre-training, 0 if it has none.
+    """Split an init into the name of the row and the number of the pre-training, 0 without one.
 
     For example, `moco@2` is the second pre-training of row `moco`.
     """
@@ -210,7 +210,7 @@ def row_of(init: str) -> tuple[str, int]:
 def stems(tables: Sequence[Table]) -> list[str]:
     """Return a unique name for each table, for use in file names and anchors.
 
-    It is the task, followed by the test datasets and the engine where other tables differ in them.
+    The name is the task, followed by test datasets and engine if tables differ in them.
     """
     engine = len({table.engine for table in tables}) > 1
     keys = []
