@@ -292,14 +292,14 @@ def gather_rows_with_gradient(x: "Tensor") -> "Tensor":
 
 
 def exchange_rows(
-    x: "Tensor", send: "Tensor", send_counts: list[int], place: "Tensor", counts: list[int]
+    x: "Tensor", sent: "Tensor", sent_counts: list[int], place: "Tensor", counts: list[int]
 ) -> "Tensor":
     """Exchange rows between the processes (all-to-all).
 
     Args:
         x: Rows (n, ...) of this process.
-        send: Indices of the rows of `x` in the order in which they are sent.
-        send_counts: Number of rows sent to each process.
+        sent: Indices of the rows of `x` in the order in which they are sent.
+        sent_counts: Number of rows sent to each process.
         place: Positions of the received rows in the result.
         counts: Number of rows received from each process.
 
@@ -311,8 +311,8 @@ def exchange_rows(
     from moco.common import transfers
 
     arrived = torch.empty_like(x)
-    outgoing = x[transfers.send(send, x.device)].contiguous()
-    _dist().all_to_all_single(arrived, outgoing, counts, send_counts)
+    outgoing = x[transfers.send(sent, x.device)].contiguous()
+    _dist().all_to_all_single(arrived, outgoing, counts, sent_counts)
     rows = torch.empty_like(x)
     rows[transfers.send(place, x.device)] = arrived
     return rows

@@ -79,8 +79,8 @@ def items_of_step(
 class Exchange(NamedTuple):
     """Arguments of `moco.common.distributed.exchange_rows` on one process."""
 
-    send: Tensor
-    send_counts: list[int]
+    sent: Tensor
+    sent_counts: list[int]
     place: Tensor
     counts: list[int]
 
@@ -93,10 +93,10 @@ def exchange_plan(plan: Tensor, rank: int, world_size: int) -> Exchange:
     n = len(plan) // world_size
     wanted = plan.view(world_size, n)
     holder = wanted // n
-    send = [wanted[process][holder[process] == rank] - rank * n for process in range(world_size)]
+    sent = [wanted[process][holder[process] == rank] - rank * n for process in range(world_size)]
     place = [(holder[rank] == process).nonzero()[:, 0] for process in range(world_size)]
     return Exchange(
-        torch.cat(send), [len(rows) for rows in send], torch.cat(place), [len(p) for p in place]
+        torch.cat(sent), [len(rows) for rows in sent], torch.cat(place), [len(p) for p in place]
     )
 
 
