@@ -2,10 +2,10 @@
 
 The standard library's pure-Python unpickler parses; each opcode that touches an object is replaced
 here. A name is looked up in a table of this project's functions, which check their arguments; any
-other name becomes an `Inert`, and so do the objects that it creates. A set becomes a list. The
-memory of a pickle is limited in proportion to the file's size; every read, which creates at most
-one small object, and every copy is charged. The number of parts of the result is limited as well.
-A file can still waste time.
+other name becomes an `Inert`, and so do the objects that it creates. A set becomes a
+list. The memory of a pickle is limited in proportion to the file's size; every read, which creates
+at most one small object, and every copy is charged. The number of parts of the result is limited
+as well. A file can still waste time.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def read_pickle(file: BinaryIO, size: int, objects: set[str]) -> Any:
     Args:
         file: File to read, at its start.
         size: Size of the file in bytes.
-        objects: Set that receives the name of each class or function that is an `Inert` in the
-            value.
+        objects: Set that receives the name of each class or function that is an `Inert` in
+            the value.
 
     Raises:
         Implausible: If the file claims more than it can hold.
