@@ -22,7 +22,7 @@ from moco import __version__
 from moco.common import shipped
 from moco.common.command import program
 from moco.common.errors import UserError, run_cli, say
-from moco.common.files import expanded
+from moco.common.files import expand_home
 
 if TYPE_CHECKING:
     from detection.datasets.base import Source
@@ -194,7 +194,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.verify:
         raise UserError("--verify: name the dataset to verify, e.g. doctor voc --verify")
     root = args.root or ""
-    for line in machine(expanded(root or datasets_root()), root):
+    for line in machine(expand_home(root or datasets_root()), root):
         say(line)
     return 0
 

@@ -33,8 +33,8 @@ from convert.families.base import TIMM
 from moco.common.cfgnode import flatten, read_yaml, split_assignments
 from moco.common.command import RANDOM, parse_options, program
 from moco.common.errors import UserError, plural, run_cli, say
-from moco.common.files import expanded
-from moco.common.shipped import resolve, shown
+from moco.common.files import expand_home
+from moco.common.shipped import display_name, resolve
 
 # Epochs, and limits of the iterations: a detector needs a minimum on any dataset, and more than the
 # schedule of the paper for VOC does not pay off.
@@ -111,7 +111,7 @@ def choose(
     say(
         f"data: {' '.join(map(' '.join, found.items()))}, {plural(images, 'training image')}, "
         f"{plural(len(train.classes), 'class')}; evaluated on {', '.join(cfg.DATASETS.TEST)}",
-        f"task: {task or f'{shown(example)}, the example for a {architecture}'}",
+        f"task: {task or f'{display_name(example)}, the example for a {architecture}'}",
         f"budget: {solver.MAX_ITER} iterations of {solver.IMS_PER_BATCH} images, "
         f"{epochs:.3g} epochs, steps at {tuple(solver.STEPS)}; --opts replaces any of it",
     )
@@ -159,7 +159,7 @@ class EvaluateOptions(SuiteOptions):
 def main(argv: Sequence[str] | None = None, programs: Programs | None = None) -> None:
     """Choose the task, and run its suite."""
     args = parse_options(build_parser(), argv, EvaluateOptions)
-    data = expanded(args.data)
+    data = expand_home(args.data)
     inits = parse_inits(args.init)
     weights = [text for text in inits.values() if text != RANDOM]
     if not weights:

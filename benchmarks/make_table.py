@@ -28,7 +28,7 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.report.style import FORMATS, RESAMPLES
-from moco.common.command import program, quoted
+from moco.common.command import program, quote
 from moco.common.errors import UserError, run_cli, say
 from moco.common.shipped import RESULTS
 
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if about:
         say(
             f"wrote {args.bundle}; next: {program('table', 'python -m benchmarks.make_table')} "
-            f"{quoted(args.bundle)} --verify"
+            f"{quote(args.bundle)} --verify"
         )
 
 

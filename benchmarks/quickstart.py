@@ -42,12 +42,12 @@ from benchmarks.suites.runs import Programs, Run, read_json
 from benchmarks.suites.suite import DETECTION, EMBEDDED, MOCO, Suite, SuiteTask
 from benchmarks.suites.synthetic import write_images, write_knn, write_scenes
 from moco.common.cfgnode import flatten, read_yaml
-from moco.common.command import RANDOM, parse_options, program, quoted
+from moco.common.command import RANDOM, parse_options, program, quote
 from moco.common.distributed import usable_cores
 from moco.common.errors import UserError, plural, printable, run_cli, say
 from moco.common.files import atomic_write_json
 from moco.common.progress import format_seconds
-from moco.common.shipped import CONFIGS, shown
+from moco.common.shipped import CONFIGS, display_name
 from moco.data.images import find_images
 
 FEW_SEEDS = 3  # trials per row on photographs, which take longer than generated scenes
@@ -367,7 +367,7 @@ def report(
 
 def next_commands(output: Path, args: Options, trials: int) -> str:
     """Format the commands to try next, on custom data and with more seeds."""
-    again = quoted(output.with_name(f"{output.name}_mine"))
+    again = quote(output.with_name(f"{output.name}_mine"))
     more = [f"--seeds={trials + 3}", f"--output={output}"]
     more += [f"--images={args.images}"] if args.images else []
     more += [f"--voc={args.voc}"] if args.voc else []
@@ -380,9 +380,9 @@ Next, on your own data:
   {quickstart} --images path/to/images --output {again}
   {quickstart} --voc path/to/voc_layout --output {again}
 or step by step, longer and larger:
-  {pretrain} --config-file {shown("pretrain/small_r18")} DATA.ROOT path/to/images
+  {pretrain} --config-file {display_name("pretrain/small_r18")} DATA.ROOT path/to/images
 More seeds for this table (finished runs are not repeated):
-  {quickstart} {quoted(*more)}"""
+  {quickstart} {quote(*more)}"""
 
 
 def build_parser() -> argparse.ArgumentParser:

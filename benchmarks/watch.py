@@ -35,7 +35,7 @@ from benchmarks.suites.suite_file import (
 )
 from moco.common.command import parse_options, program
 from moco.common.errors import DataError, UserError, first_few, plural, run_cli, say
-from moco.common.files import expanded
+from moco.common.files import expand_home
 from moco.common.pretrained import ENDINGS
 from moco.common.shipped import resolve
 
@@ -87,10 +87,10 @@ def main(argv: Sequence[str] | None = None, programs: Programs | None = None) ->
     if not equals or "/" in name:  # 'runs/epoch=*.ckpt' has no name
         name, place = "", args.checkpoints
     if not is_pattern(place):
-        if not expanded(place).is_dir():
+        if not expand_home(place).is_dir():
             raise UserError(f"{place}: no such folder; expected a pre-training's, or a pattern")
-        place = str(expanded(place) / CHECKPOINTS)
-    name = name or as_name(expanded(place).resolve().parent.name)
+        place = str(expand_home(place) / CHECKPOINTS)
+    name = name or as_name(expand_home(place).resolve().parent.name)
     tasks = [{"config": str(resolve(task).absolute())} for task in args.task]
     suite = read_suite({"name": name, "tasks": tasks, "trials": args.trials}, Path(name))
     suite = configure_suite(suite, args)

@@ -30,10 +30,10 @@ from convert.report import (
     source_row,
 )
 from convert.translate import translate
-from moco.common.command import quoted
+from moco.common.command import quote
 from moco.common.errors import DataError, UserError, shown
 from moco.common.files import PathLike, named_objects
-from moco.common.unpickler import Inert
+from moco.common.unpickler import OpaqueObject
 
 # Limit on the listed entries of a file.
 MAX_ENTRIES = 12
@@ -88,7 +88,7 @@ def inspected(
         rows.append(("next", fine_tune_command(found[0].contract, path)))
     elif found:
         encoder = f" --encoder {found[0].contract.encoder}" if problem is not None else ""
-        source = quoted(weights)
+        source = quote(weights)
         rows.append(("next", f"{command()} {source} weights.pth{encoder}"))
     if found or problem is None or problem.option:
         return lines(rows), 0
@@ -168,7 +168,7 @@ def _summary(value: Any) -> str:
     """Describe a value in a few words; untrusted text is escaped and truncated."""
     if is_array(value):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-    if isinstance(value, Inert):
+    if isinstance(value, OpaqueObject):
         return f"an object, made by {named_objects([value.name])}"
     if not isinstance(value, Mapping):
         return shown(value)

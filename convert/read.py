@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from moco.common.errors import DataError, first_few, shown
 from moco.common.files import (
     PathLike,
-    format_of,
+    detect_format,
     harmful_objects,
     load_pickle,
     load_safetensors,
@@ -20,8 +20,8 @@ from moco.common.files import (
     named_objects,
     open_file,
 )
-from moco.common.sharded import METADATA, parts_of, read_distributed
-from moco.common.unpickler import Inert
+from moco.common.sharded import METADATA, read_distributed, read_index
+from moco.common.unpickler import OpaqueObject
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 import dataclasses
 import hashlib
 
-from moco.common.command import quoted
+from moco.common.command import quote
 from moco.common.files import sha256_file
-from moco.common.pretrained import HUB_FILES, LocalWeights, locate
-from moco.common.sharded import PART_NAME, files_of
+from moco.common.pretrained import HUB_FILES, LocalWeights, locate_weights
+from moco.common.sharded import PART_NAME, list_files
 
 # Last bytes of a checkpoint's index: tensorflow/core/lib/io/format.h, kTableMagicNumber.
 _TENSORFLOW_END = bytes.fromhex("57fb808b247547db")
@@ -69,7 +69,7 @@ def read_file(path: PathLike, objects: set[str] | None = None) -> Any:
     path, objects = Path(path), set() if objects is None else objects
     if path.name == METADATA:
         return read_distributed(path, objects)
-    if (parts := parts_of(path)) is not None:
+    if (parts := read_index(path)) is not None:
         return _join(path, parts, objects)
     if path.suffix == ".distcp":
         raise DataError(f"{path}: a part of a checkpoint of several files; give {path.parent}")
@@ -80,7 +80,7 @@ def read_file(path: PathLike, objects: set[str] | None = None) -> Any:
 
 def _read_one(path: PathLike, objects: set[str]) -> Any:
     _refuse_tensorflow(path)
-    form = format_of(path)
+    form = detect_format(path)
     with open_file(path) as file:
         _refuse_dill(path, file.read(512))
     if form == "safetensors":
@@ -134,7 +134,7 @@ def to_tensor(key: str, value: Any, where: str) -> Tensor:
     """
     import torch
 
-    if isinstance(value, Inert):
+    if isinstance(value, OpaqueObject):
         raise DataError(
             f"{where}: {shown(key)} is not a dense tensor but an object, made by "
             f"{named_objects([value.name])}"
@@ -157,7 +157,7 @@ def to_tensor(key: str, value: Any, where: str) -> Tensor:
 
 def describe(raw: Any) -> str:
     """Describe the first keys of a checkpoint, for messages about unknown files."""
-    if isinstance(raw, Inert):
+    if isinstance(raw, OpaqueObject):
         return f"the file holds an object, made by {named_objects([raw.name])}"
     if not isinstance(raw, Mapping):
         return f"the file holds a {type(raw).__name__}, not a dict"
@@ -241,7 +241,7 @@ def flatten(raw: Any, where: str) -> list[Entry]:
 
 def _is_nested(value: Any) -> bool:
     if isinstance(value, Mapping):
-        return bool(value) and not isinstance(value, Inert)
+        return bool(value) and not isinstance(value, OpaqueObject)
     return isinstance(value, list | tuple) and any(
         is_array(item) or isinstance(item, Mapping | list | tuple) for item in value
     )
@@ -291,7 +291,7 @@ def _refuse_part(path: Path, keys: Collection[Any]) -> None:
     """Raise DataError for a shard, which would be recognized as a smaller network."""
     for index in sorted(path.parent.glob("*.index.json")):
         try:
-            listed = parts_of(index)
+            listed = read_index(index)
         except DataError:
             continue  # index of another tool
         files = set(listed.values()) if listed else set()
@@ -345,10 +345,10 @@ def find_file(weights: PathLike) -> LocalWeights:
     """Return the file of weights that an argument names, downloaded if necessary.
 
     Raises:
-        UserError: See `moco.common.pretrained.locate`.
+        UserError: See `moco.common.pretrained.locate_weights`.
         DataError: See `source_file`.
     """
-    located = locate(weights)
+    located = locate_weights(weights)
     return dataclasses.replace(located, path=source_file(located.path))
 
 
@@ -410,7 +410,7 @@ def _deepspeed(folder: Path) -> Path | None:
         words = [folder] if latest.is_file() else [folder.parent, "--tag", folder.name]
         raise DataError(
             f"{folder}: a checkpoint of DeepSpeed in shards; for a folder that you trust, as this "
-            f"runs code in it: python -m deepspeed.utils.zero_to_fp32 {quoted(*words)} out; then "
+            f"runs code in it: python -m deepspeed.utils.zero_to_fp32 {quote(*words)} out; then "
             "give out"
         )
     return None
@@ -421,7 +421,7 @@ def digests(path: Path) -> tuple[str, dict[str, str]]:
 
     Of several files, the first value is the SHA-256 of the output of `sha256sum` for them.
     """
-    if not (files := files_of(path)):
+    if not (files := list_files(path)):
         return sha256_file(path), {}
     each = {file.name: sha256_file(file) for file in files}
     lines = "".join(f"{sha256}  {name}\n" for name, sha256 in each.items())

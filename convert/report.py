@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from convert.contract import IMAGENET_MEAN, IMAGENET_STD, InputContract
 from convert.initial_weights import encoder_spec
 from convert.write import lost_options
-from moco.common.command import program, quoted
+from moco.common.command import program, quote
 from moco.common.errors import UserError, printable
-from moco.common.shipped import ROOT, shown
+from moco.common.shipped import ROOT, display_name
 from moco.modeling.archs import EncoderSpec, Spec
 
 if TYPE_CHECKING:
@@ -116,24 +116,24 @@ def command() -> str:
 
 def _script(path: str) -> str:
     """Return the command that runs a file of this project from the current folder."""
-    return f"python {path if Path.cwd() == ROOT else quoted(ROOT / path)}"
+    return f"python {path if Path.cwd() == ROOT else quote(ROOT / path)}"
 
 
 def fine_tune_command(contract: InputContract, path: Path) -> str:
     """Return the complete command that fine-tunes a detector from a converted file."""
     config, _, data = contract.architecture.example_task()
     keys = contract.architecture.keys_to_set()
-    others = "".join(f"{key} {quoted(value)} " for key, value in keys.items())
+    others = "".join(f"{key} {quote(value)} " for key, value in keys.items())
     train = program("train", _script("detection/train_net.py"))
     return (
-        f"{train} --config-file {shown(config)} {data}"
-        f"MODEL.WEIGHTS {quoted(path)} {others}OUTPUT_DIR {_run_folder(path)}"
+        f"{train} --config-file {display_name(config)} {data}"
+        f"MODEL.WEIGHTS {quote(path)} {others}OUTPUT_DIR {_run_folder(path)}"
     )
 
 
 def classify_command(contract: InputContract, path: Path) -> str:
     """Return the command that trains a linear classifier, or converts if that is not supported."""
-    file = quoted(path)
+    file = quote(path)
     try:
         spec: Spec | None = encoder_spec(contract.architecture)
     except UserError:
@@ -151,13 +151,13 @@ def classify_command(contract: InputContract, path: Path) -> str:
             keys += f"AUG.{key} '({','.join(f'{value / 255:.6g}' for value in values)})' "
     linear = program("linear", "python -m benchmarks linear")
     return (
-        f"{linear} --config-file {shown('imagenet/linear')} "
+        f"{linear} --config-file {display_name('imagenet/linear')} "
         f"--checkpoint {file} {keys}DATA.ROOT path/to/imagenet OUTPUT_DIR {_run_folder(path)}"
     )
 
 
 def _run_folder(path: Path) -> str:
-    return quoted(f"runs/{path.stem}_0")
+    return quote(f"runs/{path.stem}_0")
 
 
 def _counts(counts: dict[str, int]) -> str:

@@ -54,7 +54,7 @@ from convert.recognize import Recognition, from_contract, recognize
 from convert.source_module import check_module
 from moco.common.errors import DataError, UserError, shown
 from moco.common.files import named_objects
-from moco.common.unpickler import Inert
+from moco.common.unpickler import OpaqueObject
 
 # Start of the SHA-256 of torchvision's V2 weights, as in resnet50-11ad3fa6.pth. Tensors of V1 and
 # V2 have the same names and shapes, so only the hash tells them apart.
@@ -602,7 +602,7 @@ def describe_mistaken_file(raw: Any) -> str:
     Returns:
         The text of a message, or "" for other files.
     """
-    if isinstance(raw, Mapping) and not isinstance(raw, Inert) and set(raw) == _OPTIMIZER:
+    if isinstance(raw, Mapping) and not isinstance(raw, OpaqueObject) and set(raw) == _OPTIMIZER:
         return (
             "the state of an optimizer alone, without a network: give the checkpoint that has the "
             "model's state_dict()"
@@ -622,7 +622,7 @@ def _describe_module(raw: Any) -> str:
     """Describe a module that was saved as an object, with the name of its class, or return ""."""
     holders = {"": raw, **({f" in {shown(k, 30)}": raw[k] for k in raw} if _is_dict(raw) else {})}
     for place, value in holders.items():
-        if isinstance(value, Inert) and not is_array(value) and "_modules" in value:
+        if isinstance(value, OpaqueObject) and not is_array(value) and "_modules" in value:
             return (
                 f"a whole module{place}, of the class {named_objects([value.name])}, whose code is "
                 "not run here: where the file is trusted, load it in its own project and "
@@ -632,4 +632,4 @@ def _describe_module(raw: Any) -> str:
 
 
 def _is_dict(raw: Any) -> bool:
-    return isinstance(raw, Mapping) and not isinstance(raw, Inert)
+    return isinstance(raw, Mapping) and not isinstance(raw, OpaqueObject)

@@ -138,7 +138,7 @@ def check_model(
         elif value.shape != expected[key].shape:
             problem = f"shape {list(value.shape)} where {list(expected[key].shape)} is expected"
         else:
-            problem = soundness.problem(key, value)
+            problem = soundness.describe_problem(key, value)
         if problem is not None:
             problems.setdefault(problem, []).append(named(key))
     texts = [f"{what}: {format_keys(sorted(keys), 3)}" for what, keys in problems.items() if keys]

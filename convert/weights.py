@@ -19,7 +19,7 @@ if not __package__:
 from moco.common.command import RANDOM, program
 from moco.common.download import CACHE, OFFLINE, cache_folder
 from moco.common.errors import UserError, run_cli, say
-from moco.common.pretrained import Web, find_remote, inits, locate
+from moco.common.pretrained import HttpWeights, find_remote, inits, locate_weights
 
 EPILOG = f"""\
 Weights (MODEL.WEIGHTS, --init, --checkpoint, input of convert and inspect) are one of
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 f"{name}: not a name or address of weights; choices are {', '.join(fetchable())}"
             )
     for name in args.names:
-        say(f"{name}: {locate(name).path}")
+        say(f"{name}: {locate_weights(name).path}")
 
 
 def fetchable() -> list[str]:
@@ -79,7 +79,7 @@ def listing() -> str:
     rows = []
     for name in fetchable():
         remote, contract = find_remote(name), inits()[name]["contract"]
-        assert isinstance(remote, Web)
+        assert isinstance(remote, HttpWeights)
         mean, std = (
             " ".join(f"{x:g}" for x in contract[f"pixel_{key}"]) for key in ("mean", "std")
         )

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from convert.contract import IMAGENET_MEAN, IMAGENET_STD, InputContract, format_numbers
 from convert.read import read_file, to_tensor
 from moco.common.errors import UserError
-from moco.common.files import atomic_torch_save, atomic_write, cannot_write, open_file
+from moco.common.files import atomic_torch_save, atomic_write, open_file, write_error
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -127,4 +127,4 @@ def _write_safetensors(path: Path, tensors: dict[str, Tensor], metadata: dict[st
     except Exception as error:  # safetensors does not document its exceptions
         written = path.stat().st_size if path.exists() else 0
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise cannot_write(path, OSError(reason[:200]), written) from error
+        raise write_error(path, OSError(reason[:200]), written) from error

@@ -23,10 +23,10 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from moco.common import distributed
-from moco.common.command import RANDOM, as_options, parse_with_pairs, program
+from moco.common.command import RANDOM, build_options, parse_with_pairs, program
 from moco.common.errors import UserError, run_cli, say
-from moco.common.files import expanded
-from moco.common.pretrained import not_downloaded
+from moco.common.files import expand_home
+from moco.common.pretrained import describe_download
 from moco.common.shipped import find, resolve
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def parse_args(argv: Sequence[str] | None = None) -> Options:
     """Parse the command line, in which pairs may stand between the flags."""
-    return as_options(parse_with_pairs(build_parser(), argv), Options)
+    return build_options(parse_with_pairs(build_parser(), argv), Options)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -139,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.visualize < 0:
         raise UserError(f"--visualize: got {args.visualize}, expected 0 or more images")
     # torchrun --max-restarts starts all processes again after one has died.
-    if distributed.restarted() and not args.eval_only:
+    if distributed.restart_count() and not args.eval_only:
         args = replace(args, resume=True, overwrite=False)
     opts = args.opts
     config_file: str | Path | None = args.config_file
@@ -161,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.check_only and not args.eval_only:
         overrides = dict(zip(opts[::2], opts[1::2], strict=False))
         weights = draft.cfg.MODEL.WEIGHTS if draft else overrides.get("MODEL.WEIGHTS", "")
-        if missing := not_downloaded(weights):
+        if missing := describe_download(weights):
             opts = [*opts, "MODEL.WEIGHTS", RANDOM]
             if draft:
                 draft.cfg.MODEL.WEIGHTS = RANDOM
@@ -272,7 +272,7 @@ def import_own(names: Sequence[str], engine: str) -> list[str]:
 def model_zoo_file(name: str | Path | None) -> Path | None:
     """Return a file of Detectron2's model zoo; None if `name` exists here or is shipped."""
     spec = find_spec("detectron2")
-    here = name is None or expanded(name).exists() or find(name) is not None
+    here = name is None or expand_home(name).exists() or find(name) is not None
     if name is None or here or spec is None or spec.origin is None:
         return None
     folder = (Path(spec.origin).parent / "model_zoo" / "configs").resolve()

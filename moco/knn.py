@@ -21,7 +21,7 @@ if not __package__:
 from moco.common.command import converter, program
 from moco.common.errors import DataError, UserError, say, shown
 from moco.common.pretrained import check_weights
-from moco.data.images import check_root, notes_on, read_labeled_sets
+from moco.data.images import check_root, describe_images, read_labeled_sets
 from moco.modeling.archs import STEMS
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def main(argv: Sequence[str], read: "Reader") -> None:
     crop = CenterCrop.sized(crop_px, resize_px, training_crop, weights.mean, weights.std)
     weights.spec.check_image(crop.crop_px, "--crop-px")
     data = read_labeled_sets(args.data)
-    image_notes = [*notes_on(data.train), *notes_on(data.val)]
+    image_notes = [*describe_images(data.train), *describe_images(data.val)]
     say(*(f"note: {note}" for note in image_notes))
     notes = [*weights.notes, *image_notes]
     device, start = pick_device(args.device), time.monotonic()

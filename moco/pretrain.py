@@ -22,7 +22,7 @@ if not __package__:
 
 from moco.common import command, distributed
 from moco.common.errors import say
-from moco.common.files import format_of
+from moco.common.files import detect_format
 from moco.common.pretrained import check_weights
 from moco.common.run import RunFolder
 from moco.data.images import check_root
@@ -81,14 +81,14 @@ def parse_args(argv: Sequence[str]) -> PretrainOptions:
     """Parse arguments and turn the flags into `opts`; explicit `KEY VALUE` pairs come last."""
     values = command.parse_training_args(build_parser(), argv, VALUES)
     switched = [text for pair in values["switched"] for text in pair]
-    return command.as_options({**values, "opts": switched + values["opts"]}, PretrainOptions)
+    return command.build_options({**values, "opts": switched + values["opts"]}, PretrainOptions)
 
 
 def main(argv: Sequence[str], read: "Reader") -> None:
     """Run the command `moco-transfer pretrain`."""
     args = parse_args(argv)
     if (
-        distributed.restarted()
+        distributed.restart_count()
     ):  # torchrun --max-restarts: after a failure all processes start again
         args = replace(args, resume=args.resume or command.AUTO, overwrite=False)
     cfg = load_pretrain_cfg(args.config_file, args.opts)
@@ -100,7 +100,7 @@ def main(argv: Sequence[str], read: "Reader") -> None:
     if pretrained:
         check_weights(cfg.MODEL.WEIGHTS)
     if args.resume not in (None, command.AUTO):
-        format_of(args.resume)
+        detect_format(args.resume)
     main_process = distributed.launched_rank() == 0
     if main_process:
         say(f"pre-train: {cfg.MODEL.ARCH} on {cfg.DATA.ROOT}, to {cfg.OUTPUT_DIR}")
@@ -118,7 +118,7 @@ def main(argv: Sequence[str], read: "Reader") -> None:
             checkpoint = train(training, folder, args.resume, args.extend, args.other_processes)
     if main_process:
         convert = command.program("convert", "python convert/convert_to_d2.py")
-        paths = command.quoted(checkpoint, folder.path / "backbone.pth")
+        paths = command.quote(checkpoint, folder.path / "backbone.pth")
         say(f"checkpoint: {checkpoint}", f"next: {convert} {paths}")
 
 

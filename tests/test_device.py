@@ -107,7 +107,7 @@ def test_the_collectives_of_two_gpus_are_those_of_the_cpu(tmp_path, mechanism):
         found = {(place.split()[1], kind) for place, _, kinds in ours for kind in kinds}
         on_cpu = {function for function, kind in found if kind == "cpu"}
         # Counts and requests, and colors' parameters, which gloo brings where the images go.
-        assert on_cpu - {"exchange_rows"} == {"highest"}
+        assert on_cpu - {"exchange_rows"} == {"max_over_ranks"}
         gradients = "Pretraining.forward_backward"  # DDP's
         expected = {"sum_over_ranks", "gather_rows", gradients}
         assert expected <= {function for function, kind in found if kind == "cuda"}

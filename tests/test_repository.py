@@ -223,17 +223,17 @@ def test_nothing_that_could_run_a_files_content(pattern):
 
 # What one function does for all, and the files that may do it by themselves.
 ONE_FUNCTION = {
-    # open_file, read_text, read_bytes and regular: a pipe or a device would never answer.
+    # open_file, read_text, read_bytes and require_regular: a pipe or a device would never answer.
     r"(?<!def )(?<![\w.])open\(|\.read_(text|bytes)\(": ("moco/common/files.py",),
     r"\bos\.open\(": ("moco/common/files.py", "moco/common/errors.py"),
-    r"\bImage\.open\((?!regular\(|file,|source,|buffer)": (
+    r"\bImage\.open\((?!require_regular\(|file,|source,|buffer)": (
         "benchmarks/speed/input.py",
         "benchmarks/speed/peers.py",
     ),
-    r"\b(ZipFile|tarfile\.open)\((?!regular\(|file)": (),
-    # expanded: Path.expanduser raises RuntimeError for a user that does not exist.
+    r"\b(ZipFile|tarfile\.open)\((?!require_regular\(|file)": (),
+    # expand_home: Path.expanduser raises RuntimeError for a user that does not exist.
     r"(?<!os\.path)\.expanduser\(": (),
-    # quoted: a line break in a path would break the message.
+    # quote: a line break in a path would break the message.
     r"\bshlex\.(quote|join)\(": (
         "moco/common/command.py",
         "moco/common/run.py",

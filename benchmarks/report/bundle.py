@@ -56,7 +56,7 @@ from detection.evaluation.metrics import has_matches, headline_names
 from moco.common.errors import UserError, first_few, plural, printable, shown
 from moco.common.files import PathLike, atomic_write, open_file
 from moco.common.keys import NOT_PROTOCOL, names_of
-from moco.common.limits import Implausible, open_zip
+from moco.common.limits import CorruptFileError, open_zip
 from moco.common.run import DIGITS, METRICS_NAME, RECORD_NAME, RunRecord
 from moco.common.shipped import RESULTS
 
@@ -77,7 +77,7 @@ def check_files(path: PathLike) -> int:
     """
     with reading(path), open_file(path) as file, open_zip(file) as archive:
         if (broken := archive.testzip()) is not None:
-            raise Implausible(f"{shown(broken)}: its checksum differs")
+            raise CorruptFileError(f"{shown(broken)}: its checksum differs")
         return len(archive.infolist())
 
 

@@ -26,7 +26,7 @@ from moco.common.command import RANDOM
 from moco.common.errors import DataError, UserError, shown
 from moco.common.files import PathLike, open_file, read_bytes
 from moco.common.keys import Keys
-from moco.common.limits import Implausible, open_zip, read_part
+from moco.common.limits import CorruptFileError, open_zip, read_part
 from moco.common.run import DIGITS, METRICS_NAME, RECORD_NAME, RunRecord, parse_record, read_record
 from moco.engine.config import protocol_sha256
 from moco.engine.keys import CLASSIFICATION
@@ -110,14 +110,16 @@ def read_bundle(path: PathLike) -> dict[PurePosixPath, tuple[RunRecord, str | No
         parts = {PurePosixPath(info.filename): info for info in archive.infolist()}
         if len(parts) < len(archive.infolist()):
             seen = Counter(str(PurePosixPath(info.filename)) for info in archive.infolist())
-            raise Implausible(f"{shown(seen.most_common(1)[0][0])}: is in it more than once")
+            raise CorruptFileError(f"{shown(seen.most_common(1)[0][0])}: is in it more than once")
         records = {name: info for name, info in parts.items() if name.name == RECORD_NAME}
         for name, info in records.items():
             if name.is_absolute() or ".." in name.parts or str(name) != info.filename:
-                raise Implausible(f"{shown(info.filename)}: not a path inside it")
+                raise CorruptFileError(f"{shown(info.filename)}: not a path inside it")
         total = sum(info.file_size for info in records.values())
         if total > MAX_RECORDS_BYTES:
-            raise Implausible(f"records: got {total} bytes, expected at most {MAX_RECORDS_BYTES}")
+            raise CorruptFileError(
+                f"records: got {total} bytes, expected at most {MAX_RECORDS_BYTES}"
+            )
         texts = {name: read_part(archive, info) for name, info in records.items()}
     return {
         name.parent: (
@@ -137,7 +139,7 @@ def read_about(path: PathLike) -> About:
     with reading(path), open_file(path) as file, open_zip(file) as archive:
         info = archive.NameToInfo.get(ABOUT_NAME)
         if info is not None and info.file_size > 8 * MAX_ABOUT:
-            raise Implausible(f"{ABOUT_NAME}: more than {8 * MAX_ABOUT} bytes")
+            raise CorruptFileError(f"{ABOUT_NAME}: more than {8 * MAX_ABOUT} bytes")
         content = None if info is None else json.loads(read_part(archive, info))
         about = None if content is None else About(**content)
     if about is None:
@@ -152,7 +154,7 @@ def reading(path: PathLike) -> Iterator[None]:
     """Turn any error while reading a file into a DataError that names it."""
     try:
         yield
-    except Implausible as error:
+    except CorruptFileError as error:
         raise DataError(f"{path}: damaged or made to mislead ({error})") from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
@@ -211,12 +213,12 @@ class FinishedRun:
                 return None
             with reading(path):
                 if Path(path).stat().st_size > limit:
-                    raise Implausible(f"more than {limit} bytes")
+                    raise CorruptFileError(f"more than {limit} bytes")
                 return read_bytes(path)
         with reading(self.bundle), open_file(self.bundle) as file, open_zip(file) as archive:
             info = archive.NameToInfo.get(str(path))
             if info is not None and info.file_size > limit:
-                raise Implausible(f"{path}: more than {limit} bytes")
+                raise CorruptFileError(f"{path}: more than {limit} bytes")
             return None if info is None else read_part(archive, info)
 
     @property

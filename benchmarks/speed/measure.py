@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from tabulate import tabulate
 
-from moco.common.command import quoted
+from moco.common.command import quote
 from moco.common.run import jsonable, provenance
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -151,7 +151,7 @@ def measurement(
         seconds: Duration of the command.
     """
     facts = provenance()
-    command = quoted("moco-transfer", "speed", *words)
+    command = quote("moco-transfer", "speed", *words)
     kept = {name: facts[name] for name in ("utc", "git", "hardware", "versions")}
     lines = [{**row._asdict(), "value": row.value, "met": row.met} for row in rows]
     own = {"command": command, "rounds": rounds, "seconds": round(seconds), "rows": lines}

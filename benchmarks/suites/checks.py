@@ -356,7 +356,7 @@ def _check_moco(spec: RunSpec) -> _Outcome:
 
     from convert.initial_weights import read_initial_weights
     from moco.classification.config import CROP_PX, load_classify_cfg, with_weights
-    from moco.classification.run import build_classifier, open_labeled
+    from moco.classification.run import build_classifier, open_labeled_sets
 
     protocol = _protocol(spec.program)
     cfg = load_classify_cfg(protocol.defaults, str(spec.config), command_keys(spec))
@@ -377,7 +377,7 @@ def _check_moco(spec: RunSpec) -> _Outcome:
             "DATA.ROOT is not set; add it to the suite's overrides, or --opts DATA.ROOT and the "
             "folder with train/<class>/* and val/<class>/*"
         )
-    sets = open_labeled(cfg.DATA.ROOT)
+    sets = open_labeled_sets(cfg.DATA.ROOT)
     if len(sets.train) < batch:
         raise UserError(
             f"{cfg.DATA.ROOT}: {len(sets.train)} images are less than one batch of {batch}"

@@ -43,14 +43,21 @@ from moco.common.files import (
     atomic_write,
     atomic_write_json,
     atomic_write_text,
-    expanded,
+    expand_home,
     open_file,
     read_text,
     sha256_file,
 )
-from moco.common.pretrained import ENDINGS, ORIGIN, SIDECARS, LocalWeights, like, sidecar
+from moco.common.pretrained import (
+    ENDINGS,
+    ORIGIN,
+    SIDECARS,
+    LocalWeights,
+    sidecar,
+    similar_names_hint,
+)
 from moco.common.run import metrics_lines
-from moco.common.sharded import files_of
+from moco.common.sharded import list_files
 
 LOCK_NAME = ".suite.lock"
 SCHEMA = 1
@@ -68,7 +75,7 @@ class SuiteFolder:
     """
 
     def __init__(self, path: Path, marker: str = "") -> None:
-        self.path = path = expanded(path)
+        self.path = path = expand_home(path)
         self._marker = marker
         self.runs, self.grid, self.tables = path / "runs", path / "grid", path / "tables"
 
@@ -318,14 +325,14 @@ def hash_inits(weights: Mapping[str, LocalWeights | None]) -> dict[str, Init]:
         UserError: If a checkpoint is in parts, or two pre-trainings of one row have the same bytes.
     """
     missing = [
-        f"--init {name}={found.path}: no such file{like(str(found.path))}"
+        f"--init {name}={found.path}: no such file{similar_names_hint(str(found.path))}"
         for name, found in weights.items()
         if found and not found.path.is_file()
     ]
     if missing:
         raise DataError("; ".join(missing))
     for name, found in weights.items():
-        if found and files_of(found.path):
+        if found and list_files(found.path):
             raise UserError(
                 f"--init {name}={found.path}: is a checkpoint in parts, of which a suite would "
                 "copy the index alone; convert it first, and give the converted file"

@@ -34,7 +34,7 @@ from benchmarks.suites.suite import (
 from convert.read import find_file
 from detection.config.engines import detectron2_installed
 from moco.common import pretrained
-from moco.common.command import RANDOM, quoted
+from moco.common.command import RANDOM, quote
 from moco.common.errors import UserError, printable
 from moco.common.files import atomic_write_json, open_file, read_text
 from moco.common.pretrained import LocalWeights
@@ -212,7 +212,7 @@ class Run:
         """Log the start of a process, and return the offset at which the output begins."""
         with open_file(self.log, "a", encoding="utf-8") as file:
             now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-            file.write(f"--- {now}{where}: {quoted(*self.argv)}\n")
+            file.write(f"--- {now}{where}: {quote(*self.argv)}\n")
         return self.log.stat().st_size
 
     def fail(self, error: str, exit_code: int) -> None:
@@ -322,7 +322,7 @@ class Programs:
 
     def not_downloaded(self, weights: Mapping[str, str]) -> dict[str, str]:
         """Return init → description of the download, for inits that need one."""
-        needed = _map_inits(pretrained.not_downloaded, weights)
+        needed = _map_inits(pretrained.describe_download, weights)
         return {init: what for init, what in needed.items() if what}
 
     def locate(self, weights: Mapping[str, str]) -> dict[str, LocalWeights | None]:

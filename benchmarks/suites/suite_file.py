@@ -36,7 +36,7 @@ from moco.common import shipped
 from moco.common.cfgnode import flatten, read_yaml
 from moco.common.command import EPOCH, RANDOM, SEVERAL
 from moco.common.errors import DataError, UserError, plural, say
-from moco.common.files import PathLike, expanded
+from moco.common.files import PathLike, expand_home
 from moco.common.keys import Role, names_of
 from moco.common.pretrained import ENDINGS, init_name
 
@@ -119,7 +119,7 @@ def load_suite(path: PathLike) -> Suite:
     Raises:
         UserError: If the file is unreadable, or its content is invalid.
     """
-    path = expanded(path)
+    path = expand_home(path)
     return read_suite(read_yaml(path), path)
 
 
@@ -355,7 +355,7 @@ _known: dict[_Version, int | None] = {}  # epochs of files that this process has
 
 def is_pattern(weights: str) -> bool:
     """Return whether a weights argument is a pattern of file names, such as `runs/ckpt_*.pth`."""
-    is_file = "://" in weights or expanded(weights).exists()
+    is_file = "://" in weights or expand_home(weights).exists()
     return bool(_SIGNS.search(weights)) and not is_file
 
 
@@ -478,7 +478,7 @@ def find_datasets(folder: Path) -> dict[str, Path]:
     Raises:
         DataError: If there are fewer than two, or two have the same name.
     """
-    root = expanded(folder).resolve()
+    root = expand_home(folder).resolve()
     if not root.is_dir():
         raise DataError(f"--data {folder}: no such folder; expected {_LAYOUT}")
     if _is_dataset(root):

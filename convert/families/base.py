@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from moco.common.errors import DataError, UserError, shown
-from moco.common.keys import Key, Keys, Range, Role, below
+from moco.common.keys import Key, Keys, Range, Role, half_open_interval
 from moco.modeling import soundness
 from moco.modeling.soundness import Triple
 
@@ -674,7 +674,7 @@ DROP_PATH = Key(
     0.0,
     "Stochastic depth: drop probability of the last block; increases linearly from 0 at the first "
     "block.",
-    below(0, 1),
+    half_open_interval(0, 1),
 )
 
 

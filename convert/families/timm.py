@@ -31,7 +31,7 @@ from convert.families.base import (
 from convert.families.timm_index import Shapes, format_names, index
 from convert.families.vit import FEATURE
 from moco.common.errors import DataError, UserError, plural, shown
-from moco.common.keys import Key, Keys, below
+from moco.common.keys import Key, Keys, half_open_interval
 from moco.modeling import soundness
 
 if TYPE_CHECKING:
@@ -354,7 +354,7 @@ TASK_KEYS: Keys = {
         "Side of a patch, px, to which timm resamples the weights' patches; 0: the network's own "
         f"or, if that is no power of two, {PATCH_PX}. For networks with one map.",
     ),
-    "MODEL.TIMM.DROP_PATH": Key(0.0, "timm's drop_path_rate.", below(0, 1)),
+    "MODEL.TIMM.DROP_PATH": Key(0.0, "timm's drop_path_rate.", half_open_interval(0, 1)),
     "MODEL.TIMM.CHECKPOINT_BLOCKS": Key(
         False,
         "Recompute activations in the backward pass as timm does it: less memory, more time. "

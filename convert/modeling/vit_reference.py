@@ -124,7 +124,7 @@ def _with_tokens(
             raise DataError(
                 f"{name}: got shape {list(value.shape)}, expected [1, n, {architecture.embed_dim}]"
             )
-        if problem := soundness.problem(name, value):
+        if problem := soundness.describe_problem(name, value):
             raise DataError(f"{name}: {problem}")
     kept = {name: value for name, value in state.items() if name not in TOKENS}
     whole = {**kept, **tokens}

@@ -17,22 +17,22 @@ from moco.common.keys import (
     Keys,
     Range,
     Role,
-    above,
     at_least,
-    below,
     defaults_of,
-    interval,
+    greater_than,
+    half_open_interval,
     is_finite,
     names_of,
     numbers,
     one_of,
+    ordered_pair,
 )
 
 DATA_KEY = "DATASETS.ANNOTATIONS_SHA256"  # Only in run records; users cannot set it.
 FAMILIES = families()
 _NORMS = ("BN", "FrozenBN", "SyncBN", "naiveSyncBN")
 _ALL_NORMS = (*_NORMS, "GN", "LN", "")
-_RATIOS = interval(expected="two ratios above 0, the lower one first")
+_RATIOS = ordered_pair(expected="two ratios above 0, the lower one first")
 # Descriptions that several keys share.
 _CLASSES = "Number of classes; follows the dataset."
 _DELTAS = "Weights of the four regression targets (dx, dy, dw, dh)."
@@ -403,7 +403,11 @@ DETECTRON2S: Keys = {
     "DATALOADER.REPEAT_SQRT": Key(True, "Whether to repeat by sqrt(threshold / fraction)."),
     "SOLVER.MAX_ITER": Key(40000, "Length of the training, iterations.", at_least(1)),
     "SOLVER.BASE_LR": Key(
-        0.001, "Learning rate for a batch of IMS_PER_BATCH.", above(0), resume=False, tunable=True
+        0.001,
+        "Learning rate for a batch of IMS_PER_BATCH.",
+        greater_than(0),
+        resume=False,
+        tunable=True,
     ),
     "SOLVER.MOMENTUM": Key(0.9, "Momentum of SGD, 0..1."),
     "SOLVER.NESTEROV": Key(False, "Whether to use Nesterov momentum."),
@@ -608,7 +612,7 @@ OURS: Keys = {
         at_least(0),
     ),
     "INPUT.SEM_SEG_CROP_ASPECT": Key(
-        1.0, "Width of these crops divided by their height.", above(0)
+        1.0, "Width of these crops divided by their height.", greater_than(0)
     ),
     "INPUT.SEM_SEG_SCALE_RANGE": Key(
         [1.0, 1.0],
@@ -638,7 +642,9 @@ OURS: Keys = {
         "final norm, without a learned scale.",
     ),
     "MODEL.SEM_SEG_HEAD.DROPOUT": Key(
-        0.0, "Dropout of the last maps' channels before the classifier, 0 to below 1.", below(0, 1)
+        0.0,
+        "Dropout of the last maps' channels before the classifier, 0 to below 1.",
+        half_open_interval(0, 1),
     ),
     "MODEL.SEM_SEG_HEAD.AUXILIARY_WEIGHT": Key(
         0.4,
@@ -728,11 +734,13 @@ OURS: Keys = {
     "SOLVER.BACKBONE_LR_FACTOR": Key(
         1.0,
         "Factor of the learning rate of the backbone's parameters.",
-        above(0),
+        greater_than(0),
         resume=False,
         tunable=True,
     ),
-    "SOLVER.POLY_LR_POWER": Key(0.9, "Power of WarmupPolyLR; 1: linear.", above(0), resume=False),
+    "SOLVER.POLY_LR_POWER": Key(
+        0.9, "Power of WarmupPolyLR; 1: linear.", greater_than(0), resume=False
+    ),
     "SOLVER.WEIGHT_DECAY_EMBED": Key(
         0.0,
         "Weight decay of position embeddings, Swin's tables of relative positions, tokens and "

@@ -24,8 +24,8 @@ from detection.datasets.base import (
 )
 from detection.datasets.voc import LISTS, check_trainval
 from moco.common.errors import DataError, UserError
-from moco.common.files import expanded
-from moco.common.shipped import shown
+from moco.common.files import expand_home
+from moco.common.shipped import display_name
 
 
 def resolve_device(cfg: CfgNode, explicit: Collection[str], num_processes: int) -> None:
@@ -62,7 +62,7 @@ def resolve_precision(
     """
     import torch
 
-    from moco.engine.device import auto_precision, has_fast_bf16, slow_bf16
+    from moco.engine.device import auto_precision, has_fast_bf16, slow_bf16_warning
 
     solver, device, notes = cfg.SOLVER, torch.device(cfg.MODEL.DEVICE), []
     has_fp16 = engine == "detectron2" and device.type == "cuda"
@@ -77,7 +77,7 @@ def resolve_precision(
     elif solver.PRECISION == "fp32" and solver.AMP.ENABLED:
         solver.PRECISION = "fp16" if has_fp16 else "bf16"
     if solver.PRECISION == "bf16" and not eval_only and not has_fast_bf16(device):
-        notes.append(slow_bf16(cfg.MODEL.DEVICE))
+        notes.append(slow_bf16_warning(cfg.MODEL.DEVICE))
     if solver.PRECISION == "bf16" and "MODEL.CHANNELS_LAST" not in explicit:
         cfg.MODEL.CHANNELS_LAST = True
     if solver.PRECISION == "fp16" and not has_fp16 and not eval_only:
@@ -208,7 +208,7 @@ def resolve_names(cfg: CfgNode, overrides: Collection[str], *, eval_only: bool) 
         raise UserError(
             "DATASETS.TRAIN is empty; name a dataset, set DATASETS.VOC_DIR, DATASETS.YOLO_YAML, "
             "DATASETS.COCO_DIR or DATASETS.COCO_TRAIN_JSON, or give a task that does, e.g. "
-            "--config-file " + shown("voc/faster_rcnn_R_18_C4_small")
+            "--config-file " + display_name("voc/faster_rcnn_R_18_C4_small")
         )
     if datasets.PART_INDEX and datasets.PART in ("", TUNE):
         raise UserError(
@@ -263,7 +263,7 @@ def _resolve_splits(
             error = splits_expected(where, present, datasets[own])
             raise DataError(f"DATASETS.{own} {datasets[own]}: {error}")
         if chosen[key] == "trainval":
-            check_trainval(expanded(datasets[own]) / LISTS)
+            check_trainval(expand_home(datasets[own]) / LISTS)
         datasets[key] = (splits[chosen[key]].name,)
 
 

@@ -24,8 +24,8 @@ from moco.common.cfgnode import flatten, read_yaml, same_value
 from moco.common.command import RANDOM, converter
 from moco.common.errors import DataError, UserError, first_few
 from moco.common.keys import add_keys, defaults_of
-from moco.common.pretrained import find_remote, init_name, like
-from moco.common.shipped import CONFIGS, shown
+from moco.common.pretrained import find_remote, init_name, similar_names_hint
+from moco.common.shipped import CONFIGS, display_name
 
 if TYPE_CHECKING:
     from convert.verify import Converted
@@ -91,7 +91,9 @@ def check_weights(weights: str) -> None:
     if not weights:
         raise UserError(f"MODEL.WEIGHTS is empty; {give}")
     if weights != RANDOM and find_remote(weights) is None and not Path(weights).exists():
-        raise DataError(f"MODEL.WEIGHTS {weights}: no such file{like(weights)}; {give}")
+        raise DataError(
+            f"MODEL.WEIGHTS {weights}: no such file{similar_names_hint(weights)}; {give}"
+        )
     if weights != RANDOM and init_name(weights) == RANDOM:
         raise UserError(
             f"MODEL.WEIGHTS {weights}: would be called {RANDOM!r} in a table, as if it had no "
@@ -146,7 +148,7 @@ def apply_contract(
         task, _, _ = contract.architecture.example_task()
         raise UserError(
             f"MODEL.BACKBONE.NAME {name}: {owner} are a {contract.architecture}, which it cannot "
-            f"hold; a task file for it: {shown(task)}"
+            f"hold; a task file for it: {display_name(task)}"
         )
     key, network = contract.architecture.task_key()
     needed, got = values[key], flatten(cfg)[key]
@@ -171,7 +173,7 @@ def apply_random(cfg: CfgNode, explicit: Collection[str]) -> None:
 
 def _task_files(key: str, value: Any, family: str) -> str:
     """Format the names of a family's task files with this value of a key."""
-    fitting = [shown(path.relative_to(CONFIGS)) for path, _ in _tasks(key, value, family)]
+    fitting = [display_name(path.relative_to(CONFIGS)) for path, _ in _tasks(key, value, family)]
     if not fitting:
         return f"no task file is for it; set {key} {value}"
     return f"task files for it: {first_few(fitting)}"

@@ -172,7 +172,7 @@ def raise_on_all(error: DataError | None) -> None:
     Raises:
         DataError: The error of the first process that has one.
     """
-    if distributed.highest(error is not None):
+    if distributed.max_over_ranks(error is not None):
         texts: list[Any] = [error and str(error)]
         if distributed.world_size() > 1:
             own, texts = texts[0], [None] * distributed.world_size()

@@ -32,7 +32,7 @@ from fvcore.common.config import CfgNode
 from fvcore.common.registry import Registry
 
 from detection.datasets.files import read_json
-from moco.common.command import program, quoted
+from moco.common.command import program, quote
 from moco.common.errors import DataError, UserError, plural
 from moco.common.files import sha256_file
 
@@ -255,7 +255,7 @@ def doctor_command() -> str:
 def split_command(place: str | Path) -> str:
     """Return the command that divides a dataset without splits."""
     command = program("datasets split", "python -m detection.datasets split")
-    return f"{command} {quoted(place)}"
+    return f"{command} {quote(place)}"
 
 
 @contextmanager

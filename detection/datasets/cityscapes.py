@@ -38,7 +38,7 @@ from detection.datasets.base import (
 from detection.datasets.download import fetch_hint
 from detection.datasets.files import read_json, require_files
 from detection.datasets.labels import semantic_split
-from moco.common.command import quoted
+from moco.common.command import quote
 from moco.common.distributed import usable_cores
 from moco.common.errors import DataError
 
@@ -168,7 +168,7 @@ class CityscapesSource:
 
 def labels_command(root: str) -> str:
     """Return the command that creates the label maps in train ids, which are not published."""
-    where = f"CITYSCAPES_DATASET={quoted(root)}"
+    where = f"CITYSCAPES_DATASET={quote(root)}"
     return f"make them with: pip install cityscapesscripts && {where} csCreateTrainIdLabelImgs"
 
 

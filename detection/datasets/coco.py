@@ -43,9 +43,9 @@ from detection.datasets.coco_json import (
 )
 from detection.datasets.download import fetch_hint
 from detection.datasets.files import image_size, other_spellings, read_json
-from moco.common.command import quoted
+from moco.common.command import quote
 from moco.common.errors import DataError, UserError, first_few
-from moco.common.files import expanded
+from moco.common.files import expand_home
 
 # (id, name) of COCO's 80 categories; the ids have gaps.
 COCO_CATEGORIES = (
@@ -283,7 +283,7 @@ def roboflow_sources(datasets: CfgNode) -> list[COCOSource]:
     """
     if not (folder := datasets.get("COCO_DIR", "")):
         return []
-    root = expanded(folder)
+    root = expand_home(folder)
     files = {split: root / split / _ROBOFLOW for split in ("train", "valid", "val", "test")}
     pairs = _flip_pairs(datasets)
     stem = root.resolve().name
@@ -319,7 +319,7 @@ def _custom_files(datasets: CfgNode) -> list[tuple[str, str, str]]:
 
 
 def _custom_source(file: str, root: str, role: str) -> COCOSource:
-    path = expanded(file)
+    path = expand_home(file)
     name = f"{path.resolve().parent.name}_{path.stem}"
     return COCOSource(name, str(path), os.path.expanduser(root), "custom", role)
 
@@ -534,7 +534,7 @@ def _custom_task(splits: Sequence[Split], keys: Mapping[str, str]) -> list[str]:
             raise DataError(splits_expected(keys["COCO_DIR"], names, keys["COCO_DIR"]))
     elif "COCO_TEST_JSON" not in keys:
         [call] = _doctor_arguments(CfgNode(keys))
-        again = quoted(*call, "--coco-json")
+        again = quote(*call, "--coco-json")
         raise UserError(
             f"also give the annotations of the test images: {doctor_command()} {again} FILE"
         )

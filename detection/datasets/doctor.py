@@ -40,12 +40,12 @@ from detection.datasets.coco import pairs_note
 from detection.datasets.download import fetch_command
 from detection.datasets.files import DATASETS_VARIABLE, has_exif_rotation, image_size
 from detection.datasets.labels import check_labels
-from moco.common.command import program, quoted
+from moco.common.command import program, quote
 from moco.common.errors import DataError, UserError, first_few, plural, printable
 from moco.common.files import read_bytes
 from moco.common.progress import Progress
-from moco.common.shipped import shown
-from moco.data.images import bad_images, notes_on, open_images
+from moco.common.shipped import display_name
+from moco.data.images import describe_images, find_bad_images, open_images
 
 _SHOWN = 30  # classes or bad images in one list
 _ESTIMATED_AFTER = 1.0  # seconds of decoding
@@ -56,7 +56,7 @@ Score = Callable[[Split], Iterable[Finding]]
 def command(cfg: CfgNode) -> str:
     """Return the command that checks the custom dataset of a task, or "" if there is none."""
     return " && ".join(
-        f"{doctor_command()} {quoted(*arguments)} --verify"
+        f"{doctor_command()} {quote(*arguments)} --verify"
         for format_ in formats().values()
         if format_.custom
         for arguments in format_.custom.arguments(cfg.DATASETS)
@@ -168,25 +168,25 @@ def examine_images(root: str, *, verify: bool = False) -> tuple[list[Finding], s
     """
     try:
         images = open_images(root)
-        bad = bad_images(images) if verify else []
+        bad = find_bad_images(images) if verify else []
     except DataError as error:
         return [Finding("images", WRONG, str(error))], "fix what is WRONG, then run it again"
     decoded = ", all decoded" if verify and not bad else ""
     findings = [Finding("images", OK, plural(len(images), "image") + decoded)]
-    findings += [Finding("images", NOTE, note) for note in notes_on(images)]
+    findings += [Finding("images", NOTE, note) for note in describe_images(images)]
     findings += [Finding("images", WRONG, text) for text in bad[:_SHOWN]]
     if bad:
         left = f", the first {_SHOWN} are named above" if len(bad) > _SHOWN else ""
         findings.append(Finding("images", WRONG, f"{len(bad)} cannot be decoded{left}"))
         return findings, "replace or remove what is WRONG, then run the same command again"
-    recipe = shown("configs/pretrain/small_r18.yaml")
+    recipe = display_name("configs/pretrain/small_r18.yaml")
     pretrain = program("pretrain", "python -m benchmarks pretrain")
-    return findings, f"{pretrain} --config-file {recipe} DATA.ROOT {quoted(root)}"
+    return findings, f"{pretrain} --config-file {recipe} DATA.ROOT {quote(root)}"
 
 
 def _check_command(task: Sequence[str], keys: Mapping[str, str]) -> str:
     opts = [part for key, text in keys.items() for part in (f"DATASETS.{key}", text)]
-    arguments = quoted(shown(task[0]), *opts, *task[1:], "MODEL.WEIGHTS", "random")
+    arguments = quote(display_name(task[0]), *opts, *task[1:], "MODEL.WEIGHTS", "random")
     return f"{_train_command()} --check-only --config-file {arguments}"
 
 
@@ -205,7 +205,7 @@ def report(findings: Sequence[Finding], following: str, tree: Iterable[str] = ()
 
 def next_step(kind: str, format_: Format, root: str, findings: Sequence[Finding]) -> str:
     """Return the next step after examining the published splits of a format."""
-    again = f"{doctor_command()} {quoted(kind, '--root', root)}"
+    again = f"{doctor_command()} {quote(kind, '--root', root)}"
     if any(finding.state == WRONG for finding in findings):
         return f"fix what is WRONG, then run again: {again}"
     usable = {finding.name for finding in findings if finding.state in (OK, PART)}
@@ -213,10 +213,10 @@ def next_step(kind: str, format_: Format, root: str, findings: Sequence[Finding]
     if task is None:
         first, splits = next(iter(format_.tasks.items()), ("", ()))
         fetch = fetch_command(*splits, root=root)
-        get = f"for {shown(first)}: {fetch}" if fetch else format_.download.format(root=root)
+        get = f"for {display_name(first)}: {fetch}" if fetch else format_.download.format(root=root)
         return f"{get}; then run again: {again}"
-    arguments = quoted("--config-file", shown(task), "--check-only")
-    where = f"{DATASETS_VARIABLE}={quoted(root)}"
+    arguments = quote("--config-file", display_name(task), "--check-only")
+    where = f"{DATASETS_VARIABLE}={quote(root)}"
     return f"{where} {_train_command()} {arguments} MODEL.WEIGHTS random"
 
 

@@ -34,16 +34,16 @@ from tqdm import tqdm
 
 from detection.datasets.base import doctor_command
 from detection.datasets.files import DATASETS_VARIABLE, check_relative, read_ids
-from moco.common.command import program, quoted
+from moco.common.command import program, quote
 from moco.common.download import download, has_digest
 from moco.common.errors import DataError, LockedError, UserError, say, shown
 from moco.common.files import (
     TEMPORARY_PREFIX,
-    cannot_write,
     existing_folder,
     open_file,
     read_text,
-    regular,
+    require_regular,
+    write_error,
 )
 from moco.common.progress import Progress, format_seconds
 
@@ -120,7 +120,7 @@ def fetch_command(*splits: str, root: str = "") -> str:
     names = [next((d.name for d in every if split in d.splits), "") for split in splits]
     arguments = [*filter(None, dict.fromkeys(names)), *(["--root", root] if root else [])]
     start = program("datasets", "python -m detection.datasets")
-    return f"{start} fetch {quoted(*arguments)}" if any(names) else ""
+    return f"{start} fetch {quote(*arguments)}" if any(names) else ""
 
 
 def fetch_hint(kind: str, split: str, root: str | Path, otherwise: str = "") -> str:
@@ -257,7 +257,7 @@ class Fetcher:
         except Timeout as error:
             raise LockedError(f"{folder}: another process is fetching datasets into it") from error
         except OSError as error:
-            raise cannot_write(folder, error, 0) from error
+            raise write_error(folder, error, 0) from error
 
     def _get(self, archive: Archive) -> None:
         """Download, check and unpack one archive."""
@@ -369,7 +369,9 @@ def unpack(
         file: zipfile.ZipFile | tarfile.TarFile
         is_zip = archive.suffix == ".zip"
         with (
-            zipfile.ZipFile(regular(archive)) if is_zip else tarfile.open(regular(archive)) as file
+            zipfile.ZipFile(require_regular(archive))
+            if is_zip
+            else tarfile.open(require_regular(archive)) as file
         ):
             wanted = _wanted(archive, _members(file), tuple(takes), strip)
             total = sum(size for _, size in wanted.values())
@@ -389,7 +391,7 @@ def unpack(
                     progress.update()
     except (OSError, *_DAMAGED) as error:
         if isinstance(error, OSError) and error.errno is not None:  # gzip's own errors have none
-            raise cannot_write(folder, error, 0) from error
+            raise write_error(folder, error, 0) from error
         raise DataError(
             f"{archive}: not a zip or tar archive, or damaged ({error}); remove it and run again"
         ) from error

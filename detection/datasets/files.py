@@ -16,7 +16,7 @@ from PIL import Image
 from PIL.TiffImagePlugin import IMAGELENGTH, IMAGEWIDTH, TiffImageFile
 
 from moco.common.errors import DataError, first_few
-from moco.common.files import PathLike, read_bytes, regular
+from moco.common.files import PathLike, read_bytes, require_regular
 from moco.data.decode import FORMATS
 
 DATASETS_VARIABLE = "DETECTRON2_DATASETS"
@@ -64,7 +64,7 @@ def read_image(path: str, open_url: OpenURL | None = None) -> Image.Image:
 def open_image_file(path: str, open_url: OpenURL | None) -> Iterator[str | BinaryIO]:
     """Open a path that contains `://` by `open_url`; yield the path of any other file."""
     if open_url is None or "://" not in path:
-        yield str(regular(path))
+        yield str(require_regular(path))
         return
     try:
         file = open_url(path)
@@ -273,7 +273,10 @@ def inner_folders(folder: Path, depth: int = 2) -> Iterator[Path]:
 
 def has_exif_rotation(path: str | Path) -> bool:
     """Return whether an image's EXIF orientation rotates or mirrors it; False if it is damaged."""
-    with contextlib.suppress(Exception), Image.open(regular(path), formats=FORMATS) as image:
+    with (
+        contextlib.suppress(Exception),
+        Image.open(require_regular(path), formats=FORMATS) as image,
+    ):
         return image.getexif().get(_ORIENTATION) in range(2, 9)
     return False
 

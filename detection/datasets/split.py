@@ -21,10 +21,10 @@ from detection.datasets.coco_json import as_integer
 from detection.datasets.files import describe_folder, read_ids, read_json, read_lines
 from detection.datasets.voc import ENDINGS, LISTS, class_names, find_folders, is_voc, split_lists
 from detection.datasets.yolo import DataYaml, read_data_yaml, read_images
-from moco.common.command import quoted
+from moco.common.command import quote
 from moco.common.errors import DataError, UserError, plural, say
 from moco.common.errors import shown as short
-from moco.common.files import expanded, sha256_file, write_together
+from moco.common.files import expand_home, sha256_file, write_together
 
 Parts = dict[str, list[int]]  # split → positions of its images, those for training first
 _ROBOFLOW = "*/_annotations.coco.json"
@@ -63,7 +63,7 @@ def write_splits(place: str, shares: Mapping[str, float], seed: int, root: str =
             another format.
         DataError: If there is no dataset, it is damaged, or has too few images.
     """
-    data = find_undivided(expanded(place), root)
+    data = find_undivided(expand_home(place), root)
     if root and data.layout != _COCO:
         raise UserError(f"--root belongs to a file in {_COCO}; {place} is in {data.layout}")
     digests = [sha256_file(path) for path, _ in data.images]
@@ -83,7 +83,7 @@ def write_splits(place: str, shares: Mapping[str, float], seed: int, root: str =
     say(
         *(f"wrote {path}" for path in files),
         "",
-        f"next: {doctor_command()} {quoted(*data.arguments)}",
+        f"next: {doctor_command()} {quote(*data.arguments)}",
     )
 
 

@@ -55,9 +55,9 @@ from detection.datasets.files import (
     read_ids,
     spelling_hint,
 )
-from moco.common.command import quoted
+from moco.common.command import quote
 from moco.common.errors import DataError, UserError, first_few, plural
-from moco.common.files import expanded
+from moco.common.files import expand_home
 
 VOC_CLASSES = (
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow",
@@ -254,7 +254,7 @@ def folder_sources(datasets: CfgNode) -> list[VOCSource]:
     """
     if not datasets.get("VOC_DIR", ""):
         return []
-    root = expanded(datasets.VOC_DIR)
+    root = expand_home(datasets.VOC_DIR)
     if not root.is_dir():
         raise DataError(f"DATASETS.VOC_DIR {root}: no such folder; {_tree(root, 'trainval')}")
     lists = split_lists(root)
@@ -496,14 +496,14 @@ def _parse_custom(folder: str, root: str) -> tuple[list[VOCSource], dict[str, st
 
 
 def _custom_task(splits: Sequence[Split], keys: Mapping[str, str]) -> list[str]:
-    stem = expanded(keys["VOC_DIR"]).resolve().name
+    stem = expand_home(keys["VOC_DIR"]).resolve().name
     lists = sorted(split.name.removeprefix(f"{stem}_") for split in splits)
     if not (chosen := choose_splits(lists, ("TRAIN", "TEST"))):
         # The user can name two other lists, but one list alone cannot train and test.
         error = UserError if len(lists) > 1 else DataError
         raise error(splits_expected(LISTS, lists, keys["VOC_DIR"]))
     if "trainval" in chosen.values():
-        check_trainval(expanded(keys["VOC_DIR"]) / LISTS)
+        check_trainval(expand_home(keys["VOC_DIR"]) / LISTS)
     return ["configs/voc/faster_rcnn_R_18_C4_small.yaml"]
 
 
@@ -511,7 +511,7 @@ def _check_folders(root: str, states: Mapping[str, str]) -> Iterator[Finding]:
     """Yield findings on the lists of each year."""
     devkit = Path(root) / "VOCdevkit"
     if devkit.is_dir() and not any(Path(root).glob("VOC20*")):
-        text = f"is one folder too many; use --root {quoted(devkit)}, or move its folders up"
+        text = f"is one folder too many; use --root {quote(devkit)}, or move its folders up"
         yield Finding("VOCdevkit/", WRONG, text)
     for name in ("VOC2007", "VOC2012"):
         if (Path(root) / name).is_dir():

@@ -53,7 +53,7 @@ from detection.datasets.files import (
 )
 from moco.common.cfgnode import read_yaml
 from moco.common.errors import DataError, UserError, plural, shown
-from moco.common.files import expanded, files_below, read_bytes
+from moco.common.files import expand_home, files_below, read_bytes
 from moco.data.decode import SUFFIXES
 
 _SPLITS = {"train": ("train",), "val": ("val", "validation", "valid"), "test": ("test",)}
@@ -90,7 +90,7 @@ def read_data_yaml(file: str | Path) -> DataYaml:
     Raises:
         DataError: If it is missing or damaged, has no classes, or describes keypoints.
     """
-    path = expanded(file)
+    path = expand_home(file)
     if not path.is_file():
         raise DataError(f"{path}: no such file; expected the data.yaml of a dataset in YOLO layout")
     try:
@@ -124,7 +124,7 @@ def _root(file: Path, stated: Any) -> Path:
     if not isinstance(stated, str) or "\0" in stated:
         raise DataError(f"{file}: path: got {shown(stated)}, expected a folder")
     stated = with_slashes(stated, file.parent)
-    places = [file.parent / expanded(stated), Path(datasets_root()) / stated]
+    places = [file.parent / expand_home(stated), Path(datasets_root()) / stated]
     for place in places:
         if place.is_dir():
             return place
@@ -138,8 +138,8 @@ def _place(root: Path, stated: str) -> tuple[Path, str]:
     folder, the first may exist, too, and has the images of another dataset.
     """
     stated = with_slashes(stated, root)
-    path = root / expanded(stated)
-    own = root / expanded(stated.removeprefix("../"))
+    path = root / expand_home(stated)
+    own = root / expand_home(stated.removeprefix("../"))
     if path.exists() and not own.exists():
         return path, ""
     two = own != path and path.exists()

@@ -54,7 +54,7 @@ from detection.modeling.fcn16s import FCN16s, FCN16sHead, only_feature
 from detection.modeling.focal_loss import compile_focal_loss
 from detection.modeling.memory_format import set_memory_format
 from detection.modeling.sem_seg_heads import SegmentationHead, build_head
-from moco.common.transfers import send
+from moco.common.transfers import to_device_async
 
 
 def stack(
@@ -100,7 +100,10 @@ class Images(nn.Module):
         """Return the samples on the device and the batch of images (N, 3, H', W')."""
         device = self.mean.device
         moved: list[Any] = [
-            {k: send(v, device) if isinstance(v, Tensor) else v for k, v in sample.items()}
+            {
+                k: to_device_async(v, device) if isinstance(v, Tensor) else v
+                for k, v in sample.items()
+            }
             for sample in samples
         ]
         images = [(sample["image"] - self.mean) / self.std for sample in moved]

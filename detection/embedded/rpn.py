@@ -21,7 +21,7 @@ from detection.data.sample import nonempty
 from detection.embedded.backbone import Backbone
 from detection.embedded.boxes import Weights, decode, encode, match, sample
 from detection.embedded.layers import conv, normal_fill
-from moco.common.transfers import send
+from moco.common.transfers import to_device_async
 
 Sizes = Sequence[tuple[int, int]]  # height and width of each image
 
@@ -66,7 +66,9 @@ class Anchors:
     def __call__(self, maps: Sequence[Tensor]) -> list[Tensor]:
         """Return the anchors (G, 4) of each map (N, C, H, W)."""
         return [
-            grid_anchors(send(cell, x.device), stride, self.offset, (x.shape[-2], x.shape[-1]))
+            grid_anchors(
+                to_device_async(cell, x.device), stride, self.offset, (x.shape[-2], x.shape[-1])
+            )
             for cell, stride, x in zip(self.cells, self.strides, maps, strict=True)
         ]
 

@@ -37,7 +37,7 @@ from moco.common import distributed
 from moco.common.errors import DataError, NumericError, Preempted, UserError, kill_children
 from moco.common.files import atomic_write_text, read_text
 from moco.engine.device import pick_device
-from moco.engine.stop import StopRequest, end, stop_signals
+from moco.engine.stop import StopRequest, exit_stopped, stop_signals
 
 logger = logging.getLogger(__name__)
 
@@ -78,9 +78,9 @@ def run(job: Job) -> EngineResult:
                 raise
             failure = first_failure(folder)
             if isinstance(failure, Preempted):
-                end(stop.received or signal.SIGTERM, str(failure))
+                exit_stopped(stop.received or signal.SIGTERM, str(failure))
             if died is not None and stop.received is not None:
-                end(  # The signal ended the processes while they were starting.
+                exit_stopped(  # The signal ended the processes while they were starting.
                     stop.received,
                     f"stopped, but nothing was saved since the last checkpoint ({died}); run "
                     "the same command with --resume to continue",

@@ -25,7 +25,7 @@ from detection.evaluation.metrics import (
     headline,
 )
 from detection.modeling.backbones import backbone_type
-from moco.common.command import program, quoted
+from moco.common.command import program, quote
 from moco.common.errors import NumericError, Preempted, plural, printable, say
 from moco.common.files import atomic_write_json, atomic_write_text, open_file, sha256_file
 from moco.common.run import START_NAME, RunFolder, RunRecord, provenance, write_record
@@ -168,7 +168,7 @@ def run_in_folder(task: Task, job: Job, description: str, *, overwrite: bool) ->
         return
     files = ("run.json", "model_final.pth", "metrics.json", "log.txt", "config.yaml")
     present = [name for name in files if (path.parent / name).is_file()]
-    table = f"{program('table', 'python -m benchmarks.make_table')} {quoted(path.parent)}"
+    table = f"{program('table', 'python -m benchmarks.make_table')} {quote(path.parent)}"
     say(f"wrote {path.parent}: {', '.join(present)}", f"next: {table}")
 
 

@@ -64,7 +64,7 @@ from moco.common.errors import DataError, NumericError
 from moco.common.progress import Progress
 from moco.engine.checkpoint import OF_DETECTRON2, Found, resume_run
 from moco.engine.device import LossScaler, autocast
-from moco.engine.stop import StopRequest, leave
+from moco.engine.stop import StopRequest, exit_after_save
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ def work(job: Job, stop: StopRequest) -> EngineResult:
         torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK
         seed_all(cfg.SEED + distributed.rank())
         model = engine.build_model(cfg)
-        distributed.copy_from_main(model)
+        distributed.broadcast_from_main(model)
         iterations, coverage = 0, None
         if job.eval_only:
             load_trained(model, read_trained(cfg.MODEL.WEIGHTS), cfg.MODEL.WEIGHTS)
@@ -180,7 +180,7 @@ class Trainer:
         start, period = self.done, cfg.TEST.EVAL_PERIOD
         # The run was stopped or killed before the evaluation.
         missing = start > 0 and due(start, period) and not is_evaluated(self.folder, start)
-        if start < self.max_iter and distributed.highest(distributed.is_main() and missing):
+        if start < self.max_iter and distributed.max_over_ranks(distributed.is_main() and missing):
             self.evaluate(start - 1)
         self.data = TrainingData(cfg, engine.mapper(cfg, training=True), engine.open_url)
         silent = not distributed.is_main()
@@ -205,9 +205,9 @@ class Trainer:
                     self.save(iteration)
                 if evaluation_due:
                     metrics = self.evaluate(iteration)
-                number = distributed.highest(self.stop.received or 0)
+                number = distributed.max_over_ranks(self.stop.received or 0)
                 if number and not last:
-                    leave(number, f"iteration {iteration}", self.save(iteration))
+                    exit_after_save(number, f"iteration {iteration}", self.save(iteration))
         return self.evaluate(self.max_iter - 1) if metrics is None else metrics
 
     def step(self, iteration: int, batches: Iterator[list[Sample]]) -> float:
@@ -226,7 +226,7 @@ class Trainer:
             self.scaler.unscale_(self.optimizer)
             clip_gradients(solver, self.optimizer)
             self.scaler.take_step(self.optimizer)
-        slowest = distributed.highest(round(data_time * 1e6)) / 1e6
+        slowest = distributed.max_over_ranks(round(data_time * 1e6)) / 1e6
         values |= {"data_time": slowest, "rank_data_time": data_time}
         values["time"] = time.perf_counter() - start
         log_step(self.log, iteration, self.max_iter, values, scalars, solver.BASE_LR * factor)

@@ -19,7 +19,7 @@ from convert.read import read_file
 from detection.modeling.backbones.base import BackboneType
 from moco.common.errors import DataError, UserError, first_few
 from moco.common.files import PathLike, named_objects
-from moco.common.unpickler import Inert
+from moco.common.unpickler import OpaqueObject
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ def read_trained(path: PathLike) -> dict[str, Tensor]:
     model = raw.get("model", raw) if isinstance(raw, Mapping) else None
     if not isinstance(model, Mapping) or not model:
         raise DataError(f"{path}: not a trained detector; expected a mapping with key 'model'")
-    if objects := [value.name for value in model.values() if isinstance(value, Inert)]:
+    if objects := [value.name for value in model.values() if isinstance(value, OpaqueObject)]:
         raise DataError(
             f"{path}: not a trained detector; it holds objects, made by {named_objects(objects)}"
         )

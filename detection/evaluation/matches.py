@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from detection.evaluation.metrics import MATCHES_NAME, MAX_MATCHES_BYTES
 from moco.common.errors import DataError
 from moco.common.files import PathLike, atomic_write, open_file
-from moco.common.limits import Implausible, open_zip, read_part
+from moco.common.limits import CorruptFileError, open_zip, read_part
 
 THRESHOLDS = 10  # .50:.05:.95, also of keypoints' OKS
 COCO, LVIS, VOC = "coco", "lvis", "voc_"  # VOC is followed by the year of its metric
@@ -137,13 +137,13 @@ def parse_matches(file: BinaryIO, name: PathLike) -> MatchFile:
         with open_zip(file) as archive:
             parts = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
             if sum(info.file_size for info in parts.values()) > MAX_MATCHES_BYTES:
-                raise Implausible(f"arrays of more than {MAX_MATCHES_BYTES} bytes")
+                raise CorruptFileError(f"arrays of more than {MAX_MATCHES_BYTES} bytes")
             arrays = {name: _array(read_part(archive, info)) for name, info in parts.items()}
         [metric], images = arrays["metric"].tolist(), arrays["images"]
         if metric not in (COCO, LVIS, f"{VOC}2007", f"{VOC}2012") or images.dtype.kind != "U":
             raise ValueError("unknown metric, or image ids that are not text")
         if len(images) > MAX_IMAGES:
-            raise Implausible(f"{len(images)} images, at most {MAX_IMAGES}")
+            raise CorruptFileError(f"{len(images)} images, at most {MAX_IMAGES}")
         kinds = {
             kind: _matches({name: arrays[f"{kind}.{name}"] for name in _TYPES | _OBJECT_TYPES})
             for kind in KINDS

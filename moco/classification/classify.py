@@ -16,15 +16,15 @@ from moco.common.command import (
     AUTO,
     RANDOM,
     TrainingOptions,
-    as_options,
+    build_options,
     converter,
     parse_training_args,
     program,
-    quoted,
+    quote,
     training_parser,
 )
 from moco.common.errors import say
-from moco.common.files import expanded, format_of
+from moco.common.files import detect_format, expand_home
 from moco.common.pretrained import check_weights
 from moco.common.run import RunFolder
 from moco.data.images import check_root
@@ -67,13 +67,13 @@ def parse_args(protocol: Protocol, argv: Sequence[str]) -> ClassifyOptions:
     lr = values["SOLVER.BASE_LR"]
     if values["checkpoint"] == RANDOM and lr is not None:  # --lr is the learning rate of this run
         values["opts"] = ["SOLVER.RANDOM_LR", lr, *values["opts"]]
-    return as_options(values, ClassifyOptions)
+    return build_options(values, ClassifyOptions)
 
 
 def main(protocol: Protocol, argv: Sequence[str], read: "Reader") -> None:
     """Run the command of a protocol."""
     args = parse_args(protocol, argv)
-    if distributed.restarted():  # by torchrun --max-restarts, after a process has died
+    if distributed.restart_count():  # by torchrun --max-restarts, after a process has died
         args = replace(args, resume=args.resume or AUTO, overwrite=False)
     cfg = load_classify_cfg(protocol.defaults, args.config_file, args.opts)
     check_processes(cfg, distributed.launched_processes())
@@ -81,7 +81,7 @@ def main(protocol: Protocol, argv: Sequence[str], read: "Reader") -> None:
     if args.checkpoint != RANDOM:
         check_weights(args.checkpoint)
     if args.resume not in (None, AUTO):
-        format_of(expanded(args.resume))
+        detect_format(expand_home(args.resume))
     main_process = distributed.launched_rank() == 0
     if main_process:
         say(f"{protocol.kind}: {args.checkpoint} on {cfg.DATA.ROOT}, to {cfg.OUTPUT_DIR}")
@@ -110,4 +110,4 @@ def main(protocol: Protocol, argv: Sequence[str], read: "Reader") -> None:
             checkpoint = train(training, folder, args.resume, args.extend)
     if main_process:
         table = program("table", "python -m benchmarks.make_table")
-        say(f"checkpoint: {checkpoint}", f"next: {table} {quoted(folder.path)}")
+        say(f"checkpoint: {checkpoint}", f"next: {table} {quote(folder.path)}")

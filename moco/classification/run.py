@@ -19,9 +19,9 @@ from moco.common import distributed
 from moco.common.errors import DataError, UserError, plural
 from moco.common.files import PathLike, sha256_state
 from moco.common.run import DIGITS
-from moco.common.transfers import send
+from moco.common.transfers import to_device_async
 from moco.data.augment import Augmentation, apply_colors
-from moco.data.images import LabeledSets, notes_on, read_labeled_sets
+from moco.data.images import LabeledSets, describe_images, read_labeled_sets
 from moco.data.inaturalist import find_inaturalist, read_inaturalist
 from moco.data.views import Batch, Position, Views, positions_of_steps
 from moco.engine.checkpoint import CLASSIFIER_FORMAT
@@ -59,8 +59,8 @@ class Classification(Training[ClassifyStepPlan, Step]):
 
     def __init__(self, cfg: CfgNode, protocol: Protocol, weights: InitialWeights) -> None:
         set_up_torch(cfg.NUM_THREADS, cfg.DETERMINISTIC)
-        self._sets = sets = open_labeled(cfg.DATA.ROOT)
-        distributed.agree(len(sets.val), f"number of val images in {cfg.DATA.ROOT}")
+        self._sets = sets = open_labeled_sets(cfg.DATA.ROOT)
+        distributed.check_equal(len(sets.val), f"number of val images in {cfg.DATA.ROOT}")
         crops, aug = (cfg.EVAL.CROP_PX, cfg.EVAL.RESIZE_PX, cfg.AUG.CROP_PX), cfg.AUG
         self._crop = CenterCrop.sized(*crops, aug.MEAN, aug.STD)
         weights.spec.check_image(aug.CROP_PX, "AUG.CROP_PX")
@@ -81,7 +81,7 @@ class Classification(Training[ClassifyStepPlan, Step]):
         self._frozen = fingerprint(self.model) if protocol.frozen else {}
         self.task = f"{cfg.TASK or self.kind}_{self.spec.name}"
         self.notes = _notes(cfg, solver.BASE_LR, protocol.frozen)
-        self.notes += [*notes_on(sets.train), *notes_on(sets.val)]
+        self.notes += [*describe_images(sets.train), *describe_images(sets.val)]
         if distributed.is_main():
             init = f"init {weights.init} ({weights.source or 'random weights'})"
             data = f"{len(sets.train)} images, {len(sets.classes)} classes"
@@ -103,7 +103,7 @@ class Classification(Training[ClassifyStepPlan, Step]):
         if not batch.complete:  # a replacement would have another label
             raise DataError(batch.bad[0])
         self.model.train(not self._protocol.frozen)
-        labels = send(plan.labels, self.device)  # (n,)
+        labels = to_device_async(plan.labels, self.device)  # (n,)
         pixels = batch.pixels.to(self.device, non_blocking=True)
         x = apply_colors(pixels, batch.params, self._aug, self.cfg.AUG.MEAN, self.cfg.AUG.STD)
         with self.autocast():
@@ -135,7 +135,7 @@ class Classification(Training[ClassifyStepPlan, Step]):
         batches = iterate_outputs(logits, self._sets.val, self._crop, mine, self.n, *loading)
         with mean_statistics(self.model):  # all processes evaluate the same network
             for indices, scores in batches:
-                labels = send(self._val_labels[indices], self.device)[:, None]
+                labels = to_device_async(self._val_labels[indices], self.device)[:, None]
                 best = scores.topk(top, dim=1).indices == labels  # (n, top)
                 hits += torch.stack([best[:, 0].sum(), best.any(dim=1).sum()])
         top1, top5 = (100 * hit / size for hit in distributed.sum_over_ranks(hits).tolist())
@@ -230,7 +230,7 @@ def _notes(cfg: CfgNode, base_lr: float, frozen: bool) -> list[str]:
     return [note]
 
 
-def open_labeled(root: PathLike) -> LabeledSets:
+def open_labeled_sets(root: PathLike) -> LabeledSets:
     """Read iNaturalist 2018 in the published layout, or any dataset of `read_labeled_sets`.
 
     Raises:

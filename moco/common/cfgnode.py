@@ -21,7 +21,7 @@ from fvcore.common.config import BASE_KEY, CfgNode
 
 from moco.common import shipped
 from moco.common.errors import UserError
-from moco.common.files import PathLike, expanded, read_text
+from moco.common.files import PathLike, expand_home, read_text
 
 MAX_PARTS = 100_000
 MAX_BASES = 8
@@ -83,7 +83,7 @@ def read_yaml(path: PathLike, _depth: int = 0) -> dict[str, Any]:
         UserError: If the file is missing, is not valid YAML, has tags that build objects or more
             than MAX_PARTS values, or if its `_BASE_` is remote or refers to itself.
     """
-    path = expanded(path)
+    path = expand_home(path)
     if _depth > MAX_BASES:
         raise UserError(f"{path}: more than {MAX_BASES} levels of {BASE_KEY}; does it name itself?")
     if path.suffix not in (".yaml", ".yml"):
@@ -114,7 +114,7 @@ def read_yaml(path: PathLike, _depth: int = 0) -> dict[str, Any]:
             )
         if "://" in base:
             raise UserError(f"{path}: {BASE_KEY} {base} is remote; copy it next to this file")
-        local = path.parent / expanded(base)
+        local = path.parent / expand_home(base)
         try:
             exists = local.exists()
         except (OSError, ValueError) as error:  # too long, a NUL

@@ -59,7 +59,7 @@ class TrainingOptions:
     opts: Sequence[str]
 
 
-def as_options(values: Mapping[str, Any], kind: type[_Options]) -> _Options:
+def build_options(values: Mapping[str, Any], kind: type[_Options]) -> _Options:
     """Build a dataclass of options from the values that have the names of its fields."""
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     return kind(**{name: values[name] for name in names if name in values})
@@ -69,7 +69,7 @@ def parse_options(
     parser: argparse.ArgumentParser, argv: Sequence[str] | None, kind: type[_Options]
 ) -> _Options:
     """Parse a command line into a dataclass whose fields have the names of the arguments."""
-    return as_options(vars(parser.parse_args(argv)), kind)
+    return build_options(vars(parser.parse_args(argv)), kind)
 
 
 def program(command: str, otherwise: str) -> str:
@@ -82,7 +82,7 @@ def program(command: str, otherwise: str) -> str:
     return f"{NAME} {command}" if console else otherwise
 
 
-def quoted(*words: object) -> str:
+def quote(*words: object) -> str:
     r"""Quote words for a shell, to show a command in a message.
 
     A message has one line, so a line break becomes `\x0a` in `$'…'`, which bash and zsh decode.

@@ -65,7 +65,7 @@ def launched_rank() -> int:
     return int(os.environ["RANK"]) if launched_processes() > 1 else 0
 
 
-def restarted() -> int:
+def restart_count() -> int:
     """Return how often torchrun has restarted the processes after a failure.
 
     Raises:
@@ -138,7 +138,7 @@ def _connection(device: "torch.device", timeout: timedelta, waited: str) -> Iter
     try:
         store, _, _ = next(rendezvous("env://", timeout=timeout))
         # torchrun's store outlives a restart and still holds the addresses of earlier processes.
-        store = PrefixStore(f"moco/{restarted()}", store)
+        store = PrefixStore(f"moco/{restart_count()}", store)
         torch.distributed.init_process_group(
             backend, timeout=timeout, store=store, rank=number, world_size=world
         )
@@ -311,10 +311,10 @@ def exchange_rows(
     from moco.common import transfers
 
     arrived = torch.empty_like(x)
-    outgoing = x[transfers.send(sent, x.device)].contiguous()
+    outgoing = x[transfers.to_device_async(sent, x.device)].contiguous()
     _dist().all_to_all_single(arrived, outgoing, counts, sent_counts)
     rows = torch.empty_like(x)
-    rows[transfers.send(place, x.device)] = arrived
+    rows[transfers.to_device_async(place, x.device)] = arrived
     return rows
 
 
@@ -341,7 +341,7 @@ def gather_objects(item: Any) -> list[Any]:
     return gathered or []
 
 
-def copy_from_main(model: "nn.Module") -> None:
+def broadcast_from_main(model: "nn.Module") -> None:
     """Broadcast the main process's parameters and buffers to all processes."""
     if world_size() > 1:
         for values in model.state_dict().values():
@@ -353,10 +353,10 @@ def copy_from_main(model: "nn.Module") -> None:
 def barrier() -> None:
     """Wait until all processes have reached this call."""
     if world_size() > 1:
-        highest(0)
+        max_over_ranks(0)
 
 
-def highest(value: int) -> int:
+def max_over_ranks(value: int) -> int:
     """Return the largest value over all processes."""
     if world_size() == 1:
         return value
@@ -367,14 +367,14 @@ def highest(value: int) -> int:
     return int(agreed)
 
 
-def agree(value: int, what: str) -> None:
+def check_equal(value: int, what: str) -> None:
     """Check that all processes have the same value.
 
     Raises:
         UserError: On every process, if the values differ; the message names `what`, the smallest
             and the largest value.
     """
-    low, high = -highest(-value), highest(value)
+    low, high = -max_over_ranks(-value), max_over_ranks(value)
     if low != high:
         raise UserError(
             f"{what}: the processes do not agree (from {low} to {high}); "

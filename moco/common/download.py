@@ -20,7 +20,7 @@ from urllib.parse import urljoin, urlsplit
 from filelock import FileLock, Timeout
 
 from moco.common.errors import DataError, UserError, printable, shown
-from moco.common.files import PathLike, cannot_write, expanded, open_file, read_text
+from moco.common.files import PathLike, expand_home, open_file, read_text, write_error
 from moco.common.progress import Progress
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def cache_folder() -> Path:
     """Return the folder of the downloads; it need not exist."""
     from pooch import os_cache
 
-    return expanded(os.environ.get(CACHE) or os_cache("moco-transfer"))
+    return expand_home(os.environ.get(CACHE) or os_cache("moco-transfer"))
 
 
 def is_offline() -> bool:
@@ -94,7 +94,7 @@ def download(
             print(f"{file.name}: another process is downloading it; waiting", file=sys.stderr)
             lock.acquire()
     except OSError as error:
-        raise cannot_write(file, error, 0) from error
+        raise write_error(file, error, 0) from error
     try:
         if not is_downloaded(file, digest):
             _Part(url, file, digest, size).download()
@@ -170,7 +170,7 @@ class _Part:
                         f"file at {self._final}"
                     ) from error
             except OSError as error:
-                raise cannot_write(self._path, error, self._have()) from error
+                raise write_error(self._path, error, self._have()) from error
             finally:
                 if not self._have():
                     self._remove()
@@ -240,7 +240,7 @@ class _Part:
         free = shutil.disk_usage(self._path.parent).free
         if total - have > free:
             full = OSError(errno.ENOSPC, f"{total - have} bytes are needed, {free} are free")
-            raise cannot_write(self._path.parent, full, 0)
+            raise write_error(self._path.parent, full, 0)
         if not rest:
             state = headers.get("ETag", "")
             if not state or state.startswith("W/"):

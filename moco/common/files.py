@@ -117,7 +117,7 @@ def open_descriptor(path: PathLike, flags: int) -> int:
     return fd
 
 
-def regular(path: PathLike) -> PathLike:
+def require_regular(path: PathLike) -> PathLike:
     """Return the path of a file, which a library will open; raise OSError unless it is regular."""
     _check_regular(path, os.stat(path))
     return path
@@ -167,13 +167,13 @@ def atomic_write(path: PathLike, writer: Callable[[BinaryIO], object]) -> None:
         os.close(folder)
     except OSError as error:
         written = temporary.stat().st_size if temporary.exists() else 0
-        raise cannot_write(path, error, written) from error
+        raise write_error(path, error, written) from error
     finally:
         with suppress(OSError):
             temporary.unlink()
 
 
-def cannot_write(path: PathLike, error: OSError, written: int) -> UserError:
+def write_error(path: PathLike, error: OSError, written: int) -> UserError:
     """Return the error for a full disk or a read-only folder."""
     reason = error.strerror or str(error)
     return UserError(
@@ -213,7 +213,7 @@ def write_together(texts: Mapping[Path, str]) -> None:
         for path in written:
             path.unlink()
         if isinstance(error, OSError):
-            raise cannot_write(path, error, 0) from error
+            raise write_error(path, error, 0) from error
         raise
     finally:
         for temporary in temporaries.values():
@@ -249,7 +249,7 @@ def load_torch(
     Args:
         path: File to read.
         objects: Set that receives the names of the classes and functions in the file, whose objects
-            are read as `Inert`. If None, a file with any such name is refused.
+            are read as `OpaqueObject`. If None, a file with any such name is refused.
         part: Offset and length in bytes of the part to read; None for the whole file.
 
     Raises:
@@ -281,7 +281,7 @@ def load_safetensors(path: PathLike) -> tuple[dict[str, "Tensor"], dict[str, str
     Raises:
         DataError: If the file is missing, empty, damaged, or claims more data than it can hold.
     """
-    from moco.common.limits import Implausible
+    from moco.common.limits import CorruptFileError
 
     def read(
         file: BinaryIO, size: int, objects: set[str]
@@ -290,18 +290,18 @@ def load_safetensors(path: PathLike) -> tuple[dict[str, "Tensor"], dict[str, str
 
         header_bytes = int.from_bytes(file.read(8), "little")
         if header_bytes > min(size - 8, MAX_SAFETENSORS_HEADER):
-            raise Implausible(f"a header of {header_bytes} bytes")
+            raise CorruptFileError(f"a header of {header_bytes} bytes")
         header = json.loads(file.read(header_bytes))
         # A tensor, even an empty one, takes some KB of memory but only about 100 bytes of the file.
         if len(header) > MIN_SAFETENSORS + size // 1024:
-            raise Implausible(f"{len(header)} tensors in a file of {size} bytes")
+            raise CorruptFileError(f"{len(header)} tensors in a file of {size} bytes")
         file.seek(0)
         return load(file.read()), header.get("__metadata__", {})
 
     return _load(path, read, "a safetensors file", None)
 
 
-def format_of(path: PathLike) -> str:
+def detect_format(path: PathLike) -> str:
     """Return a file's format by its first bytes: "torch", "safetensors", else "pickle".
 
     Raises:
@@ -323,7 +323,7 @@ def _load(
     objects: set[str] | None,
 ) -> _T:
     """Open and read a file; turn any error in it into a DataError of one line."""
-    from moco.common.limits import Implausible
+    from moco.common.limits import CorruptFileError
     from moco.common.unpickler import RefusedFileError
 
     _require_file(path)
@@ -337,7 +337,7 @@ def _load(
             )
     except RefusedFileError as error:
         raise DataError(f"{path}: refused, and nothing in it was run ({error})") from error
-    except Implausible as error:
+    except CorruptFileError as error:
         raise DataError(
             f"{path}: damaged or made to mislead ({error}); "
             "download it again from somebody you trust"
@@ -370,7 +370,7 @@ def _reason(path: PathLike, form: str, error: Exception) -> str:
     with open_file(path) as file:
         start = file.read(512)
     # Only the end of a zip file shows that it is complete.
-    if start.startswith(b"PK") and not zipfile.is_zipfile(regular(path)):
+    if start.startswith(b"PK") and not zipfile.is_zipfile(require_regular(path)):
         return f"not {form} or damaged (cut off: copied or downloaded in part?)"
     for magic, what in _FOREIGN:
         if re.match(magic, start, re.DOTALL):
@@ -379,7 +379,7 @@ def _reason(path: PathLike, form: str, error: Exception) -> str:
     return f"not {form} or damaged ({printable(lines[0][:120])})"
 
 
-def expanded(path: PathLike) -> Path:
+def expand_home(path: PathLike) -> Path:
     """Return the path with the home folder in place of a leading `~` or `~user`.
 
     A name such as `~backup` that does not belong to a user is the name of a file and stays.
@@ -395,7 +395,7 @@ def expanded(path: PathLike) -> Path:
 
 def existing_folder(path: PathLike) -> Path:
     """Return the nearest existing folder at or above a path; its disk will hold the path."""
-    path = expanded(path).absolute()
+    path = expand_home(path).absolute()
     return next(place for place in (path, *path.parents) if place.exists())
 
 

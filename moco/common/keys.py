@@ -41,17 +41,17 @@ def finite(low: float) -> Range:
     return Range(lambda value: low <= value < math.inf, f">= {low} and finite")
 
 
-def above(low: float) -> Range:
+def greater_than(low: float) -> Range:
     """Return the range of finite numbers above `low`."""
     return Range(lambda value: is_finite(value) and value > low, f"more than {low}")
 
 
-def between(low: float, high: float) -> Range:
+def closed_interval(low: float, high: float) -> Range:
     """Return the range from `low` to `high`, both included."""
     return Range(lambda value: low <= value <= high, f"{low} to {high}")
 
 
-def below(low: float, high: float) -> Range:
+def half_open_interval(low: float, high: float) -> Range:
     """Return the range from `low`, included, to `high`, excluded."""
     return Range(lambda value: low <= value < high, f"{low} to below {high}")
 
@@ -76,7 +76,7 @@ def numbers(
     return Range(fits, expected or f"{count} numbers, finite")
 
 
-def interval(high: float = math.inf, expected: str = "") -> Range:
+def ordered_pair(high: float = math.inf, expected: str = "") -> Range:
     """Return the range of pairs (low, high) with 0 < low <= high."""
     below_high = f" <= {high}" if high < math.inf else ""
     return Range(
@@ -85,7 +85,7 @@ def interval(high: float = math.inf, expected: str = "") -> Range:
     )
 
 
-def also(other: Any, range: Range) -> Range:
+def range_with(other: Any, range: Range) -> Range:
     """Return a range extended by a special value, which the key's documentation explains."""
     return Range(lambda value: same_value(value, other) or range.fits(value), range.expected)
 

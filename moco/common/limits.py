@@ -12,12 +12,12 @@ MAX_BITS = 1000  # of an integer: float() does not overflow, and Python can prin
 _ZIP_END, _ZIP_END_BYTES = b"PK\5\6", 22
 
 
-class Implausible(ValueError):
+class CorruptFileError(ValueError):
     """Untrusted file that claims more data than it can hold; the message names the claim."""
 
 
 def check_parts(root: Any, limit: int) -> None:
-    """Raise Implausible if a nested value has too many parts or levels.
+    """Raise CorruptFileError if a nested value has too many parts or levels.
 
     Args:
         root: Nested dictionaries, lists and tuples; other types and subclasses have no parts.
@@ -28,7 +28,7 @@ def check_parts(root: Any, limit: int) -> None:
     def measure(value: Any, depth: int) -> tuple[int, int]:
         """Return the number of parts and levels of a value at `depth`; `done` has them by id."""
         if isinstance(value, int) and value.bit_length() > MAX_BITS:
-            raise Implausible(f"a whole number of {value.bit_length()} bits")
+            raise CorruptFileError(f"a whole number of {value.bit_length()} bits")
         if type(value) not in (dict, OrderedDict, list, tuple):
             return 1, 0
         count, levels = done.get(id(value), (1, 1))
@@ -38,9 +38,9 @@ def check_parts(root: Any, limit: int) -> None:
                 count, levels = count + parts, max(levels, below + 1)
             done[id(value)] = count, levels
         if depth + levels > MAX_DEPTH:
-            raise Implausible(f"nested more than {MAX_DEPTH} levels deep")
+            raise CorruptFileError(f"nested more than {MAX_DEPTH} levels deep")
         if count > limit:
-            raise Implausible(f"more than {limit} parts, or one named again and again")
+            raise CorruptFileError(f"more than {limit} parts, or one named again and again")
         return count, levels
 
     measure(root, 0)
@@ -50,13 +50,13 @@ def open_zip(file: BinaryIO) -> zipfile.ZipFile:
     """Open a zip archive; its list of parts takes about ten times its size in memory.
 
     Raises:
-        Implausible: If bytes follow the archive.
+        CorruptFileError: If bytes follow the archive.
         zipfile.BadZipFile: If the file is not a zip archive.
     """
     archive = zipfile.ZipFile(file)
     file.seek(-_ZIP_END_BYTES, os.SEEK_END)
     if not file.read().startswith(_ZIP_END):
-        raise Implausible("bytes follow its end")
+        raise CorruptFileError("bytes follow its end")
     return archive
 
 
@@ -67,10 +67,10 @@ def read_part(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
     entry. Only deflation can be stopped midway, so other methods are refused.
 
     Raises:
-        Implausible: If the part is compressed by another method.
+        CorruptFileError: If the part is compressed by another method.
         zipfile.BadZipFile: If the part is not as long as its entry claims.
     """
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise Implausible(f"{info.filename[:60]!r}: compressed by method {info.compress_type}")
+        raise CorruptFileError(f"{info.filename[:60]!r}: compressed by method {info.compress_type}")
     with archive.open(info) as file:
         return file.read(info.file_size)

@@ -38,8 +38,8 @@ from moco.common.download import (
     is_offline,
 )
 from moco.common.errors import DataError, UserError, first_few, printable
-from moco.common.files import PathLike, expanded, format_of, open_file
-from moco.common.sharded import files_of
+from moco.common.files import PathLike, detect_format, expand_home, open_file
+from moco.common.sharded import list_files
 from moco.common.shipped import CONFIGS
 
 ENDINGS = (".pth.tar", ".pth", ".pt", ".tar", ".pkl", ".safetensors")
@@ -101,7 +101,7 @@ class LocalWeights:
 
 
 @dataclass(frozen=True)
-class Web:
+class HttpWeights:
     """File at an https address; see `moco.common.download.download`."""
 
     init: str
@@ -121,7 +121,7 @@ class Web:
         """Return the file if this project or Detectron2 has downloaded it, else None."""
         files = [self.file]
         if self.address.startswith(tuple(MODEL_ZOO.values())):
-            cache = expanded(os.environ.get("FVCORE_CACHE", "~/.torch/iopath_cache"))
+            cache = expand_home(os.environ.get("FVCORE_CACHE", "~/.torch/iopath_cache"))
             files.append(cache / urlsplit(self.address).path.lstrip("/"))
         return next((file for file in files if is_downloaded(file, self.digest)), None)
 
@@ -132,7 +132,7 @@ class Web:
 
 
 @dataclass(frozen=True)
-class Hub:
+class HubWeights:
     """File on the Hugging Face Hub, downloaded by the Hub's library to the library's cache.
 
     Attributes:
@@ -165,7 +165,7 @@ class Hub:
 
         found = (find(filename=file, **self._where()) for file in self.files)
         path = next((Path(path) for path in found if isinstance(path, str)), None)
-        is_whole = path is not None and all(part.is_file() for part in files_of(path))
+        is_whole = path is not None and all(part.is_file() for part in list_files(path))
         return path if is_whole else None
 
     def fetch(self) -> tuple[Path, str]:
@@ -190,7 +190,7 @@ class Hub:
                     if file == self.files[-1]:
                         raise
             commit = path.parents[file.count("/")].name  # …/snapshots/<commit>/<file>
-            for part in files_of(path)[1:]:
+            for part in list_files(path)[1:]:
                 get(str(PurePosixPath(file).with_name(part.name)), commit)
         except (hub.errors.EntryNotFoundError, OSError, ValueError) as error:
             offline = f"{OFFLINE} is set; " if is_offline() else ""
@@ -202,10 +202,10 @@ class Hub:
         return path, f"hf://{self.repo}/{file}@{commit}"
 
 
-Remote = Web | Hub
+Remote = HttpWeights | HubWeights
 
 
-def locate(weights: PathLike) -> LocalWeights:
+def locate_weights(weights: PathLike) -> LocalWeights:
     """Return the local file of a weights argument, downloading it if necessary.
 
     A path need not exist, and may be a folder.
@@ -218,27 +218,27 @@ def locate(weights: PathLike) -> LocalWeights:
     if (remote := find_remote(weights)) is not None:
         path, origin = remote.fetch()
         return LocalWeights(path, remote.init, f"weights {remote.init}: from {origin}")
-    path = expanded(weights)
+    path = expand_home(weights)
     return LocalWeights(path, "", _sidecar_origin(path))
 
 
 def check_weights(weights: str) -> None:
-    """Check a weights argument without network access; raise the errors of `locate`."""
+    """Check a weights argument without network access; raise the errors of `locate_weights`."""
     if find_remote(weights) is None:
-        path = expanded(weights)
-        if not path.exists() and (names := like(weights)):
+        path = expand_home(weights)
+        if not path.exists() and (names := similar_names_hint(weights)):
             raise DataError(f"{weights}: no such file{names}")
         if not path.is_dir():
-            format_of(path)
+            detect_format(path)
 
 
-def like(name: str) -> str:
+def similar_names_hint(name: str) -> str:
     """Return a hint for an error message with the names in `inits` that are similar to `name`."""
     near = difflib.get_close_matches(name, inits(), n=3)
     return f"; similar names are {first_few(near)}" if near else ""
 
 
-def not_downloaded(weights: str) -> str:
+def describe_download(weights: str) -> str:
     """Describe the download that a weights argument requires.
 
     Returns:
@@ -272,7 +272,7 @@ def find_remote(weights: PathLike) -> Remote | None:
     if scheme == "timm":
         return _timm(rest)
     if f"{scheme}://" in MODEL_ZOO:
-        return Web(init_name(text), model_zoo_url(text))
+        return HttpWeights(init_name(text), model_zoo_url(text))
     raise UserError(
         f"{text}: unsupported address; give a file, a name that `moco-transfer weights list` "
         "shows, https://…#sha256=…, hf://user/repo[/file], timm://model, or a name such as "
@@ -322,17 +322,17 @@ def model_zoo_url(name: str) -> str:
     return MODEL_ZOO[scheme] + BACKBONES + file
 
 
-def _named(name: str) -> Web:
+def _named(name: str) -> HttpWeights:
     init = inits()[name]
     address = init["weights"]
     if address is None:
         raise UserError(f"{name}: no weights are published; give the path of your own file")
     if address.startswith(tuple(MODEL_ZOO)):
         address = model_zoo_url(address)
-    return Web(name, address, init.get("hash", ""), init.get("size_mb", 0.0))
+    return HttpWeights(name, address, init.get("hash", ""), init.get("size_mb", 0.0))
 
 
-def _web(text: str) -> Web:
+def _web(text: str) -> HttpWeights:
     address, _, fragment = text.partition("#")
     check_address(address)
     algorithm, equals, digits = fragment.partition("=")
@@ -342,10 +342,10 @@ def _web(text: str) -> Web:
             f"FILE`: {address}#sha256=…"
         )
     check_digest(digest := f"{algorithm}:{digits}".lower())
-    return Web(init_name(address), address, digest)
+    return HttpWeights(init_name(address), address, digest)
 
 
-def _hub(text: str) -> Hub:
+def _hub(text: str) -> HubWeights:
     match = _HUB.fullmatch(text)
     if (
         not match
@@ -357,10 +357,10 @@ def _hub(text: str) -> Hub:
             f"{text}: expected hf://user/repo or hf://user/repo/file, both with or without "
             "@revision"
         )
-    return Hub(init_name(text), match[1], (match[2],) if match[2] else HUB_FILES, match[3])
+    return HubWeights(init_name(text), match[1], (match[2],) if match[2] else HUB_FILES, match[3])
 
 
-def _timm(model: str) -> Hub:
+def _timm(model: str) -> HubWeights:
     import timm
 
     found: Any = None
@@ -375,7 +375,7 @@ def _timm(model: str) -> Hub:
         raise UserError(f"timm://{model}: {reason}{hint}")
     repo, _, revision = found.hf_hub_id.partition("@")
     files = ("model.safetensors", found.hf_hub_filename or "pytorch_model.bin")
-    return Hub(f"{found.architecture}.{found.tag}", repo, files, revision or None)
+    return HubWeights(f"{found.architecture}.{found.tag}", repo, files, revision or None)
 
 
 def sidecar(weights: Path, name: str) -> Path:

@@ -29,12 +29,12 @@ from moco.common.files import (
     PathLike,
     atomic_write_json,
     atomic_write_text,
-    cannot_write,
     open_file,
     read_bytes,
     read_text,
+    write_error,
 )
-from moco.common.limits import Implausible, check_parts
+from moco.common.limits import CorruptFileError, check_parts
 from moco.common.shipped import CHECKOUT, ROOT
 
 SCHEMA = 1
@@ -123,7 +123,7 @@ class RunFolder:
             with open_file(path, "a", encoding="utf-8") as file:
                 file.write(line + "\n")
         except OSError as error:
-            raise cannot_write(path, error, path.stat().st_size if path.exists() else 0) from error
+            raise write_error(path, error, path.stat().st_size if path.exists() else 0) from error
 
 
 def check_in_place(folder: PathLike) -> None:
@@ -260,7 +260,7 @@ class RunRecord:
         for name, value in vars(self).items():
             try:
                 check_parts(value, MAX_PARTS)
-            except Implausible as error:
+            except CorruptFileError as error:
                 raise ValueError(f"{name}: {error}") from error
 
 

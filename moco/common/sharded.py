@@ -26,7 +26,7 @@ PART_NAME = re.compile(r"\w[\w.-]{0,200}", re.ASCII)
 MAX_LEVELS = 32  # keys above a value
 
 
-def parts_of(path: Path) -> dict[str, str] | None:
+def read_index(path: Path) -> dict[str, str] | None:
     """Return the map from tensors to files of an index of sharded weights, or None for other files.
 
     Raises:
@@ -53,7 +53,7 @@ def _check_name(path: Path, name: Any) -> None:
         raise DataError(f"{path}: names file {shown(name)}, expected files in its own folder")
 
 
-def files_of(path: Path) -> list[Path]:
+def list_files(path: Path) -> list[Path]:
     """Return a file that names others, followed by those files; [] for a file of weights.
 
     Raises:
@@ -62,7 +62,7 @@ def files_of(path: Path) -> list[Path]:
     if path.name == METADATA:
         names = {piece.file for value in _values(path, set()) for piece in value.pieces}
     else:
-        names = set((parts_of(path) or {}).values())
+        names = set((read_index(path) or {}).values())
     return [path, *(path.with_name(name) for name in sorted(names))] if names else []
 
 

@@ -10,7 +10,7 @@ import sysconfig
 from pathlib import Path
 
 from moco.common.errors import UserError, first_few
-from moco.common.files import PathLike, expanded
+from moco.common.files import PathLike, expand_home
 
 # Folder that contains the packages: the checkout, or site-packages.
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,7 +48,7 @@ def resolve(name: PathLike) -> Path:
         UserError: If no file is found (the message lists similar names), or several shipped files
             have the name.
     """
-    path = expanded(name)
+    path = expand_home(name)
     found = path if path.is_file() else find(name)
     if found is None:
         known = {each.rpartition("/")[2]: each for each in names()}
@@ -61,7 +61,7 @@ def resolve(name: PathLike) -> Path:
     return found
 
 
-def shown(name: PathLike) -> str:
+def display_name(name: PathLike) -> str:
     """Return the path of a shipped file in the checkout, else its name, for use in a command."""
     name = _plain(name)
     return f"configs/{name}.yaml" if CHECKOUT and Path.cwd() == ROOT else name

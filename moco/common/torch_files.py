@@ -3,7 +3,7 @@
 It replaces `torch.load`, which with `weights_only` refuses a file for any unknown class, trusts the
 sizes in a file, and could be made to run code (CVE-2025-32434, CVE-2026-24747). Files that both can
 read give bitwise identical tensors. The formats are those of torch/serialization.py: `_save` (zip)
-and `_legacy_save`. Tensors are on the CPU; sparse and quantized tensors become `Inert`.
+and `_legacy_save`. Tensors are on the CPU; sparse and quantized tensors become `OpaqueObject`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,14 @@ from typing import Any, BinaryIO, NamedTuple
 
 import torch
 
-from moco.common.limits import Implausible, open_zip, read_part
-from moco.common.unpickler import Inert, RefusedFileError, Unpickler, check_sizes, require_end
+from moco.common.limits import CorruptFileError, open_zip, read_part
+from moco.common.unpickler import (
+    OpaqueObject,
+    RefusedFileError,
+    Unpickler,
+    check_sizes,
+    require_end,
+)
 
 _LEGACY_MAGIC, _LEGACY_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 _CHUNK = 1 << 20  # bytes; small enough to stay in the CPU cache while it is copied
@@ -35,11 +41,11 @@ class _Storage(NamedTuple):
 def read_torch(file: BinaryIO, size: int, objects: set[str]) -> Any:
     """Read the value in a file of `size` bytes.
 
-    The name of each class or function that is an `Inert` in the value is added to `objects`.
+    The name of each class or function that is an `OpaqueObject` in the value is added to `objects`.
 
     Raises:
         RefusedFileError: If the file is a TorchScript archive.
-        Implausible: If the file claims more than it can hold.
+        CorruptFileError: If the file claims more than it can hold.
         Exception: Various kinds if the file is damaged or in another format.
     """
     start = file.read(2)
@@ -52,7 +58,7 @@ def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, grad: Any = 0, *
     is_typed = dtype_and_metadata and isinstance(dtype_and_metadata[0], torch.dtype)
     # Metadata means that the tensor is lazily negated or conjugated.
     if not isinstance(storage, _Storage) or any(dtype_and_metadata[bool(is_typed) :]):
-        return Inert("torch.Tensor", (storage,))
+        return OpaqueObject("torch.Tensor", (storage,))
     dtype = dtype_and_metadata[0] if is_typed else storage.dtype
     shape, stride, (offset,) = check_sizes(shape), check_sizes(stride), check_sizes((offset,))
     if 0 not in shape:  # torch itself would enlarge the storage to the claimed size
@@ -60,20 +66,20 @@ def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, grad: Any = 0, *
         held = storage.data.nbytes()
         for claimed, limit in ((end, held), (math.prod(shape), max(held, MAX_EXPANDED_BYTES))):
             if claimed * dtype.itemsize > limit:
-                raise Implausible(f"{list(shape)} claims more elements than the file holds")
+                raise CorruptFileError(f"{list(shape)} claims more elements than the file holds")
     view = torch.empty(0, dtype=dtype).set_(storage.data, offset, shape, stride)
     return view.requires_grad_(grad is True)
 
 
 def _parameter(data: Any, requires_grad: Any = True, *hooks_and_state: Any) -> Any:
     if not isinstance(data, torch.Tensor):
-        return Inert("torch.nn.Parameter", (data,))
+        return OpaqueObject("torch.nn.Parameter", (data,))
     return torch.nn.Parameter(data.detach(), requires_grad is True)
 
 
 def _with_attributes(function: Any, cls: Any, args: Any, state: Any = None) -> Any:
     if function not in (_tensor, _parameter) or not isinstance(args, tuple):
-        return Inert("torch.Tensor", (function, args))
+        return OpaqueObject("torch.Tensor", (function, args))
     return function(*args)
 
 
@@ -83,7 +89,7 @@ _NAMES = {
     "torch._utils._rebuild_parameter": _parameter,
     "torch._utils._rebuild_parameter_with_state": _parameter,
     "torch.nn.parameter.Parameter": _parameter,
-    "torch.Tensor": lambda *args: Inert("torch.Tensor", args),
+    "torch.Tensor": lambda *args: OpaqueObject("torch.Tensor", args),
     "torch._tensor._rebuild_from_type_v2": _with_attributes,
     "torch.Size": lambda sizes=(): torch.Size(check_sizes(sizes)),
     "torch.device": lambda kind, *index: torch.device(kind, *index),
@@ -128,7 +134,7 @@ def _read_zip(file: BinaryIO, size: int, objects: set[str]) -> Any:
             )
         parts = archive.infolist()
         if any(p.compress_type for p in parts) or sum(p.file_size for p in parts) > size:
-            raise Implausible("its parts are compressed, or claim more bytes than it has")
+            raise CorruptFileError("its parts are compressed, or claim more bytes than it has")
         byteorder = members.get(f"{root}byteorder")
         order = read_part(archive, byteorder) if byteorder else b"little"
         if order != sys.byteorder.encode():
@@ -140,7 +146,9 @@ def _read_zip(file: BinaryIO, size: int, objects: set[str]) -> Any:
             if key not in storages:
                 info = members[f"{root}data/{key}"]
                 if info.file_size < count:
-                    raise Implausible(f"a storage claims {count} bytes and has {info.file_size}")
+                    raise CorruptFileError(
+                        f"a storage claims {count} bytes and has {info.file_size}"
+                    )
                 storages[key] = torch.UntypedStorage(info.file_size)
                 with archive.open(info) as part:  # checks the CRC at its end
                     _fill(storages[key], part)
@@ -168,7 +176,9 @@ def _read_legacy(file: BinaryIO, size: int, objects: set[str]) -> Any:
         if key not in storages:
             claimed += count
             if claimed > size:
-                raise Implausible(f"its storages claim {claimed} bytes where the file has {size}")
+                raise CorruptFileError(
+                    f"its storages claim {claimed} bytes where the file has {size}"
+                )
             storages[key] = _Storage(torch.UntypedStorage(count), dtype)
         return _Storage(storages[key].data, dtype)
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 
-def send(x: Tensor, device: torch.device) -> Tensor:
+def to_device_async(x: Tensor, device: torch.device) -> Tensor:
     """Copy a CPU tensor to a device without waiting; the copy is queued behind earlier GPU work.
 
     The source is pinned first, because a copy from pageable memory would wait for the GPU.

@@ -2,7 +2,7 @@
 
 The standard library's pure-Python unpickler parses; each opcode that touches an object is replaced
 here. A name is looked up in a table of this project's functions, which check their arguments; any
-other name becomes an `Inert`, and so do the objects that it creates. A set becomes a
+other name becomes an `OpaqueObject`, and so do the objects that it creates. A set becomes a
 list. The memory of a pickle is limited in proportion to the file's size; every read, which creates
 at most one small object, and every copy is charged. The number of parts of the result is limited
 as well. A file can still waste time.
@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 
-from moco.common.limits import Implausible, check_parts
+from moco.common.limits import CorruptFileError, check_parts
 
 # Bytes of memory that a pickle may take: the larger of this and its size times the ratio. Lists of
 # floats, names of tensors and rows of a training log take 3 to 10 times their bytes in the file.
@@ -38,7 +38,7 @@ class RefusedFileError(Exception):
     """File that is refused because it is a program, or names classes where none are allowed."""
 
 
-class Inert(dict[Any, Any]):
+class OpaqueObject(dict[Any, Any]):
     """Placeholder for a class or function, or for an object that it would create.
 
     The items are the object's attributes and, if the class is a dictionary, the dictionary's items.
@@ -70,11 +70,11 @@ def read_pickle(file: BinaryIO, size: int, objects: set[str]) -> Any:
     Args:
         file: File to read, at its start.
         size: Size of the file in bytes.
-        objects: Set that receives the name of each class or function that is an `Inert` in
+        objects: Set that receives the name of each class or function that is an `OpaqueObject` in
             the value.
 
     Raises:
-        Implausible: If the file claims more than it can hold.
+        CorruptFileError: If the file claims more than it can hold.
         Exception: Various kinds if the file is damaged or not a pickle.
     """
     value = Unpickler(file, size, objects).load()
@@ -83,20 +83,20 @@ def read_pickle(file: BinaryIO, size: int, objects: set[str]) -> Any:
 
 
 def require_end(file: BinaryIO) -> None:
-    """Raise Implausible unless the whole file was read."""
+    """Raise CorruptFileError unless the whole file was read."""
     if file.read(1):
-        raise Implausible("bytes follow its end")
+        raise CorruptFileError("bytes follow its end")
 
 
 def check_sizes(values: Any) -> tuple[int, ...]:
-    """Return sizes or strides unchanged; raise Implausible unless an array can have them."""
+    """Return sizes or strides unchanged; raise CorruptFileError unless an array can have them."""
     fits = isinstance(values, tuple) and len(values) <= MAX_DIMENSIONS
     if not (fits and all(type(n) is int and 0 <= n < 1 << 62 for n in values)):
-        raise Implausible("a shape that is not a tuple of sizes")
+        raise CorruptFileError("a shape that is not a tuple of sizes")
     return values
 
 
-_NDARRAY = Inert("numpy.ndarray")
+_NDARRAY = OpaqueObject("numpy.ndarray")
 
 
 class _Dtype:
@@ -109,12 +109,12 @@ class _Dtype:
 def _dtype(name: Any, *flags: Any) -> Any:
     # Hashing another object might never end.
     if not isinstance(name, str):
-        return Inert("numpy.dtype")
-    return _Dtype(name) if name in _NUMBERS else Inert(f"numpy.dtype {name[:20]}")
+        return OpaqueObject("numpy.dtype")
+    return _Dtype(name) if name in _NUMBERS else OpaqueObject(f"numpy.dtype {name[:20]}")
 
 
 def _reconstruct(subtype: Any, *_: Any) -> Any:
-    return np.empty(0, "V1") if subtype is _NDARRAY else Inert("numpy.ndarray, a subclass")
+    return np.empty(0, "V1") if subtype is _NDARRAY else OpaqueObject("numpy.ndarray, a subclass")
 
 
 class Unpickler(_Unpickler):
@@ -179,11 +179,11 @@ class Unpickler(_Unpickler):
         return value
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return the entry of the table of names, or an `Inert`."""
+        """Return the entry of the table of names, or an `OpaqueObject`."""
         full = f"{module}.{name}"
         self._take(len(full))
         if full not in self._names:
-            self._names[full] = Inert(full)
+            self._names[full] = OpaqueObject(full)
             self._objects.add(full)
         return self._names[full]
 
@@ -192,21 +192,21 @@ class Unpickler(_Unpickler):
         raise pickle.UnpicklingError("it names a registered extension")
 
     def _take(self, memory: int) -> None:
-        """Charge bytes of memory; raise Implausible if they exceed the limit."""
+        """Charge bytes of memory; raise CorruptFileError if they exceed the limit."""
         self._memory -= memory
         if self._memory < 0:
-            raise Implausible(f"too many objects for a pickle of {self._size} bytes")
+            raise CorruptFileError(f"too many objects for a pickle of {self._size} bytes")
 
     def _key(self, key: Any) -> Any:
         """Check a key; hashes of text and objects are secret, hashes of other keys can collide."""
         self._take(_ITEM)
         if isinstance(key, tuple) and any(isinstance(part, tuple) for part in key):
-            raise Implausible("a nested tuple is used as a key")
+            raise CorruptFileError("a nested tuple is used as a key")
         is_small = isinstance(key, int) and key.bit_length() <= 60
-        if not is_small and not isinstance(key, str | bytes | Inert):
+        if not is_small and not isinstance(key, str | bytes | OpaqueObject):
             self._keys -= 20 + (len(key) if isinstance(key, tuple) else 0)
             if self._keys < 0:
-                raise Implausible("too many keys that are no text")
+                raise CorruptFileError("too many keys that are no text")
         return key
 
     # Functions that a pickle may call and that allocate memory.
@@ -217,7 +217,7 @@ class Unpickler(_Unpickler):
     def _encode(self, text: str, encoding: Any = "latin1") -> bytes:
         """Decode bytes as written by Python 2 and protocols below 3."""
         if not isinstance(text, str) or encoding != "latin1":
-            raise Implausible("bytes that are not made of text")
+            raise CorruptFileError("bytes that are not made of text")
         self._take(len(text))
         return text.encode("latin-1")
 
@@ -225,26 +225,30 @@ class Unpickler(_Unpickler):
         """Create an array of numbers; numpy itself would trust the size claimed by a pickle."""
         # The data must not be another array, whose memory would go with a second state.
         if not isinstance(dtype, _Dtype) or not isinstance(data, bytes | bytearray | str):
-            return Inert("numpy.ndarray", (data, dtype, shape))
+            return OpaqueObject("numpy.ndarray", (data, dtype, shape))
         data = self._encode(data) if isinstance(data, str) else data
         array = np.frombuffer(data, dtype.dtype)
         if math.prod(check_sizes(shape)) != array.size:
-            raise Implausible("an array whose shape and bytes disagree")
+            raise CorruptFileError("an array whose shape and bytes disagree")
         if order == "K":
             return array.reshape(shape).transpose(axes)
         return array.reshape(shape, order=order)
 
     def _scalar(self, dtype: Any, data: Any) -> Any:
         value = self._array(data, dtype, ())
-        return value if isinstance(value, Inert) else value[()]
+        return value if isinstance(value, OpaqueObject) else value[()]
 
     def _call(self, function: Any, args: Any) -> Any:
         self._take(_OBJECT)
         if not isinstance(args, tuple):
-            raise Implausible("a call with something else than arguments")
+            raise CorruptFileError("a call with something else than arguments")
         # Besides the functions in the table of names, nothing in a pickle can be called.
-        made = Inert(function.name, args) if isinstance(function, Inert) else function(*args)
-        if isinstance(made, Inert):
+        made = (
+            OpaqueObject(function.name, args)
+            if isinstance(function, OpaqueObject)
+            else function(*args)
+        )
+        if isinstance(made, OpaqueObject):
             self._objects.add(made.name)
         return made
 
@@ -259,7 +263,7 @@ class Unpickler(_Unpickler):
                 value.__setstate__((1, shape, dtype.dtype, bool(fortran), data))  # type: ignore[arg-type]
             case np.ndarray(), _:  # arrays of objects or text stay empty
                 self._objects.add("numpy.ndarray of objects or text")
-            case Inert(), _:
+            case OpaqueObject(), _:
                 # The state is the attributes, or a pair of attributes and slots.
                 for part in state if type(state) is tuple and len(state) == 2 else (state,):
                     is_named = isinstance(part, dict) and all(type(key) is str for key in part)
@@ -270,7 +274,7 @@ class Unpickler(_Unpickler):
                 if isinstance(state.get("_metadata"), dict):
                     value._metadata = state["_metadata"]  # type: ignore[attr-defined]
             case _ if not hasattr(value, "requires_grad"):  # hooks of torch 0.3's parameters
-                raise Implausible(f"the state of a {type(value).__name__}")
+                raise CorruptFileError(f"the state of a {type(value).__name__}")
 
     # Opcodes, registered as in the standard library.
 

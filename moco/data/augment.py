@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moco.common.transfers import send
+from moco.common.transfers import to_device_async
 from moco.data import opencv
 from moco.data.opencv import BRIGHTNESS, CONTRAST, GRAYSCALE, HUE, LUMA, SATURATION
 
@@ -208,7 +208,7 @@ def apply_colors(
         return out
     sigma_px = params[:, SIGMA_PX].view(-1, 1, 1, 1)
     factor_columns = params[:, FACTORS:GRAY].T.reshape(GRAY - FACTORS, -1, 1, 1, 1)
-    factor_columns = send(factor_columns, out.device)
+    factor_columns = to_device_async(factor_columns, out.device)
     x = out.copy_(pixels).div_(255)
     _jitter(x, sequences, factor_columns)
     _apply(gaussian_blur, x, [n for n, view in enumerate(views) if view[SIGMA_PX] > 0], sigma_px)
@@ -244,7 +244,7 @@ def _apply(
         operation(x, *parameters)
     elif views:
         here = torch.tensor(views)
-        index = send(here, x.device)
+        index = to_device_async(here, x.device)
         selected = x[index]
         operation(selected, *(p[here if p.is_cpu else index] for p in parameters))
         x[index] = selected
@@ -337,7 +337,9 @@ def gaussian_blur(x: Tensor, sigma_px: Tensor) -> None:
         ]
         total = 2 * sum(half) - half[0]
         kernels.append([weight / total for weight in [*half[:0:-1], *half]])
-    kernel = send(torch.tensor(kernels).view(N, 1, 1, -1).repeat_interleave(C, dim=0), x.device)
+    kernel = to_device_async(
+        torch.tensor(kernels).view(N, 1, 1, -1).repeat_interleave(C, dim=0), x.device
+    )
     padded = F.pad(x, (R, R, 0, 0), mode="replicate").view(1, N * C, H, -1)
     rows = F.conv2d(padded, kernel, groups=N * C).view(N, C, H, W)
     padded = F.pad(rows, (0, 0, R, R), mode="replicate").view(1, N * C, -1, W)
@@ -352,7 +354,7 @@ def solarize(x: Tensor) -> None:
 def normalize(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """Normalize images (N, 3, H, W) in 0..1 in place to `(x - mean) / std` per channel."""
     shift, scale = (
-        send(torch.as_tensor(values, dtype=x.dtype).view(1, 3, 1, 1), x.device)
+        to_device_async(torch.as_tensor(values, dtype=x.dtype).view(1, 3, 1, 1), x.device)
         for values in (mean, std)
     )
     return x.sub_(shift).div_(scale)

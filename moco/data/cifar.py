@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moco.common.errors import DataError
-from moco.common.files import PathLike, expanded
+from moco.common.files import PathLike, expand_home
 
 FOLDER = "cifar-10-batches-py"  # top folder of the published archive
 _FIRST = "data_batch_1"
@@ -34,7 +34,7 @@ class Cifar(NamedTuple):
 
 def find_cifar(root: PathLike) -> Path | None:
     """Return the folder with CIFAR-10's files, `root` or `root/FOLDER`, or None."""
-    root = expanded(root)
+    root = expand_home(root)
     for folder in (root, root / FOLDER):
         if (folder / _FIRST).is_file():
             return folder

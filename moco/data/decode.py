@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from moco.common.errors import DataError
-from moco.common.files import PathLike, regular
+from moco.common.files import PathLike, require_regular
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,7 +64,7 @@ def _opened(file: PathLike | bytes, name: str) -> Iterator[Image.Image]:
     """Open an image by reading the header; errors inside the context become DataErrors."""
     label = name if isinstance(file, bytes) else os.fspath(file)
     try:
-        source: Any = io.BytesIO(file) if isinstance(file, bytes) else regular(file)
+        source: Any = io.BytesIO(file) if isinstance(file, bytes) else require_regular(file)
         with warnings.catch_warnings():
             # The size is checked below against the same limit, and exceeding it is an error.
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)

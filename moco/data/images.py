@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from moco.common.errors import DataError, UserError, first_few, plural
-from moco.common.files import PathLike, expanded, files_below, read_text, regular
+from moco.common.files import PathLike, expand_home, files_below, read_text, require_regular
 from moco.common.progress import Progress
 from moco.data import cifar
 from moco.data.decode import FORMATS, SUFFIXES, decode_pixels
@@ -158,7 +158,7 @@ def open_images(
     return FileImages(*_found(root))
 
 
-def notes_on(images: Images) -> list[str]:
+def describe_images(images: Images) -> list[str]:
     """Return notes on the skipped files of a folder and on images that are nearly black.
 
     12-bit gray stored in 16-bit files has no value above 4095, which becomes 16 of 255.
@@ -182,12 +182,12 @@ def notes_on(images: Images) -> list[str]:
 def _has_16_bits(path: PathLike) -> bool:
     """Return whether pixels have 16 bits, without decoding, which might hang or crash."""
     unreadable = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
-    with suppress(*unreadable), Image.open(regular(path), formats=FORMATS) as image:
+    with suppress(*unreadable), Image.open(require_regular(path), formats=FORMATS) as image:
         return image.mode.startswith("I")
     return False
 
 
-def bad_images(images: Images) -> list[str]:
+def find_bad_images(images: Images) -> list[str]:
     """Decode every image as in training and return one message per unreadable image."""
     parts = [
         range(start, min(start + CHECK_CHUNK, len(images)))
@@ -228,7 +228,7 @@ def check_root(root: PathLike, labeled: bool = False) -> None:
     tree = LABELED_TREE if labeled else EXAMPLE_TREE
     if not root:
         raise UserError(f"DATA.ROOT is not set; add DATA.ROOT and a folder with {tree}")
-    if not expanded(root).exists() and (labeled or not find_shards(root)):
+    if not expand_home(root).exists() and (labeled or not find_shards(root)):
         raise DataError(f"{root}: no such folder; expected images as {tree}")
 
 
@@ -288,7 +288,7 @@ def find_images(root: PathLike) -> list[Path]:
 
 def _found(root: PathLike) -> tuple[list[Path], str]:
     """Return the images of `find_images` and a note on skipped files."""
-    root = expanded(root)
+    root = expand_home(root)
     if root.suffix == ".txt" and root.is_file():
         return _listed_images(root), ""
     if not root.is_dir():
@@ -317,7 +317,7 @@ def find_labeled_images(folder: PathLike) -> tuple[list[Path], list[int], list[s
     Raises:
         DataError: If the folder does not exist or has no class folder with images.
     """
-    folder = expanded(folder)
+    folder = expand_home(folder)
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder; expected {LABELED_TREE}")
     images: list[Path] = []

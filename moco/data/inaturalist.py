@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from moco.common.errors import DataError
-from moco.common.files import PathLike, expanded, read_text
+from moco.common.files import PathLike, expand_home, read_text
 from moco.data.images import FileImages, LabeledSets
 
 LISTS = ("train2018.json", "val2018.json")
@@ -17,7 +17,7 @@ LISTS = ("train2018.json", "val2018.json")
 
 def find_inaturalist(root: PathLike) -> Path | None:
     """Return `root` if it contains the lists of both splits, else None."""
-    root = expanded(root)
+    root = expand_home(root)
     return root if all((root / name).is_file() for name in LISTS) else None
 
 

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moco.common.errors import DataError, UserError, plural, printable
-from moco.common.files import PathLike, atomic_write_json, expanded, open_file, read_text
+from moco.common.files import PathLike, atomic_write_json, expand_home, open_file, read_text
 from moco.common.progress import Progress
 from moco.data.decode import SUFFIXES, decode_pixels
 
@@ -190,17 +190,17 @@ def find_shards(root: PathLike) -> list[Path] | None:
             f"{text}: pipes and URLs are not supported (a pipe runs commands); "
             f"copy the shards and pass {EXAMPLE}"
         )
-    is_folder = expanded(text).is_dir()
+    is_folder = expand_home(text).is_dir()
     if not is_folder and re.search(r"\.(tgz|tar\.\w+)$", text):
         raise UserError(f"{text}: {_repack('a compressed tar')}")
     if not is_folder and text.endswith(".tar"):
         shards = []
         for path in expand_braces(text):
-            shards.append(expanded(path))
+            shards.append(expand_home(path))
             if not shards[-1].is_file():
                 raise DataError(f"{shards[-1]}: no such file; expected {EXAMPLE}")
         return shards
-    folder = expanded(root)
+    folder = expand_home(root)
     folder = folder / "train" if (folder / "train").is_dir() else folder
     shards = sorted(path for path in folder.glob("*.tar") if not path.name.startswith("."))
     if not shards:

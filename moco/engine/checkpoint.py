@@ -180,7 +180,7 @@ def resume_run(
     else:
         found = Path(source), read(Path(source))
     done: int = found[1]["step"] if found else 0
-    distributed.agree(done, "the checkpoint to resume from")
+    distributed.check_equal(done, "the checkpoint to resume from")
     path = restore(found)
     distributed.barrier()  # all processes have read it
     if not distributed.is_main():

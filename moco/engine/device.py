@@ -66,7 +66,7 @@ def has_fast_bf16(device: torch.device) -> bool:
     return not found.isdisjoint({"avx512_bf16", "amx_bf16"})
 
 
-def slow_bf16(where: str) -> str:
+def slow_bf16_warning(where: str) -> str:
     """Return the warning for bf16 on a device that does not compute it natively."""
     return (
         f"SOLVER.PRECISION bf16: {where} does not have fast bf16, so this is slower than fp32; "

@@ -12,7 +12,7 @@ from torch import Tensor
 from moco.common import distributed
 from moco.common.errors import DataError, UserError
 from moco.common.progress import Progress
-from moco.common.transfers import send
+from moco.common.transfers import to_device_async
 from moco.data.augment import normalize
 from moco.data.images import Images
 from moco.data.views import CenterCrops
@@ -116,9 +116,11 @@ def iterate_outputs(
             bad = bad or batch.bad
             if bad is None:
                 with torch.inference_mode():
-                    x = normalize(send(batch.pixels, device).float() / 255, crop.mean, crop.std)
+                    x = normalize(
+                        to_device_async(batch.pixels, device).float() / 255, crop.mean, crop.std
+                    )
                     result = network(x)
                 yield indices, result
             bar.update(len(indices))
-    if distributed.highest(int(bad is not None)):
+    if distributed.max_over_ranks(int(bad is not None)):
         raise DataError(bad or "another process found an image that cannot be decoded")

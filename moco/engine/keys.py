@@ -11,12 +11,12 @@ from moco.common.keys import (
     Keys,
     Range,
     Role,
-    also,
-    between,
+    closed_interval,
     finite,
-    interval,
     numbers,
     one_of,
+    ordered_pair,
+    range_with,
 )
 from moco.modeling.archs import ARCHS, STEMS, VITS
 
@@ -29,7 +29,7 @@ FORMER = ("LOG.TENSORBOARD",)
 # affects only images that the run has not read yet.
 RESUMABLE = ("OUTPUT_DIR", "DATA.BAD_IMAGES", "DATA.MAX_BAD_FRACTION")
 
-_SHARE = between(0, 1)
+_SHARE = closed_interval(0, 1)
 _MEAN = numbers(3)
 _STD = numbers(3, "3 numbers > 0", lambda number: number > 0)
 _MOMENTUM = Range(lambda value: 0 <= value < 1, "0 <= momentum < 1")
@@ -82,9 +82,9 @@ COMMON: Keys = {
         role=Role.PLACE,
     ),
     "AUG.CROP_SCALE": Key(
-        (0.2, 1.0), "Range of the crop's share of the image's area.", interval(1)
+        (0.2, 1.0), "Range of the crop's share of the image's area.", ordered_pair(1)
     ),
-    "AUG.CROP_RATIO": Key((3 / 4, 4 / 3), "Range of the crop's width / height.", interval()),
+    "AUG.CROP_RATIO": Key((3 / 4, 4 / 3), "Range of the crop's width / height.", ordered_pair()),
     "AUG.FLIP_PROB": Key(0.5, "Probability of flipping left and right.", _SHARE),
     "SOLVER.BATCH_SIZE": Key(256, "N, images per step, of all processes together.", finite(2)),
     "SOLVER.REFERENCE_BATCH_SIZE": Key(
@@ -245,11 +245,11 @@ PRETRAIN: Keys = {
     "AUG.CONTRAST": Key(0.4, "Contrast factor is sampled from 1 ± this.", _SHARE),
     "AUG.SATURATION": Key(0.4, "Saturation factor is sampled from 1 ± this.", _SHARE),
     "AUG.HUE": Key(
-        0.4, "Hue is shifted by up to this fraction of the color circle.", between(0, 0.5)
+        0.4, "Hue is shifted by up to this fraction of the color circle.", closed_interval(0, 0.5)
     ),
     "AUG.GRAY_PROB": Key(0.2, "Probability of converting the image to grayscale.", _SHARE),
     "AUG.BLUR_PROB": Key(0.0, "Probability of a Gaussian blur.", _SHARE),
-    "AUG.BLUR_SIGMA_PX": Key((0.1, 2.0), "Range of the blur's sigma in pixels.", interval()),
+    "AUG.BLUR_SIGMA_PX": Key((0.1, 2.0), "Range of the blur's sigma in pixels.", ordered_pair()),
     "AUG.SOLARIZE_PROB": Key(
         0.0,
         "Probability of solarization (inverting values of at least 0.5), after the blur.",
@@ -258,12 +258,12 @@ PRETRAIN: Keys = {
     "AUG.BLUR_PROB_2": Key(
         -1.0,
         "AUG.BLUR_PROB of the second view, the key of the first pass; -1: AUG.BLUR_PROB.",
-        also(-1, _SHARE),
+        range_with(-1, _SHARE),
     ),
     "AUG.SOLARIZE_PROB_2": Key(
         -1.0,
         "AUG.SOLARIZE_PROB of the second view, likewise; -1: AUG.SOLARIZE_PROB.",
-        also(-1, _SHARE),
+        range_with(-1, _SHARE),
     ),
     "AUG.MEAN": Key(
         IMAGENET_MEAN,
@@ -415,16 +415,16 @@ CLASSIFICATION: Keys = {
         0,
         "Side of the square crop of training, in pixels; 0: as in this project's pre-training of "
         "the weights, else 224.",
-        also(0, finite(8)),
+        range_with(0, finite(8)),
     ),
     "AUG.MEAN": Key(
         (),
         "Mean per RGB channel of pixels scaled to 0..1; (): as recorded in the checkpoint, else "
         "ImageNet's.",
-        also((), _MEAN),
+        range_with((), _MEAN),
         role=Role.WEIGHTS,
     ),
-    "AUG.STD": Key((), "Std per RGB channel, likewise.", also((), _STD), role=Role.WEIGHTS),
+    "AUG.STD": Key((), "Std per RGB channel, likewise.", range_with((), _STD), role=Role.WEIGHTS),
     "EVAL.RESIZE_PX": Key(
         0,
         '"1-crop" (sec. 4.1): torchvision\'s Resize(RESIZE_PX); 0: 256/224 of the crop.',

@@ -168,7 +168,9 @@ class _TrainingState:
 
     def last_evaluated(self) -> int:
         """Return the step of the last logged evaluation; all processes call it together."""
-        return distributed.highest(self._last_values().get(self.training.evaluated, (0, 0.0))[0])
+        return distributed.max_over_ranks(
+            self._last_values().get(self.training.evaluated, (0, 0.0))[0]
+        )
 
     def log(self, done: int, loss: float, accuracy: float, lr: float) -> None:
         """Log a step; every LOG.EVERY_ITERS steps, write a line with the means and the speed."""

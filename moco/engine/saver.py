@@ -18,7 +18,7 @@ from moco.engine.checkpoint import (
     save_checkpoint,
     set_aside,
 )
-from moco.engine.stop import leave
+from moco.engine.stop import exit_after_save
 from moco.engine.training import Training
 
 
@@ -153,7 +153,7 @@ class Saver:
             remove_old_checkpoints(self._folder, every.KEEP, every.MILESTONE_EPOCHS, never)
         if stop:
             distributed.barrier()  # no process exits before the file is written
-            leave(stop_signal or signal.SIGTERM, f"step {done} of {total}", path)
+            exit_after_save(stop_signal or signal.SIGTERM, f"step {done} of {total}", path)
 
     def _advice(self) -> str:
         good = self._folder / self._range.good

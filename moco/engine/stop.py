@@ -67,7 +67,7 @@ def stop_signals(stop: StopRequest | None = None) -> Iterator[StopRequest]:
             signal.signal(number, handler)
 
 
-def leave(number: int, after: str, saved: Path) -> NoReturn:
+def exit_after_save(number: int, after: str, saved: Path) -> NoReturn:
     """Exit a run that received a signal and saved its state `after`, e.g., "iteration 4".
 
     Raises:
@@ -75,11 +75,11 @@ def leave(number: int, after: str, saved: Path) -> NoReturn:
         Preempted: For other signals.
     """
     again = "run the same command with --resume to continue"
-    end(number, f"stopped after {after} and saved {saved}; {again}")
+    exit_stopped(number, f"stopped after {after} and saved {saved}; {again}")
 
 
-def end(number: int, message: str) -> NoReturn:
-    """Exit a run that received a signal, with a message; see `leave`."""
+def exit_stopped(number: int, message: str) -> NoReturn:
+    """Exit a run that received a signal, with a message; see `exit_after_save`."""
     if number == signal.SIGINT:
         print(message, flush=True)
         raise KeyboardInterrupt

@@ -28,7 +28,7 @@ from moco.engine.device import (
     autocast,
     has_fast_bf16,
     pick_device,
-    slow_bf16,
+    slow_bf16_warning,
 )
 from moco.engine.loader import batch_loader
 from moco.engine.solver import OPTIMIZERS, LearningRate, Length, check_warmup
@@ -103,7 +103,7 @@ class Training(ABC, Generic[P, S]):
         self.device = pick_device(cfg.DEVICE)
         self.batch_size: int = cfg.SOLVER.BATCH_SIZE
         self.n = self.batch_size // distributed.world_size()
-        distributed.agree(len(images), f"number of images in {cfg.DATA.ROOT}")
+        distributed.check_equal(len(images), f"number of images in {cfg.DATA.ROOT}")
         if len(images) < self.batch_size:
             raise DataError(
                 f"{cfg.DATA.ROOT}: has {plural(len(images), 'image')}, less than one batch of "
@@ -233,9 +233,9 @@ def resolve_speed(cfg: CfgNode, device: torch.device, resumed: Mapping[str, Any]
     """
     requested, main = (cfg.SOLVER.PRECISION, cfg.SOLVER.CHANNELS_LAST), distributed.is_main()
     # All processes make the same choice, even if their processors differ.
-    fast = not distributed.highest(int(not has_fast_bf16(device)))
+    fast = not distributed.max_over_ranks(int(not has_fast_bf16(device)))
     if requested[0] == "bf16" and not (fast or resumed) and main:
-        print(f"warning: {slow_bf16('a processor here')}", flush=True)
+        print(f"warning: {slow_bf16_warning('a processor here')}", flush=True)
     if "auto" not in requested and None not in requested:
         return cfg
     cfg = cfg.clone()

@@ -9,7 +9,7 @@ from torch import Tensor
 from moco.common.command import RANDOM
 from moco.common.errors import UserError
 from moco.engine.keys import IMAGENET_MEAN, IMAGENET_STD
-from moco.modeling.archs import ARCHS, VITS, Spec, spec_of
+from moco.modeling.archs import ARCHS, VITS, Spec, build_spec
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def random_weights(
             f"MODEL.ARCH is not set; {RANDOM} weights need a network, e.g. -a resnet50 "
             f"(choices are {', '.join((*ARCHS, *VITS))})"
         )
-    spec = spec_of(arch, stem or "imagenet", width or 1.0, image_size)
+    spec = build_spec(arch, stem or "imagenet", width or 1.0, image_size)
     if init not in ("", RANDOM):
         raise UserError(f"--init {init}: random weights are called {RANDOM!r} in a table; omit it")
     return InitialWeights(RANDOM, spec)

@@ -219,7 +219,7 @@ class ViTSpec:
 Spec = EncoderSpec | ViTSpec
 
 
-def spec_of(arch: str, stem: str, width: float, image_size: int) -> Spec:
+def build_spec(arch: str, stem: str, width: float, image_size: int) -> Spec:
     """Return the specification for MODEL.ARCH, STEM and WIDTH, and images of AUG.CROP_PX.
 
     Raises:

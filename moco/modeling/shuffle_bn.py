@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moco.common.transfers import send
+from moco.common.transfers import to_device_async
 
 
 def shuffle_plan(
@@ -103,7 +103,7 @@ def exchange_plan(plan: Tensor, rank: int, world_size: int) -> Exchange:
 def unshuffle(x: Tensor, plan: Tensor) -> Tensor:
     """Undo `x[plan]` along the first dimension: `unshuffle(x[plan], plan)` equals `x`."""
     restored = torch.empty_like(x)
-    restored[send(plan, x.device)] = x
+    restored[to_device_async(plan, x.device)] = x
     return restored
 
 

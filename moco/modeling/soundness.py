@@ -91,7 +91,7 @@ def read_input(state: Mapping[Any, Any]) -> tuple[str, Triple, Triple]:
     return order, (mean[0], mean[1], mean[2]), (std[0], std[1], std[2])
 
 
-def problem(name: str, value: "Tensor") -> str | None:
+def describe_problem(name: str, value: "Tensor") -> str | None:
     """Describe what is wrong with the values of a tensor; None if nothing is."""
     if not bool(value.isfinite().all()):
         return "NaN or Inf"

@@ -10,7 +10,7 @@ from moco.common.errors import UserError, lookup, plural
 from moco.common.files import PathLike
 from moco.engine import config as common_config
 from moco.engine.keys import PRETRAIN
-from moco.modeling.archs import VITS, spec_of
+from moco.modeling.archs import VITS, build_spec
 from moco.modeling.mechanisms import MECHANISMS
 
 # Keys under AUG in which MoCo v2 (arXiv 2003.04297; main_moco.py --aug-plus) differs from v1.
@@ -46,7 +46,7 @@ def load_pretrain_cfg(config_file: PathLike | None, opts: Sequence[str]) -> CfgN
     common_config.check_values(cfg, PRETRAIN)
     if cfg.AUG.KIND != "v1":
         cfg = load_cfg(default_cfg(cfg.AUG.KIND), config_file, opts)
-    spec_of(cfg.MODEL.ARCH, cfg.MODEL.STEM, cfg.MODEL.WIDTH, cfg.AUG.CROP_PX)
+    build_spec(cfg.MODEL.ARCH, cfg.MODEL.STEM, cfg.MODEL.WIDTH, cfg.AUG.CROP_PX)
     if cfg.MODEL.FREEZE_PATCH_EMBED and cfg.MODEL.ARCH not in VITS:
         raise UserError(
             f"MODEL.FREEZE_PATCH_EMBED: {cfg.MODEL.ARCH} has no patches; set it to False"

@@ -20,7 +20,7 @@ from moco.common.command import RANDOM
 from moco.common.errors import DataError, UserError, lookup, plural, say
 from moco.common.run import RunFolder
 from moco.data.augment import Augmentation, apply_colors
-from moco.data.images import Images, LabeledSets, notes_on, open_images, read_labeled_sets
+from moco.data.images import Images, LabeledSets, describe_images, open_images, read_labeled_sets
 from moco.data.shards import find_shards
 from moco.data.views import Batch, Position, Views
 from moco.engine.checkpoint import FORMAT
@@ -30,7 +30,7 @@ from moco.engine.keys import PRETRAIN
 from moco.engine.knn import evaluate
 from moco.engine.training import Evaluation, Step, StepPlan, Training, print_notes
 from moco.engine.weights import InitialWeights
-from moco.modeling.archs import Spec, spec_of
+from moco.modeling.archs import Spec, build_spec
 from moco.modeling.encoder import (
     COUNTER,
     HEADS,
@@ -115,7 +115,7 @@ class Pretraining(Training[PretrainStepPlan, PretrainStep]):
         super().__init__(cfg, solver, spec, model, images, solver.MAX_ITERS)
         self.model: Mechanism
         moco, knn, aug = cfg.MOCO, cfg.KNN, cfg.AUG
-        self.notes = [*scaling, *notes_on(images)]
+        self.notes = [*scaling, *describe_images(images)]
         if moco.MECHANISM in ("momentum_queue", "memory_bank") and moco.K > len(images):
             self.notes.append(
                 f"MOCO.K {moco.K} exceeds the {len(images)} images, so the negatives of a query "
@@ -130,7 +130,7 @@ class Pretraining(Training[PretrainStepPlan, PretrainStep]):
         self._knn: tuple[LabeledSets, CenterCrop] | None = None
         if cfg.DATA.KNN_ROOT:  # opened here so that errors are raised before training
             sets = read_labeled_sets(cfg.DATA.KNN_ROOT)
-            knn_notes = [*notes_on(sets.train), *notes_on(sets.val)]
+            knn_notes = [*describe_images(sets.train), *describe_images(sets.val)]
             self.notes += [note for note in knn_notes if note not in self.notes]
             crops = knn.CROP_PX, knn.RESIZE_PX, aug.CROP_PX
             self._knn = sets, CenterCrop.sized(*crops, aug.MEAN, aug.STD)
@@ -375,7 +375,7 @@ def open_pretraining_images(cfg: CfgNode, folder: Path) -> Images:
 def _build(cfg: CfgNode, num_images: int, world_size: int) -> tuple[Mechanism, Spec]:
     """Build the mechanism, whose encoders have this process's share of the BN groups."""
     moco, model = cfg.MOCO, cfg.MODEL
-    spec = spec_of(model.ARCH, model.STEM, model.WIDTH, cfg.AUG.CROP_PX)
+    spec = build_spec(model.ARCH, model.STEM, model.WIDTH, cfg.AUG.CROP_PX)
     splits = moco.BN_SPLITS // (world_size * cfg.SOLVER.ACCUMULATE)
     encoder = build_encoder(spec, moco.DIM, moco.MLP, splits)
     if model.ZERO_INIT_RESIDUAL:

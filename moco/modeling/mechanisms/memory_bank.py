@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from moco.common.distributed import gather_rows, rank, sum_over_ranks, world_size
-from moco.common.transfers import send
+from moco.common.transfers import to_device_async
 from moco.modeling.loss import info_nce
 from moco.modeling.mechanisms.base import (
     Dictionary,
@@ -108,8 +108,8 @@ class MemoryBank(Mechanism):
         """Move the entries of the batch's images towards their queries."""
         gathered, images = gather_rows(torch.cat(list(passes.queries))), passes.images.cpu()
         here = (images % world_size() == rank()).nonzero()[:, 0]
-        rows = send(images[here] // world_size(), self.bank.device)
-        new = gathered[send(here, gathered.device)].to(self.bank)
+        rows = to_device_async(images[here] // world_size(), self.bank.device)
+        new = gathered[to_device_async(here, gathered.device)].to(self.bank)
         moved = self.bank[rows] * self.momentum + new * (1 - self.momentum)
         self.bank[rows] = l2_normalize(moved, self.bank.dtype)
 
@@ -130,8 +130,8 @@ class MemoryBank(Mechanism):
         """Return the entries (len(images), C) of images, gathered from all processes."""
         rows = self.bank.new_zeros(len(images), self.bank.shape[1])
         here = (images % world_size() == rank()).nonzero()[:, 0]
-        own = send(images[here] // world_size(), rows.device)
-        rows[send(here, rows.device)] = self.bank[own]
+        own = to_device_async(images[here] // world_size(), rows.device)
+        rows[to_device_async(here, rows.device)] = self.bank[own]
         return sum_over_ranks(rows)
 
     def _nce_loss(self, q: Tensor, positive: Tensor, negatives: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from benchmarks.suites.folder import check_agreement, suite_content
 from benchmarks.suites.suite import Init, RunSpec
 from benchmarks.suites.suite_file import load_suite, with_options
 from moco.common.errors import UserError
-from moco.common.pretrained import locate
+from moco.common.pretrained import locate_weights
 from tests.benchmarks.report.fake_runs import csv_rows
 from tests.benchmarks.suites.fake_trainer import ITERATIONS, FakePrograms
 from tests.benchmarks.suites.lab import Lab, kept
@@ -235,7 +235,7 @@ def test_weights_that_are_downloaded(lab, capsys, monkeypatch):
         assert not served.requests
         lab.run(*given)
         assert len(served.requests) == 1
-    (note,) = locate(lab.out / "inits" / "r50.pth").notes
+    (note,) = locate_weights(lab.out / "inits" / "r50.pth").notes
     assert served.url in note and digest in note
 
 

@@ -17,9 +17,9 @@ from detection.datasets.__main__ import main as doctor
 from detection.datasets.files import read_image
 from moco.common.cfgnode import read_yaml
 from moco.common.errors import DataError, UserError
-from moco.common.files import open_file, read_bytes, read_text, regular, sha256_file
+from moco.common.files import open_file, read_bytes, read_text, require_regular, sha256_file
 from moco.common.run import RunFolder
-from moco.data.images import bad_images, notes_on, open_images
+from moco.data.images import describe_images, find_bad_images, open_images
 from tests.detection.datasets.test_three_layouts import three_layouts
 
 KIND = "a pipe or device, not a file"
@@ -74,7 +74,7 @@ def test_a_dataset_with_a_pipe(layout, pattern, words, voc_folder, small_config,
         folder_digest(str(tmp_path))
 
 
-@pytest.mark.parametrize("read", [open_file, read_text, read_bytes, regular, sha256_file])
+@pytest.mark.parametrize("read", [open_file, read_text, read_bytes, require_regular, sha256_file])
 def test_only_regular_files_are_opened(read, tmp_path):
     for path in (replace(tmp_path / "pipe"), Path("/dev/null"), Path("/dev/zero")):
         with within(20), pytest.raises(OSError, match=KIND) as error:
@@ -118,6 +118,6 @@ def test_images_for_pretraining(tmp_path):
     pipe = replace(tmp_path / "a.png")
     with within(20):
         images = open_images(tmp_path)
-        assert notes_on(images) == []
-        [found] = bad_images(images)
+        assert describe_images(images) == []
+        [found] = find_bad_images(images)
     assert str(pipe) in found and KIND in found

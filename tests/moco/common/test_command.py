@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from moco.common.command import quoted
+from moco.common.command import quote
 from moco.common.errors import printable
 
 WORDS = [
@@ -22,7 +22,7 @@ WORDS = [
 
 @pytest.mark.parametrize("word", WORDS)
 def test_a_shell_reads_back_what_was_quoted(word):
-    text = quoted(word, word)
+    text = quote(word, word)
     assert printable(text) == text and text.isprintable(), "a message would change it"
     done = subprocess.run(
         ["bash", "-c", f"printf '%s\\0' {text}"], capture_output=True, env={"LC_ALL": "C.UTF-8"}

@@ -41,9 +41,9 @@ def collectives():
     mine = torch.arange(4 * r, 4 * r + 4, dtype=torch.uint8)[:, None]
     with received() as counts:
         exchanged = distributed.exchange_rows(mine, *exchange_plan(plan, r, W))
-    distributed.agree(7, "seven")
+    distributed.check_equal(7, "seven")
     with pytest.raises(UserError, match=rf"rank: the processes do not agree \(from 0 to {W - 1}\)"):
-        distributed.agree(r, "rank")
+        distributed.check_equal(r, "rank")
     return {
         "gathered": gathered[:, 0].tolist(),
         "same": torch.equal(gathered.detach(), distributed.gather_rows(row)),
@@ -53,7 +53,7 @@ def collectives():
         "bytes": counts["exchange"],
         "foreign": int((plan[4 * r : 4 * r + 4] // 4 != r).sum()),
         "mean": distributed.mean_over_ranks(torch.tensor(float(r))).item(),
-        "highest": distributed.highest(10 - r),
+        "highest": distributed.max_over_ranks(10 - r),
     }
 
 
@@ -71,7 +71,11 @@ def test_one_process_returns_its_input():
     x = torch.ones(3, requires_grad=True)
     assert distributed.gather_rows_with_gradient(x) is x
     assert not distributed.gather_rows(x).requires_grad
-    assert (distributed.rank(), distributed.world_size(), distributed.highest(3)) == (0, 1, 3)
+    assert (distributed.rank(), distributed.world_size(), distributed.max_over_ranks(3)) == (
+        0,
+        1,
+        3,
+    )
     model = torch.nn.Linear(1, 1)
     assert distributed.data_parallel(model) is model
 

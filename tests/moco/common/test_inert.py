@@ -22,7 +22,7 @@ import torch
 
 from convert.read import is_array
 from moco.common.files import harmful_objects, load_pickle, load_torch
-from moco.common.unpickler import Inert
+from moco.common.unpickler import OpaqueObject
 
 ROOT = Path(__file__).resolve().parents[3]
 STATE = {"conv1.weight": torch.ones(2)}
@@ -102,7 +102,7 @@ def test_argparse(read, tmp_path):
     """DINO's, SimSiam's, PyContrast's and timm's "args"."""
     args = argparse.Namespace(arch="resnet50", schedule=[120, 160], path=pathlib.Path("/x"))
     for loaded in read(args):
-        assert type(loaded) is Inert and loaded.name == "argparse.Namespace"
+        assert type(loaded) is OpaqueObject and loaded.name == "argparse.Namespace"
         assert loaded.pop("path").args == ("/", "x")
         assert loaded == {"arch": "resnet50", "schedule": [120, 160]}
     # Protocols 0 and 1 create objects in another way; torch.save cannot write tensors with them.
@@ -136,7 +136,7 @@ DICTIONARIES = (
 def test_dictionaries_of_others(read, named, name):
     written = named(name, _SelfDict if name == "easydict.EasyDict" else _AttrDict)
     for loaded in read(written({"lr": 0.1, "inner": written({"a": [1]})})):
-        assert type(loaded) is Inert and loaded.name == name
+        assert type(loaded) is OpaqueObject and loaded.name == name
         assert loaded == {"lr": 0.1, "inner": {"a": [1]}}
 
 
@@ -150,7 +150,7 @@ def test_a_history_buffer_and_classes_as_keys(read, named):
         assert value["best"]["_log_history"].tolist() == [1.0, 2.0]
         method = value["best"]["statistics_methods"]["mean"]
         if method.name.endswith(".getattr"):  # the form of protocols below 4
-            method = Inert(f"{method.args[0].name}.{method.args[1]}")
+            method = OpaqueObject(f"{method.args[0].name}.{method.args[1]}")
         assert method.name == "mmengine.logging.history_buffer.HistoryBuffer.mean"
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from convert.read import read_file
 from moco.common.errors import DataError
-from moco.common.files import format_of, load_pickle, load_safetensors, load_torch
+from moco.common.files import detect_format, load_pickle, load_safetensors, load_torch
 from tests.oracles.bombs import bombs
 from tests.oracles.payloads import saved, zip_of
 
@@ -141,7 +141,7 @@ def test_safetensors(tmp_path):
     path = tmp_path / "any.name"
     tensors = {"w": torch.arange(6.0).reshape(2, 3), "n": torch.tensor(7), "e": torch.zeros(0)}
     save_file(tensors, path, metadata={"a": "b"})
-    assert format_of(path) == "safetensors"
+    assert detect_format(path) == "safetensors"
     read, metadata = load_safetensors(path)
     assert metadata == {"a": "b"} and sorted(read) == sorted(read_file(path)) == ["e", "n", "w"]
     path.write_bytes(bytes(path.stat().st_size))  # the tensors do not depend on the file

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from moco.common.errors import DataError
-from moco.common.sharded import files_of, read_distributed
+from moco.common.sharded import list_files, read_distributed
 from tests.oracles.payloads import Payload, saved
 
 
@@ -73,7 +73,7 @@ def test_torch_makes_the_same_of_it(tmp_path: Path) -> None:
         for key, value in expected.items():
             assert type(value) is type(read[key])
             assert torch.equal(torch.as_tensor(value), torch.as_tensor(read[key])), key
-    names = [file.name for file in files_of(tmp_path / "b" / ".metadata")]
+    names = [file.name for file in list_files(tmp_path / "b" / ".metadata")]
     assert names == [".metadata", "__0_0.distcp", "__1_0.distcp"]
 
 

@@ -38,6 +38,8 @@ def test_the_spelling_of_a_file_in_a_command(checkout, tmp_path, monkeypatch):
     monkeypatch.setattr(shipped, "CHECKOUT", checkout)
     monkeypatch.chdir(shipped.ROOT)
     name = "configs/imagenet/linear.yaml"
-    assert shipped.shown(name) == (name if checkout else "imagenet/linear")
+    assert shipped.display_name(name) == (name if checkout else "imagenet/linear")
     monkeypatch.chdir(tmp_path)
-    assert shipped.shown("imagenet/linear") == shipped.shown(name) == "imagenet/linear"
+    assert (
+        shipped.display_name("imagenet/linear") == shipped.display_name(name) == "imagenet/linear"
+    )

@@ -11,7 +11,7 @@ from torch import nn
 
 from moco.common.errors import DataError
 from moco.common.files import load_pickle, load_torch
-from moco.common.unpickler import Inert
+from moco.common.unpickler import OpaqueObject
 from tests.oracles.payloads import zip_of
 
 DTYPES = (
@@ -109,7 +109,7 @@ def test_tensors_that_are_not_dense_or_lazily_changed_are_inert(tmp_path):
     ]
     for value in values:
         torch.save({"w": value}, tmp_path / "x")
-        assert type(load_torch(tmp_path / "x", set())["w"]) is Inert
+        assert type(load_torch(tmp_path / "x", set())["w"]) is OpaqueObject
         with pytest.raises(DataError, match="refused"):
             load_torch(tmp_path / "x")
 
@@ -138,7 +138,7 @@ def test_whole_modules_and_pickled_tensors_are_inert_and_named(tmp_path):
     # pickle.dump of a state dict contains a whole torch.save file for each tensor.
     (tmp_path / "x").write_bytes(pickle.dumps({"w": torch.ones(1)}))
     objects = set()
-    assert type(load_pickle(tmp_path / "x", objects)["w"]) is Inert
+    assert type(load_pickle(tmp_path / "x", objects)["w"]) is OpaqueObject
     assert "torch._utils._rebuild_tensor_v2" in objects
 
 
@@ -149,4 +149,4 @@ def test_one_file_does_not_change_what_another_reads(tmp_path):
         (tmp_path / f"{i}").write_bytes(zip_of({"data.pkl": named + rest}))
         with contextlib.suppress(DataError):
             value = load_torch(tmp_path / f"{i}", set())
-            assert not isinstance(value, Inert) or (dict(value), value.args) == ({}, ())
+            assert not isinstance(value, OpaqueObject) or (dict(value), value.args) == ({}, ())

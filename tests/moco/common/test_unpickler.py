@@ -128,13 +128,13 @@ import gc, sys
 import numpy as np
 from moco.common.errors import DataError
 from moco.common.files import load_pickle, load_torch
-from moco.common.unpickler import Inert
+from moco.common.unpickler import OpaqueObject
 for path in sys.argv[1:]:
     objects = set()
     try: (value,) = load_pickle(path, objects)
     except DataError as error: print(error)
     else:
-        assert objects and isinstance(value, Inert | np.ndarray), (objects, value)
+        assert objects and isinstance(value, OpaqueObject | np.ndarray), (objects, value)
         if isinstance(value, np.ndarray): assert (value.dtype.kind, value.size) == ("V", 0)
         repr(value), list(value), value == value
         del value

@@ -5,9 +5,9 @@ import pytest
 
 from moco.common.errors import DataError
 from moco.data.images import (
+    describe_images,
     find_images,
     find_labeled_images,
-    notes_on,
     open_images,
     read_labeled_sets,
 )
@@ -86,8 +86,8 @@ def test_files_of_other_suffixes_are_counted(tmp_path):
     (tmp_path / "train/.hidden.heic").write_bytes(b"other")
     note = f"{tmp_path}/train: left out by suffix: 3 files (.heic 2, none 1)"
     sets = read_labeled_sets(tmp_path)
-    assert notes_on(open_images(tmp_path)) == notes_on(sets.train) == [note]
-    assert notes_on(sets.val) == [f"{tmp_path}/val: left out by suffix: 1 file (.avif 1)"]
+    assert describe_images(open_images(tmp_path)) == describe_images(sets.train) == [note]
+    assert describe_images(sets.val) == [f"{tmp_path}/val: left out by suffix: 1 file (.avif 1)"]
 
 
 def test_gray_of_12_bits_in_files_of_16_is_noted(tmp_path):
@@ -95,7 +95,7 @@ def test_gray_of_12_bits_in_files_of_16_is_noted(tmp_path):
     for name in ("a.png", "b.png"):
         save(tmp_path / name, "I;16", color=4095)
     (tmp_path / "bad.png").write_bytes(b"\x89PNG")
-    [note] = notes_on(open_images(tmp_path))
+    [note] = describe_images(open_images(tmp_path))
     assert "no value is above 16 of 255 in 2 sampled images" in note and "12-bit" in note
     save(tmp_path / "b.png", "I;16", color=17 * 257)
-    assert notes_on(open_images(tmp_path)) == []
+    assert describe_images(open_images(tmp_path)) == []

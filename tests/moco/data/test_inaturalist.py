@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from moco.classification.run import open_labeled
+from moco.classification.run import open_labeled_sets
 from moco.data.inaturalist import find_inaturalist
 from tests.moco.classification.classify_runs import write_labeled
 
@@ -43,7 +43,7 @@ def write(root, train, val, **changes):
 
 
 def test_labels_follow_the_ids_of_the_categories(root):
-    sets = open_labeled(root)
+    sets = open_labeled_sets(root)
     assert sets.classes == ["2", "5", "7"]
     assert sets.train_labels == [0, 1, 2] and sets.val_labels == [1]
     assert [sets.train.name(i).split("/")[-2] for i in range(3)] == ["1", "2", "0"]
@@ -54,4 +54,4 @@ def test_folders_are_read_without_lists(root, tmp_path):
     (root / "val2018.json").unlink()
     assert find_inaturalist(root) is None
     data = write_labeled(tmp_path / "folders", {"train": (1, 1, 1), "val": (1, 1, 1)}, noise=10)
-    assert open_labeled(data).classes == ["blue", "green", "red"]
+    assert open_labeled_sets(data).classes == ["blue", "green", "red"]

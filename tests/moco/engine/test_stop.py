@@ -9,7 +9,7 @@ import pytest
 
 from moco.common import distributed
 from moco.common.errors import Preempted
-from moco.engine.stop import STOP_SIGNALS, StopRequest, leave, stop_signals
+from moco.engine.stop import STOP_SIGNALS, StopRequest, exit_after_save, stop_signals
 
 pytestmark = pytest.mark.race
 
@@ -71,8 +71,8 @@ def test_leaving(capsys):
     path = Path("runs/x/model_0000004.pth")
     message = f"stopped after iteration 4 and saved {path}; run the same command with --resume to"
     with pytest.raises(Preempted, match=message):
-        leave(signal.SIGTERM, "iteration 4", path)
+        exit_after_save(signal.SIGTERM, "iteration 4", path)
     assert capsys.readouterr().out == ""
     with pytest.raises(KeyboardInterrupt):
-        leave(signal.SIGINT, "iteration 4", path)
+        exit_after_save(signal.SIGINT, "iteration 4", path)
     assert capsys.readouterr().out.startswith(message)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from moco.common.errors import UserError
-from moco.modeling.archs import VITS, ViTSpec, spec_of
+from moco.modeling.archs import VITS, ViTSpec, build_spec
 from moco.modeling.vit import ViT, sincos_positions
 
 MICRO = ViTSpec("vit_micro", 32)
@@ -67,7 +67,7 @@ def test_initial_weights():
 
 
 def test_specs():
-    assert spec_of("vit_small", "imagenet", 1.0, 224) == ViTSpec("vit_small")
+    assert build_spec("vit_small", "imagenet", 1.0, 224) == ViTSpec("vit_small")
     assert ViTSpec.of_shape(384, 12, 12, 16, 96) == ViTSpec("vit_small", 96)
     assert ViTSpec(**MICRO.to_dict()) == MICRO
     with pytest.raises(UserError, match=r"6 heads.* vit_small"):

@@ -205,10 +205,10 @@ class TestLostProcess:
     def test_restarts_on_several_machines_are_refused(self, monkeypatch):
         """Each torchrun counts its own restarts, so rank 0 might start from scratch."""
         monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
-        assert distributed.restarted() == 0
+        assert distributed.restart_count() == 0
         monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
         with pytest.raises(UserError, match="--max-restarts 3: works on one machine only"):
-            distributed.restarted()
+            distributed.restart_count()
 
     def test_an_error_of_one_is_not_contradicted_by_the_other(self):
         """The process with the error is not ended while it closes its data-loader workers."""
