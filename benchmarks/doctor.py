@@ -21,7 +21,7 @@ from detection.datasets.__main__ import add_doctor_arguments, examine
 from moco import __version__
 from moco.common import shipped
 from moco.common.command import program
-from moco.common.errors import UserError, run_cli, say
+from moco.common.errors import UserError, echo, run_cli
 from moco.common.files import expand_home
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UserError("--verify: name the dataset to verify, e.g. doctor voc --verify")
     root = args.root or ""
     for line in machine(expand_home(root or datasets_root()), root):
-        say(line)
+        echo(line)
     return 0
 
 

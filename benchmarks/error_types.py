@@ -24,7 +24,7 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from moco.common.command import program
-from moco.common.errors import UserError, run_cli, say
+from moco.common.errors import UserError, echo, run_cli
 from moco.common.files import read_text
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         found = error_types(run)
         atomic_write_json(run.folder / ERRORS_NAME, {"run": run.digest, **found})
         shown = "  ".join(f"{name} {value:.1f}" for name, value in found["delta"].items())
-        say(f"{run.folder}: AP50 {found['ap50']:.1f}; points gained if fixed: {shown}")
+        echo(f"{run.folder}: AP50 {found['ap50']:.1f}; points gained if fixed: {shown}")
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -32,7 +32,7 @@ from benchmarks.suites.suite_file import as_name, parse_inits, read_suite
 from convert.families.base import TIMM
 from moco.common.cfgnode import flatten, read_yaml, split_assignments
 from moco.common.command import RANDOM, parse_options, program
-from moco.common.errors import UserError, plural, run_cli, say
+from moco.common.errors import UserError, echo, plural, run_cli
 from moco.common.files import expand_home
 from moco.common.shipped import display_name, resolve
 
@@ -108,7 +108,7 @@ def choose(
     cfg = load()
     solver = cfg.SOLVER
     epochs = solver.MAX_ITER * solver.IMS_PER_BATCH / images
-    say(
+    echo(
         f"data: {' '.join(map(' '.join, found.items()))}, {plural(images, 'training image')}, "
         f"{plural(len(train.classes), 'class')}; evaluated on {', '.join(cfg.DATASETS.TEST)}",
         f"task: {task or f'{display_name(example)}, the example for a {architecture}'}",

@@ -29,7 +29,7 @@ if not __package__:
 
 from benchmarks.report.style import FORMATS, RESAMPLES
 from moco.common.command import program, quote
-from moco.common.errors import UserError, run_cli, say
+from moco.common.errors import UserError, echo, run_cli
 from moco.common.shipped import RESULTS
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(to_terminal(report, sys.stdout.isatty()))
     print(format_paths(written, None if about else args.bundle))
     if about:
-        say(
+        echo(
             f"wrote {args.bundle}; next: {program('table', 'python -m benchmarks.make_table')} "
             f"{quote(args.bundle)} --verify"
         )

@@ -18,7 +18,7 @@ if not __package__:
 from benchmarks.report.plots import Curve, Plot, new_figure, read_curve
 from benchmarks.report.style import PALETTE, figure_label
 from moco.common.command import program
-from moco.common.errors import DataError, UserError, run_cli, say
+from moco.common.errors import DataError, UserError, echo, run_cli
 from moco.common.files import PathLike
 from moco.common.run import METRICS_NAME
 
@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     curves = [read_curves(run) for run in args.runs]
     plot = plot_curves(dict(zip(label_runs(args.runs), curves, strict=True)))
     for path in plot.save(args.output):
-        say(f"wrote {path}")
+        echo(f"wrote {path}")
 
 
 if __name__ == "__main__":

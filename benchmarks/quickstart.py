@@ -44,7 +44,7 @@ from benchmarks.suites.synthetic import write_images, write_knn, write_scenes
 from moco.common.cfgnode import flatten, read_yaml
 from moco.common.command import RANDOM, parse_options, program, quote
 from moco.common.distributed import usable_cores
-from moco.common.errors import UserError, plural, printable, run_cli, say
+from moco.common.errors import UserError, echo, plural, printable, run_cli
 from moco.common.files import atomic_write_json
 from moco.common.progress import format_seconds
 from moco.common.shipped import CONFIGS, display_name
@@ -185,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         run({RANDOM: RANDOM}, lambda *seen: None)
         with folder.lock():
             agreement = forkserver.call(convert_checkpoint, pretraining.folder, weights)
-        say(f"converted: {weights}, features of one image {agreement} to the checkpoint's")
+        echo(f"converted: {weights}, features of one image {agreement} to the checkpoint's")
     finish = partial(report, args=args, trials=trials)
     run({RANDOM: RANDOM, "moco": str(weights)}, finish)
     print(f"\nDone in {format_seconds(time.monotonic() - start)}, {plural(workers, 'worker')}.")
@@ -359,7 +359,7 @@ def report(
     classes, [name] = annotated_classes(scenes), table.tested_on
     tested = VOCSource(name, scenes, "test", 2007, classes, published=False).read()
     files.append(save_samples(folder.tables / "samples.png", table, tested))
-    say("", "Files:", *(f"  {each}" for each in (*files, folder.path / "moco.pth", folder.runs)))
+    echo("", "Files:", *(f"  {each}" for each in (*files, folder.path / "moco.pth", folder.runs)))
     print(next_commands(folder.path, args, trials))
     print(f"\n{to_terminal(report_, color=sys.stdout.isatty())}")
     print(format_paths(files))

@@ -21,7 +21,7 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from moco.common.command import program
-from moco.common.errors import DataError, UserError, run_cli, say
+from moco.common.errors import DataError, UserError, echo, run_cli
 
 if TYPE_CHECKING:
     from benchmarks.report.records import FinishedRun
@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for metric in found["clean"]:
             numbers = robustness(run, metric)
             shown = "  ".join(f"{name} {value:.1f}" for name, value in numbers.items())
-            say(f"{run.folder}: {metric} at severity {args.severity}: {shown}")
+            echo(f"{run.folder}: {metric} at severity {args.severity}: {shown}")
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -84,7 +84,7 @@ from benchmarks.suites.until_decided import (
     with_seeds,
 )
 from moco.common.command import RANDOM, parse_options, program
-from moco.common.errors import Preempted, UserError, plural, printable, run_cli, say
+from moco.common.errors import Preempted, UserError, echo, plural, printable, run_cli
 from moco.common.files import atomic_write_json
 from moco.common.progress import format_seconds
 from moco.common.run import RECORD_NAME
@@ -147,9 +147,9 @@ def main(argv: Sequence[str] | None = None, programs: Programs | None = None) ->
     suite = without_tasks(expand_datasets(suite, args.data, args.task), args.skip)
     if args.data is not None:
         rows = {row_of(name) for name in parse_inits(args.init) or suite.inits}
-        say(*describe_datasets(suite, len(rows)))
+        echo(*describe_datasets(suite, len(rows)))
     for name in args.skip:
-        say(f"left out: {name}, by --skip")
+        echo(f"left out: {name}, by --skip")
     run(configure_suite(suite, args), folder, args, programs or Programs())
 
 
@@ -271,7 +271,7 @@ def run(
     """
     prepared = prepare_suite(suite, folder, options, programs, timing)
     for note in prepared.findings.notes if show_notes else ():
-        say(f"note: {note}")
+        echo(f"note: {note}")
     if options.dry_run:
         print_runs(prepared, options.retry_failed)
         raise_problems(prepared.problems)
@@ -282,7 +282,7 @@ def run(
         if options.plan:
             runs = prepared.runs(prepared.specs, programs)
             write_plan(options.plan, suite.name, runs, prepared.measured)
-            say(
+            echo(
                 f"wrote {options.plan}: {plural(len(runs), 'run')}; the same command without",
                 "--plan makes the tables when they are done, and computes those that are not",
             )
@@ -326,14 +326,14 @@ def prepare_suite(
     later: dict[str, Init] = {}
     if options.dry_run:
         for init, what in programs.not_downloaded(weights).items():
-            say(f"would download {init}: {what}; its runs are checked as if from random weights")
+            echo(f"would download {init}: {what}; its runs are checked as if from random weights")
             later[init] = Init(weights[init], None)
     found = hash_inits(
         programs.locate({name: text for name, text in weights.items() if name not in later})
     )
     inits = {name: later.get(name) or found[name] for name in weights}
     suite, kept = with_metric(suite, folder.recorded())
-    say(*(f"note: {note}" for note in kept))
+    echo(*(f"note: {note}" for note in kept))
     engines = programs.choose_engines(options.engine)
     if options.plan:
         check_outside(options.plan, suite)
@@ -355,7 +355,7 @@ def prepare_suite(
             f"{plural(len(everything), 'run')} in all"
         )
     opening = f"{suite.title or suite.name}: {plural(len(specs), 'run')}"
-    say(f"{opening}, {executor.where()}, in {folder.path}")
+    echo(f"{opening}, {executor.where()}, in {folder.path}")
     undone = [spec for spec in specs if folder.run(spec).state().kind != DONE]
     if plan and undone:  # a later look adds seeds to rows whose runs so far are done
         undone = [spec for spec in everything if folder.run(spec).state().kind != DONE]
@@ -476,7 +476,7 @@ def finish_suite(
     choices = {spec.name for spec in prepared.specs if spec.program == CHOOSE}
     for each in runs:
         if each.name in choices and each.product is not None:
-            say(*read_description(each.product))
+            echo(*read_description(each.product))
     if len(runs) < MANY:
         result = finish(folder, runs, prepared.baseline)
     else:  # the end of a child process frees the memory of that many records

@@ -34,7 +34,7 @@ from benchmarks.suites.suite_file import (
     read_suite,
 )
 from moco.common.command import parse_options, program
-from moco.common.errors import DataError, UserError, first_few, plural, run_cli, say
+from moco.common.errors import DataError, UserError, echo, first_few, plural, run_cli
 from moco.common.files import expand_home
 from moco.common.pretrained import ENDINGS
 from moco.common.shipped import resolve
@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None, programs: Programs | None = None) ->
     try:
         _watch(place, suite, folder, args, programs or Programs())
     except KeyboardInterrupt:
-        say(f"stopped watching {place}; the same command continues")
+        echo(f"stopped watching {place}; the same command continues")
         return 130
     return 0
 
@@ -113,7 +113,7 @@ def _watch(
     before: dict[Path, tuple[int, int]] = {}
     judged: dict[Path, tuple[int, int]] = {}  # versions that were read
     bad: dict[Path, str] = {}  # why a checkpoint is left out, or an empty text
-    say(f"watching {pattern}")
+    echo(f"watching {pattern}")
     while True:
         now = _versions(pattern)
         whole = [path for path, version in now.items() if once or before.get(path) == version]
@@ -128,19 +128,19 @@ def _watch(
         rows |= {row: path for row, path in copied.items() if Path(path).is_file()}
         for path in new:
             if bad[path]:
-                say(f"warning: left out: {bad[path]}")
+                echo(f"warning: left out: {bad[path]}")
         if rows.keys() - evaluated:
             init = [*options.init, *(f"{row}={rows[row]}" for row in sorted(rows))]
             try:
                 run(suite, folder, replace(options, init=init), programs)
             except SuiteFailed as error:  # the next checkpoint may do better
                 failure = error
-                say(f"warning: {error}")
+                echo(f"warning: {error}")
             except (UserError, OSError):
                 gone = [str(path) for path in whole if not path.exists()]
                 if not gone:
                     raise
-                say(
+                echo(
                     f"warning: {first_few(gone)} was deleted before it was copied; keep "
                     "checkpoints for longer, e.g. by CHECKPOINT.MILESTONE_EPOCHS"
                 )
@@ -153,7 +153,7 @@ def _watch(
             break
         before = now
         sleep(options.poll_seconds)
-    say(f"watched {pattern} until epoch {last}: {plural(len(evaluated), 'checkpoint')}")
+    echo(f"watched {pattern} until epoch {last}: {plural(len(evaluated), 'checkpoint')}")
     if failure:
         raise failure
 

@@ -26,7 +26,7 @@ from convert.metadata import CONFIGURATION, is_known
 from convert.modeling.timm_network import module_configuration
 from convert.read import find_file
 from convert.verify import Converted, filled_backbone
-from moco.common.errors import UserError, shown
+from moco.common.errors import UserError, format_value
 from moco.common.files import PathLike, atomic_torch_save, atomic_write_text
 
 # Predicate of valid values, and their description for the error.
@@ -130,7 +130,7 @@ def load_backbone(source: PathLike | nn.Module, **options: Any) -> Backbone:
     if not isinstance(source, nn.Module):
         if not isinstance(source, str | os.PathLike):
             raise UserError(
-                f"source: got {shown(source)}, expected a file, a folder, a name, or a "
+                f"source: got {format_value(source)}, expected a file, a folder, a name, or a "
                 "torch.nn.Module"
             )
         located = find_file(source)
@@ -177,7 +177,7 @@ def check_options(options: Mapping[str, Any]) -> None:
             raise UserError(f"{name}: no such option; choices are {choices}")
         is_valid, expected = _GENERAL.get(name) or _check_of(own[name])
         if value is not None and not is_valid(value):
-            raise UserError(f"{name}: got {shown(value)}, expected {expected}")
+            raise UserError(f"{name}: got {format_value(value)}, expected {expected}")
 
 
 def _check_of(option: Option) -> Check:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from convert.families.base import Architecture, Family, family_named
-from moco.common.errors import DataError, UserError, shown
+from moco.common.errors import DataError, UserError, format_value
 from moco.engine import keys
 from moco.modeling.soundness import CHANNEL_ORDERS, Triple
 
@@ -58,7 +58,7 @@ class Pixels:
             raise UserError(f"pixel_std: got {list(self.std)}, expected more than 0, at most 255")
         if self.channel_order not in CHANNEL_ORDERS:
             raise UserError(
-                f"channel_order: got {shown(self.channel_order)}, expected one of "
+                f"channel_order: got {format_value(self.channel_order)}, expected one of "
                 f"{list(CHANNEL_ORDERS)}"
             )
 
@@ -161,7 +161,7 @@ class InputContract:
         for name in ("source", "source_sha256", "encoder"):
             value = getattr(self, name)
             if not isinstance(value, str) or not 0 < len(value) <= 200 or not value.isprintable():
-                raise UserError(f"{name}: got {shown(value)}, expected one line of text")
+                raise UserError(f"{name}: got {format_value(value)}, expected one line of text")
 
     @classmethod
     def from_fields(cls, **values: Any) -> InputContract:
@@ -223,8 +223,8 @@ class InputContract:
         version = values.get("version")
         if type(version) is not int or version != VERSION:
             raise DataError(
-                f"contract: version {shown(version)}, this program reads {VERSION}; convert the "
-                "checkpoint again"
+                f"contract: version {format_value(version)}, this program reads {VERSION}; convert "
+                "the checkpoint again"
             )
         try:
             fields = {str(name): value for name, value in values.items() if name != "version"}
@@ -237,7 +237,8 @@ class InputContract:
         for sha256 in (contract.source_sha256, *parts.values()):
             if not isinstance(sha256, str) or not re.fullmatch("[0-9a-f]{64}", sha256):
                 raise DataError(
-                    f"contract: source_sha256: got {shown(sha256)}, expected 64 hexadecimal digits"
+                    f"contract: source_sha256: got {format_value(sha256)}, expected 64 hexadecimal "
+                    "digits"
                 )
         return contract
 
@@ -279,7 +280,7 @@ def _check_names(values: Mapping[Any, Any], expected: set[str], what: str = "") 
     if values.keys() != expected:
         raise UserError(
             f"{what}missing {sorted(expected - values.keys())}, "
-            f"unknown {sorted(map(shown, values.keys() - expected))[:6]}"
+            f"unknown {sorted(map(format_value, values.keys() - expected))[:6]}"
         )
 
 
@@ -289,6 +290,10 @@ def _three(name: str, values: Any) -> Triple:
         and len(values) == 3
         and all(type(v) in (int, float) and abs(v) < 1e9 for v in values)
     ):
-        got = [shown(v) for v in values[:3]] if isinstance(values, list | tuple) else shown(values)
+        got = (
+            [format_value(v) for v in values[:3]]
+            if isinstance(values, list | tuple)
+            else format_value(values)
+        )
         raise UserError(f"{name}: got {got}, expected three finite numbers")
     return (float(values[0]), float(values[1]), float(values[2]))

@@ -31,7 +31,7 @@ from convert.projects import PROJECTS
 from convert.read import find_file, is_converted, read_file, source_file
 from convert.report import ConversionReport, agreement
 from moco.common.command import program
-from moco.common.errors import DataError, UserError, run_cli, say
+from moco.common.errors import DataError, UserError, echo, run_cli
 from moco.common.files import TEMPORARY_PREFIX, PathLike, sha256_file
 from moco.modeling.soundness import CHANNEL_ORDERS
 
@@ -279,7 +279,7 @@ def _family_options() -> list[Option]:
 def announce(source: str) -> None:
     """Print the first line before torch is imported, which takes seconds."""
     if Path(source).exists():
-        say(f"reading {source}")
+        echo(f"reading {source}")
 
 
 def _check_output(src: Path, dst: Path, to: str, overwrite: bool) -> None:

@@ -15,7 +15,7 @@ from convert.families.base import OtherNetworkError, first_rule
 from convert.find import Choice, is_average, rule_of
 from convert.projects import DROPPED
 from convert.read import Entry, format_keys, is_array, strip_wrappers, to_tensor
-from moco.common.errors import DataError, shown
+from moco.common.errors import DataError, format_value
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -110,7 +110,7 @@ def extract_backbone(
         if start and unknown == heads:
             why = (f"; {first} is not supported" if first else "") + (
                 "; they are the head of a network whose backbone may be dilated; if it is not, "
-                f"give --encoder {shown(start)[1:-1]}"
+                f"give --encoder {format_value(start)[1:-1]}"
             )
         raise OtherNetworkError(
             f"{where}: {len(unknown)} keys that are neither mapped nor dropped by a rule: "

@@ -15,7 +15,7 @@ from convert.families.resnet import NUM_BLOCKS, is_bottleneck
 from convert.families.swin import LAYER_NORM_EPS, PATCH_PX
 from convert.families.timm import WITHOUT_EFFECT
 from convert.families.vit import ACTIVATIONS, THETA
-from moco.common.errors import DataError, shown
+from moco.common.errors import DataError, format_value
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -370,11 +370,11 @@ def check_facts(
         if value is None or name in NO_EFFECT[kind] or str(name).startswith("_"):
             continue
         plain = isinstance(value, list) and len(value) < 9 and all(type(v) is int for v in value)
-        got = value if plain else shown(value)
+        got = value if plain else format_value(value)
         if name not in known:
             raise DataError(
-                f"{where} has {shown(name)} {got}, and what it does is not known here; remove it "
-                "from the record if it changes no feature"
+                f"{where} has {format_value(name)} {got}, and what it does is not known here; "
+                "remove it from the record if it changes no feature"
             )
         expected = known[name](architecture, state)
         fits = expected if isinstance(expected, Fits) else _equal(expected)

@@ -24,7 +24,7 @@ from convert.read import (
     strip_wrappers,
 )
 from moco.common.command import program
-from moco.common.errors import DataError, UserError, shown
+from moco.common.errors import DataError, UserError, format_value
 
 SINGLE = "single"
 MAX_DEPTH = 3  # keys above a network of an unknown project
@@ -187,7 +187,7 @@ def choose_network(
 
 def _name(network: Network) -> str:
     """Return the name of a network without a role, as messages and `--encoder` have it."""
-    return shown(network.prefix.strip("./").replace("/", "."), _MAX_NAME)[1:-1]
+    return format_value(network.prefix.strip("./").replace("/", "."), _MAX_NAME)[1:-1]
 
 
 def _name_of(encoder: str | None, networks: Mapping[str, Network]) -> str | None:
@@ -463,5 +463,5 @@ def _refuse_known(raw: Any, where: str) -> None:
     formats = sorted(project.marks["format"] for project in PROJECTS if project.is_ours)
     if isinstance(version, str) and version.startswith("moco-transfer") and version not in formats:
         raise DataError(
-            f"{where}: unsupported format {shown(version)}; choices are {', '.join(formats)}"
+            f"{where}: unsupported format {format_value(version)}; choices are {', '.join(formats)}"
         )

@@ -31,7 +31,7 @@ from convert.report import (
 )
 from convert.translate import translate
 from moco.common.command import quote
-from moco.common.errors import DataError, UserError, shown
+from moco.common.errors import DataError, UserError, format_value
 from moco.common.files import PathLike, named_objects
 from moco.common.unpickler import OpaqueObject
 
@@ -171,7 +171,7 @@ def _summary(value: Any) -> str:
     if isinstance(value, OpaqueObject):
         return f"an object, made by {named_objects([value.name])}"
     if not isinstance(value, Mapping):
-        return shown(value)
+        return format_value(value)
     arrays = [item for item in value.values() if is_array(item)]
     if not arrays:
         return f"a dict of {len(value)}"

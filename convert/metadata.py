@@ -19,7 +19,7 @@ from convert.facts import OPEN_CLIP as OPEN_CLIP_RECORD
 from convert.families.base import Family, families, scale_to_255
 from convert.families.timm import network_arguments
 from convert.read import get_nested, is_array, to_tensor
-from moco.common.errors import DataError, shown
+from moco.common.errors import DataError, format_value
 from moco.common.files import read_bytes
 from moco.common.pretrained import SIDECARS, sidecar
 from moco.modeling.archs import VITS, ViTSpec
@@ -296,7 +296,7 @@ def caffe2_record(raw: Mapping[Any, Any]) -> CheckpointMetadata:
             continue
         bias = to_tensor(key, value, "").abs()
         if bool(bias.any()) and key != "conv1_b":
-            raise DataError(f"{shown(key)} is not zero, but the network has no such bias")
+            raise DataError(f"{format_value(key)} is not zero, but the network has no such bias")
         if bool(bias.any()):
             note = (
                 f"conv1_b (up to {float(bias.max()):.2g}) is dropped, as in Detectron2, whose "
@@ -359,12 +359,12 @@ def _transformers(
     for node, key, usual in ((config, "dilation", False), (inner, "output_stride", 32)):
         if node.get(key, usual) not in (usual, None):
             raise DataError(
-                f"{CONFIGURATION}: {key} is {shown(node[key])}: the last stage of its backbone is "
-                "dilated, which no detector here has"
+                f"{CONFIGURATION}: {key} is {format_value(node[key])}: the last stage of its "
+                "backbone is dilated, which no detector here has"
             )
     kind = config["model_type"]
     if not isinstance(kind, str):
-        raise DataError(f"{CONFIGURATION}: model_type: got {shown(kind)}, expected a text")
+        raise DataError(f"{CONFIGURATION}: model_type: got {format_value(kind)}, expected a text")
     facts = _node(config)
     # Other kinds of networks, which are refused by their type, may have lists in the same place.
     names = USED if is_known(config) else ()
@@ -372,7 +372,9 @@ def _transformers(
     for name, value in used.items():
         if not _has_type(value, USED[name]):
             expected = _EXPECTED[USED[name]]
-            raise DataError(f"{CONFIGURATION}: {name}: got {shown(value)}, expected {expected}")
+            raise DataError(
+                f"{CONFIGURATION}: {name}: got {format_value(value)}, expected {expected}"
+            )
     metadata = {"model_type": facts["model_type"], **used}
     its = facts.get("backbone")
     arch = its if facts["model_type"] == IN_TIMM and isinstance(its, str) else None
@@ -414,7 +416,7 @@ def check_kind(recorded: CheckpointMetadata, family: Family, where: str) -> None
     text = f"but {its}"
     if not any(kind in each.model_types for each in families()):
         text = f"a kind that is not known here; {its}: remove that file if it is a plain one"
-    raise DataError(f"{where}: {recorded.file} is of a {shown(kind)}, {text}")
+    raise DataError(f"{where}: {recorded.file} is of a {format_value(kind)}, {text}")
 
 
 def _has_type(value: Any, kind: Any) -> bool:
@@ -435,7 +437,7 @@ def _processed(processor: Mapping[str, Any], file: str) -> dict[str, Any]:
         raise DataError(f"{file}: pixels with an offset are not supported")
     factor = processor.get("rescale_factor", 1 / 255)
     if type(factor) not in (int, float) or not 0 < factor <= 1:
-        raise DataError(f"{file}: rescale_factor: got {shown(factor)}, expected 0..1")
+        raise DataError(f"{file}: rescale_factor: got {format_value(factor)}, expected 0..1")
     scale = 1 / factor if processor.get("do_rescale", True) else 1.0
     if processor.get("do_normalize") is False:
         pixels: dict[str, Any] = {"mean": (0.0,) * 3, "std": (round(scale, 6),) * 3}
@@ -461,7 +463,7 @@ def _open_clip(config: Mapping[str, Any]) -> CheckpointMetadata | None:
     for name, value in {"width": width, "head_width": heads}.items():
         if not _has_type(value, int):
             expected = _EXPECTED[int]
-            raise DataError(f"{OPEN_CLIP}: {name}: got {shown(value)}, expected {expected}")
+            raise DataError(f"{OPEN_CLIP}: {name}: got {format_value(value)}, expected {expected}")
     quick_gelu = model.get("quick_gelu") is True
     metadata = {
         "num_attention_heads": max(1, width // heads),
@@ -510,7 +512,7 @@ def _pixels(
             and len(three) == 3
             and all(type(v) in (int, float) and math.isfinite(v) for v in three)
         ):
-            raise DataError(f"{file}: {name}: got {shown(three)}, expected three numbers")
+            raise DataError(f"{file}: {name}: got {format_value(three)}, expected three numbers")
         found[field] = tuple(round(scale * value, 6) for value in three)
     return found
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from moco.common.errors import DataError, first_few, shown
+from moco.common.errors import DataError, first_few, format_value
 from moco.common.files import (
     PathLike,
     detect_format,
@@ -136,18 +136,24 @@ def to_tensor(key: str, value: Any, where: str) -> Tensor:
 
     if isinstance(value, OpaqueObject):
         raise DataError(
-            f"{where}: {shown(key)} is not a dense tensor but an object, made by "
+            f"{where}: {format_value(key)} is not a dense tensor but an object, made by "
             f"{named_objects([value.name])}"
         )
     if not is_array(value):
-        raise DataError(f"{where}: {shown(key)} is a {type(value).__name__}, expected a tensor")
+        raise DataError(
+            f"{where}: {format_value(key)} is a {type(value).__name__}, expected a tensor"
+        )
     if not isinstance(value, torch.Tensor):
         # The copy is writable and in this machine's byte order.
         value = torch.from_numpy(value.astype(value.dtype.newbyteorder("=")))
     if value.layout is not torch.strided or value.is_quantized or value.device.type != "cpu":
-        raise DataError(f"{where}: {shown(key)} is not a dense tensor with values ({value.layout})")
+        raise DataError(
+            f"{where}: {format_value(key)} is not a dense tensor with values ({value.layout})"
+        )
     if value.untyped_storage().nbytes() < value.numel() * value.element_size():
-        raise DataError(f"{where}: {shown(key)} has more elements than the file holds for it")
+        raise DataError(
+            f"{where}: {format_value(key)} has more elements than the file holds for it"
+        )
     value = value.detach().contiguous()
     if value.untyped_storage().nbytes() > value.numel() * value.element_size():
         # Saving a view would write the whole storage.
@@ -163,7 +169,7 @@ def describe(raw: Any) -> str:
         return f"the file holds a {type(raw).__name__}, not a dict"
     parts = [f"top level: {format_keys(raw, 3)}"]
     parts += [
-        f"{shown(key, 30)}: {format_keys(value, 2)}"
+        f"{format_value(key, 30)}: {format_keys(value, 2)}"
         for key, value in raw.items()
         if isinstance(value, Mapping) and any(map(is_array, value.values()))
     ]
@@ -172,7 +178,7 @@ def describe(raw: Any) -> str:
 
 def format_keys(keys: Iterable[Any], limit: int = 6) -> str:
     """Format keys for a message, escaped because they come from an untrusted file."""
-    return first_few([shown(key) for key in keys], limit) or "nothing"
+    return first_few([format_value(key) for key in keys], limit) or "nothing"
 
 
 def is_array(value: Any) -> bool:
@@ -386,7 +392,7 @@ def source_file(path: Path) -> Path:
 
 
 def _first(paths: list[Path]) -> str:
-    return first_few([shown(str(path), 300)[1:-1] for path in paths], 3)
+    return first_few([format_value(str(path), 300)[1:-1] for path in paths], 3)
 
 
 def _deepspeed(folder: Path) -> Path | None:

@@ -33,7 +33,7 @@ from convert.modeling.reference import TOLERANCE
 from convert.modeling.timm_network import module_size
 from convert.read import flatten, is_array, to_tensor
 from convert.recognize import Recognition
-from moco.common.errors import DataError, UserError, shown
+from moco.common.errors import DataError, UserError, format_value
 from moco.modeling.soundness import fixed_image
 
 # Tolerance of the input of the first convolution, relative to the largest value.
@@ -249,7 +249,7 @@ def _run(
 
 
 def _short(error: Exception) -> str:
-    return f"{type(error).__name__}: {shown(' '.join(str(error).split()), 80)}"
+    return f"{type(error).__name__}: {format_value(' '.join(str(error).split()), 80)}"
 
 
 def _tensors(output: Any, depth: int = 3) -> Iterator[Tensor]:

@@ -52,7 +52,7 @@ from convert.read import (
 )
 from convert.recognize import Recognition, from_contract, recognize
 from convert.source_module import check_module
-from moco.common.errors import DataError, UserError, shown
+from moco.common.errors import DataError, UserError, format_value
 from moco.common.files import named_objects
 from moco.common.unpickler import OpaqueObject
 
@@ -213,7 +213,7 @@ def _fall_back_to_timm(
             what = (
                 f", which timm has as {timms}, under other names: give timm's file" if timms else ""
             )
-            fitting = f"; {NEXT_TO_IT} is of a {shown(kind)}{what}{fitting}"
+            fitting = f"; {NEXT_TO_IT} is of a {format_value(kind)}{what}{fitting}"
         if fitting and isinstance(error, UnknownLayoutError):
             raise OtherNetworkError(f"{error.what}{fitting}") from error
         raise type(error)(f"{error}{fitting}") from error
@@ -556,7 +556,7 @@ def find_torchvision_network(entries: Sequence[Entry], where: str) -> Torchvisio
             name, candidates = row
             found.append(TorchvisionNetwork(name, start, candidates))
     if len(found) > 1:
-        names = ", ".join(shown(network.prefix.rstrip("./")) for network in found[:3])
+        names = ", ".join(format_value(network.prefix.rstrip("./")) for network in found[:3])
         raise DataError(
             f"{where}: {len(found)} networks of torchvision ({found[0].name}), e.g. in {names}; "
             "give a file with one of them"
@@ -615,12 +615,15 @@ def describe_mistaken_file(raw: Any) -> str:
 
 def _describe_tensors(keys: Collection[str], pattern: re.Pattern[str], text: str) -> str:
     first = next((key for key in keys if pattern.search(key)), None)
-    return "" if first is None else text.format(shown(first))
+    return "" if first is None else text.format(format_value(first))
 
 
 def _describe_module(raw: Any) -> str:
     """Describe a module that was saved as an object, with the name of its class, or return ""."""
-    holders = {"": raw, **({f" in {shown(k, 30)}": raw[k] for k in raw} if _is_dict(raw) else {})}
+    holders = {
+        "": raw,
+        **({f" in {format_value(k, 30)}": raw[k] for k in raw} if _is_dict(raw) else {}),
+    }
     for place, value in holders.items():
         if isinstance(value, OpaqueObject) and not is_array(value) and "_modules" in value:
             return (

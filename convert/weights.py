@@ -18,7 +18,7 @@ if not __package__:
 
 from moco.common.command import RANDOM, program
 from moco.common.download import CACHE, OFFLINE, cache_folder
-from moco.common.errors import UserError, run_cli, say
+from moco.common.errors import UserError, echo, run_cli
 from moco.common.pretrained import HttpWeights, find_remote, inits, locate_weights
 
 EPILOG = f"""\
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 f"{name}: not a name or address of weights; choices are {', '.join(fetchable())}"
             )
     for name in args.names:
-        say(f"{name}: {locate_weights(name).path}")
+        echo(f"{name}: {locate_weights(name).path}")
 
 
 def fetchable() -> list[str]:

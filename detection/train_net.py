@@ -24,7 +24,7 @@ if not __package__:
 
 from moco.common import distributed
 from moco.common.command import RANDOM, build_options, parse_with_pairs, program
-from moco.common.errors import UserError, run_cli, say
+from moco.common.errors import UserError, echo, run_cli
 from moco.common.files import expand_home
 from moco.common.pretrained import describe_download
 from moco.common.shipped import find, resolve
@@ -151,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "OUTPUT_DIR" not in opts[::2]:
             opts = [*opts, "OUTPUT_DIR", str(found.parent)]
         if main_process:
-            say(f"config: {config_file}, next to the model")
+            echo(f"config: {config_file}, next to the model")
     draft = None
     # Only Detectron2 knows its model zoo, and DensePose's keys.
     from_zoo = args.engine != "embedded" and model_zoo_file(config_file) is not None
@@ -166,17 +166,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             if draft:
                 draft.cfg.MODEL.WEIGHTS = RANDOM
             if main_process:
-                say(f"note: {weights}: would download {missing}; random weights replace them here")
+                echo(f"note: {weights}: would download {missing}; random weights replace them here")
             checked = f"checked with random weights instead of {weights}, nothing"
     if main_process:
         fresh = not (args.resume or args.overwrite or args.eval_only or args.check_only)
         if draft and fresh and args.machine_rank == 0:
             check_unused(draft.cfg.OUTPUT_DIR)
-        say(f"starting: {config_file or 'Detectron2 defaults'}")
+        echo(f"starting: {config_file or 'Detectron2 defaults'}")
     engine, reason = choose_engine(args.engine)
     imported = import_own(args.imports, engine)
     if main_process:
-        say(f"engine: {engine} ({reason})", *imported)
+        echo(f"engine: {engine} ({reason})", *imported)
 
     from detection.engine import run  # Imports torch.
     from detection.engine.job import Job, check_processes
@@ -207,7 +207,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_processes(task.cfg, several, eval_only=args.eval_only)
     if args.check_only:
         if main_process:
-            say(f"{checked} was trained or written; recipe: {task.recipe.label}")
+            echo(f"{checked} was trained or written; recipe: {task.recipe.label}")
         return 0
     job = Job(
         engine=task.engine,

@@ -19,7 +19,7 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from moco.common.command import converter, program
-from moco.common.errors import DataError, UserError, say, shown
+from moco.common.errors import DataError, UserError, echo, format_value
 from moco.common.pretrained import check_weights
 from moco.data.images import check_root, describe_images, read_labeled_sets
 from moco.modeling.archs import STEMS
@@ -74,7 +74,7 @@ def main(argv: Sequence[str], read: "Reader") -> None:
         raise UserError(f"--k {args.k} --t {args.t}: expected k >= 1 and t > 0")
     check_weights(args.checkpoint)
     check_root(args.data, labeled=True)
-    say(f"kNN: {args.checkpoint} on {args.data}")
+    echo(f"kNN: {args.checkpoint} on {args.data}")
 
     from moco.common.run import RunFolder, write_record
     from moco.engine.device import pick_device
@@ -83,7 +83,7 @@ def main(argv: Sequence[str], read: "Reader") -> None:
     from moco.modeling.encoder import load_backbone
 
     weights = read(args.checkpoint, stem=args.stem, init=args.init, mean=args.mean, std=args.std)
-    say(*(f"note: {note}" for note in weights.notes))
+    echo(*(f"note: {note}" for note in weights.notes))
     assert weights.state is not None
     backbone = load_backbone(weights.spec, weights.state)
     # The defaults are the settings of the run's kNN monitor; files of other projects have none.
@@ -98,14 +98,14 @@ def main(argv: Sequence[str], read: "Reader") -> None:
     weights.spec.check_image(crop.crop_px, "--crop-px")
     data = read_labeled_sets(args.data)
     image_notes = [*describe_images(data.train), *describe_images(data.val)]
-    say(*(f"note: {note}" for note in image_notes))
+    echo(*(f"note: {note}" for note in image_notes))
     notes = [*weights.notes, *image_notes]
     device, start = pick_device(args.device), time.monotonic()
     with RunFolder(args.output, overwrite=args.overwrite) if args.output else nullcontext() as run:
         result = evaluate(backbone, data, crop, args.k, args.t, device, args.workers)
         if run:
             record = _record(result, crop, weights, notes, time.monotonic() - start)
-            say(f"record: {write_record(run.path, record)}")
+            echo(f"record: {write_record(run.path, record)}")
         print(result)
 
 
@@ -117,7 +117,7 @@ def _pixels(checkpoint: str, key: str, value: Any) -> int:
     """
     if type(value) is not int or not 0 <= value <= MAX_RECORDED_PX:
         raise DataError(
-            f"{checkpoint}: its config has {key} {shown(value)}, expected an integer of "
+            f"{checkpoint}: its config has {key} {format_value(value)}, expected an integer of "
             f"0..{MAX_RECORDED_PX}; the checkpoint is damaged"
         )
     return value

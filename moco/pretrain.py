@@ -21,7 +21,7 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from moco.common import command, distributed
-from moco.common.errors import say
+from moco.common.errors import echo
 from moco.common.files import detect_format
 from moco.common.pretrained import check_weights
 from moco.common.run import RunFolder
@@ -103,7 +103,7 @@ def main(argv: Sequence[str], read: "Reader") -> None:
         detect_format(args.resume)
     main_process = distributed.launched_rank() == 0
     if main_process:
-        say(f"pre-train: {cfg.MODEL.ARCH} on {cfg.DATA.ROOT}, to {cfg.OUTPUT_DIR}")
+        echo(f"pre-train: {cfg.MODEL.ARCH} on {cfg.DATA.ROOT}, to {cfg.OUTPUT_DIR}")
     # The folder is opened first, so that a used one is refused before torch is imported.
     with RunFolder(cfg.OUTPUT_DIR, bool(args.resume), args.overwrite, main_process) as folder:
         from moco.engine.device import pick_device
@@ -119,7 +119,7 @@ def main(argv: Sequence[str], read: "Reader") -> None:
     if main_process:
         convert = command.program("convert", "python convert/convert_to_d2.py")
         paths = command.quote(checkpoint, folder.path / "backbone.pth")
-        say(f"checkpoint: {checkpoint}", f"next: {convert} {paths}")
+        echo(f"checkpoint: {checkpoint}", f"next: {convert} {paths}")
 
 
 if __name__ == "__main__":

@@ -259,12 +259,12 @@ _ARGUMENTS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 def _check_arguments(values: Mapping[str, Any]) -> None:
     """Raise UserError for an argument of `evaluate` of a wrong type."""
-    from moco.common.errors import first_few, shown
+    from moco.common.errors import first_few, format_value
 
     for name, (is_valid, expected) in _ARGUMENTS.items():
         if not is_valid(value := values[name]):
             several = isinstance(value, list | tuple)
-            got = f"[{first_few([*map(shown, value)])}]" if several else shown(value)
+            got = f"[{first_few([*map(format_value, value)])}]" if several else format_value(value)
             raise UserError(f"{name}: got {got}, expected {expected}")
 
 

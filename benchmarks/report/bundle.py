@@ -53,7 +53,7 @@ from benchmarks.report.report import Report, Shared, identity, make_tables
 from benchmarks.report.style import EACH, PAGE_NAME
 from detection.evaluation.matches import MatchFile
 from detection.evaluation.metrics import has_matches, headline_names
-from moco.common.errors import UserError, first_few, plural, printable, shown
+from moco.common.errors import UserError, first_few, format_value, plural, printable
 from moco.common.files import PathLike, atomic_write, open_file
 from moco.common.keys import NOT_PROTOCOL, names_of
 from moco.common.limits import CorruptFileError, open_zip
@@ -77,7 +77,7 @@ def check_files(path: PathLike) -> int:
     """
     with reading(path), open_file(path) as file, open_zip(file) as archive:
         if (broken := archive.testzip()) is not None:
-            raise CorruptFileError(f"{shown(broken)}: its checksum differs")
+            raise CorruptFileError(f"{format_value(broken)}: its checksum differs")
         return len(archive.infolist())
 
 
@@ -267,7 +267,7 @@ def verify(path: PathLike) -> str:
                 left -= own | {f"{kind}/{name}" for kind in stored.kinds for name in METRICS}
                 recomputed += 1
         if name := classes.wrong():
-            of = f"{path}: {table.title}: {shown(name)}"
+            of = f"{path}: {table.title}: {format_value(name)}"
             raise UserError(f"{of}: not the AP of a class in the match records")
     numbers = f"AP of {recomputed}" if recomputed else "no AP"
     numbers += ", also of each class" if of_classes else ""
@@ -284,8 +284,8 @@ def _check_twice(where: str, folder: PurePath, record: RunRecord, *, in_suite: b
         init, seed = folder.parent.name, folder.name.partition("-")[0]
         if (init, seed) != (record.init, f"seed{record.seed}"):
             raise UserError(
-                f"{where}: the record is of {shown(record.init)}, seed {record.seed}; expected the "
-                "init and the seed of its folder"
+                f"{where}: the record is of {format_value(record.init)}, seed {record.seed}; "
+                "expected the init and the seed of its folder"
             )
     start = record.start or {}
     if "weights_sha256" in start and start["weights_sha256"] != record.weights_sha256:

@@ -23,7 +23,7 @@ from detection.evaluation.metrics import ERRORS_NAME, HEADLINE, ROBUSTNESS_NAME,
 from moco.classification import config as classification
 from moco.common.cfgnode import cfg_sha256
 from moco.common.command import RANDOM
-from moco.common.errors import DataError, UserError, shown
+from moco.common.errors import DataError, UserError, format_value
 from moco.common.files import PathLike, open_file, read_bytes
 from moco.common.keys import Keys
 from moco.common.limits import CorruptFileError, open_zip, read_part
@@ -71,7 +71,7 @@ class About:
         for name, text in vars(self).items():
             if not (isinstance(text, str) and text.isprintable() and 0 < len(text) <= MAX_ABOUT):
                 expected = f"expected one line of at most {MAX_ABOUT} characters"
-                raise ValueError(f"{name}: got {shown(text)}, {expected}")
+                raise ValueError(f"{name}: got {format_value(text)}, {expected}")
 
 
 def parse_mapping(text: bytes, where: Path | PurePosixPath) -> dict[str, Any]:
@@ -110,11 +110,13 @@ def read_bundle(path: PathLike) -> dict[PurePosixPath, tuple[RunRecord, str | No
         parts = {PurePosixPath(info.filename): info for info in archive.infolist()}
         if len(parts) < len(archive.infolist()):
             seen = Counter(str(PurePosixPath(info.filename)) for info in archive.infolist())
-            raise CorruptFileError(f"{shown(seen.most_common(1)[0][0])}: is in it more than once")
+            raise CorruptFileError(
+                f"{format_value(seen.most_common(1)[0][0])}: is in it more than once"
+            )
         records = {name: info for name, info in parts.items() if name.name == RECORD_NAME}
         for name, info in records.items():
             if name.is_absolute() or ".." in name.parts or str(name) != info.filename:
-                raise CorruptFileError(f"{shown(info.filename)}: not a path inside it")
+                raise CorruptFileError(f"{format_value(info.filename)}: not a path inside it")
         total = sum(info.file_size for info in records.values())
         if total > MAX_RECORDS_BYTES:
             raise CorruptFileError(
@@ -340,8 +342,8 @@ def collect(paths: Sequence[PathLike]) -> Results:
         if (record.init == RANDOM) != (record.weights_sha256 is None) and record.kind != "pretrain":
             sha256 = record.weights_sha256 and record.weights_sha256[:10]
             raise UserError(
-                f"{folder / RECORD_NAME}: got the init {shown(record.init)} with weights_sha256 "
-                f"{sha256}; expected {RANDOM!r} if and only if there are no weights"
+                f"{folder / RECORD_NAME}: got the init {format_value(record.init)} with "
+                f"weights_sha256 {sha256}; expected {RANDOM!r} if and only if there are no weights"
             )
         if record.status != "done":
             reason = record.notes[-1] if record.notes else "no reason recorded"

@@ -37,7 +37,7 @@ from benchmarks.suites.suite import (
 )
 from moco.common.cfgnode import flatten
 from moco.common.command import RANDOM
-from moco.common.errors import DataError, LockedError, UserError, shown
+from moco.common.errors import DataError, LockedError, UserError, format_value
 from moco.common.files import (
     TEMPORARY_PREFIX,
     atomic_write,
@@ -289,7 +289,7 @@ def _read(path: Path) -> dict[str, Any]:
     content = read_json(path)
     for key, (required, is_valid) in _SHAPE.items() if content else ():
         if (required or key in content) and not is_valid(content.get(key)):
-            got = shown(content[key]) if key in content else "nothing"
+            got = format_value(content[key]) if key in content else "nothing"
             raise UserError(f"{path}: not of a suite ({key}: got {got}); choose another --output")
     return content
 
@@ -310,7 +310,7 @@ def _spec(run: Mapping[str, Any]) -> RunSpec:
     spec = RunSpec(**{**known, "config": Path(run["config"]), **tuples})
     for name, kind in kinds.items():
         if isinstance(kind, type) and not isinstance(value := getattr(spec, name), kind):
-            raise TypeError(f"{name}: got {shown(value)}")
+            raise TypeError(f"{name}: got {format_value(value)}")
     return spec
 
 

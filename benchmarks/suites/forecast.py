@@ -35,7 +35,7 @@ from benchmarks.suites.runs import (
     why_failed,
 )
 from benchmarks.suites.suite import RunSpec, row_of
-from moco.common.errors import UserError, plural, printable, say
+from moco.common.errors import UserError, echo, plural, printable
 from moco.common.files import atomic_write_json
 from moco.common.progress import Bar, format_seconds
 
@@ -358,7 +358,7 @@ def print_status(folder: SuiteFolder) -> None:
         left = f", about {format_seconds(forecast.seconds_left)} left"
     elif QUEUED not in kinds and not all(state.settled for state in states.values()):
         left = "; nothing is running"
-    say("", f"{content['suite']}: {', '.join(parts)} of {len(specs)}{left}")
+    echo("", f"{content['suite']}: {', '.join(parts)} of {len(specs)}{left}")
 
 
 SPEEDS_NAME = ".speeds.json"
@@ -435,7 +435,7 @@ def _seconds(run: Run, executor: Executor) -> list[float]:
     """Measure the seconds per iteration of a run; return an empty list if the run ends before."""
     devices, lock = executor.reserve(run.gpus), Lock.acquire(run.lock)
     assert devices is not None and lock is not None  # no other run has been started
-    say(f"timing {run.title}")
+    echo(f"timing {run.title}")
     process = executor.start(run, lock, devices)
     first: tuple[float, float] | None = None  # iteration, time at which it was read
     try:
@@ -446,7 +446,7 @@ def _seconds(run: Run, executor: Executor) -> list[float]:
             elif first and at >= first[0] + ITERATIONS:
                 return [(now - first[1]) / (at - first[0])]
             time.sleep(POLL_SECONDS)
-        say(f"note: {run.title} could not be timed: {printable(why_failed(run, code, 0))}")
+        echo(f"note: {run.title} could not be timed: {printable(why_failed(run, code, 0))}")
         return []
     finally:
         process.kill()

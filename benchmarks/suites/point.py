@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from detection import train_net
-from moco.common.errors import NumericError, UserError, run_cli, say
+from moco.common.errors import NumericError, UserError, echo, run_cli
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -13,7 +13,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         if error.exit_code != NumericError.exit_code:
             raise
-        say(f"diverged: {error}")
+        echo(f"diverged: {error}")
         return 0
 
 

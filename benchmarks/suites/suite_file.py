@@ -35,7 +35,7 @@ from benchmarks.suites.suite import (
 from moco.common import shipped
 from moco.common.cfgnode import flatten, read_yaml
 from moco.common.command import EPOCH, RANDOM, SEVERAL
-from moco.common.errors import DataError, UserError, plural, say
+from moco.common.errors import DataError, UserError, echo, plural
 from moco.common.files import PathLike, expand_home
 from moco.common.keys import Role, names_of
 from moco.common.pretrained import ENDINGS, init_name
@@ -488,7 +488,7 @@ def find_datasets(folder: Path) -> dict[str, Path]:
         paths = [each] if _is_dataset(each) else list(filter(_is_dataset, _folders(each)))
         others = [path for path in _folders(each) if path not in paths] if each not in paths else []
         for path in others if paths else [each]:
-            say(f"left out: {path}, which is no dataset")
+            echo(f"left out: {path}, which is no dataset")
         for path in paths:
             parts = path.relative_to(root).parts
             name = DOMAIN.join(map(as_name, parts))

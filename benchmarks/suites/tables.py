@@ -21,7 +21,7 @@ from benchmarks.suites.forecast import Forecast, Speeds, estimate, known_speeds
 from benchmarks.suites.runs import DONE, FAILED, QUEUED, RUNNING, STOPPED, WAITING, Run, State
 from benchmarks.suites.suite import row_of
 from benchmarks.suites.until_decided import with_looks
-from moco.common.errors import printable, say
+from moco.common.errors import echo, printable
 from moco.common.progress import format_seconds
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def write_report(
     finished = {row_of(each.record.init) for each in results.transfer}
     if finished and baseline in {row_of(each.expected.get("init", "")) for each in runs} - finished:
         instead = "random" if "random" in finished else "nothing"
-        say(f"note: no run of the baseline {baseline} is done; gaps refer to {instead}")
+        echo(f"note: no run of the baseline {baseline} is done; gaps refer to {instead}")
     report = Report(with_looks(tables_so_far(results, baseline, RESAMPLES)), results)
     remove_stale(folder.tables)
     files = write_files(folder.tables, report)

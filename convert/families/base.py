@@ -16,7 +16,7 @@ from fnmatch import translate
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from moco.common.errors import DataError, UserError, shown
+from moco.common.errors import DataError, UserError, format_value
 from moco.common.keys import Key, Keys, Range, Role, half_open_interval
 from moco.modeling import soundness
 from moco.modeling.soundness import Triple
@@ -72,7 +72,7 @@ class Architecture(abc.ABC):
                 "str": (isinstance(value, str), "a text"),
             }.get(str(field.type), (True, ""))
             if not is_valid:
-                raise UserError(f"{field.name}: got {shown(value)}, expected {expected}")
+                raise UserError(f"{field.name}: got {format_value(value)}, expected {expected}")
 
     @abc.abstractmethod
     def d2_keys(self) -> dict[str, Any]:
@@ -278,7 +278,7 @@ class Hints:
 
     def name(self, key: str) -> str:
         """Return a tensor's name in the file for messages, escaped and truncated."""
-        return shown(self.named(key), 200)
+        return format_value(self.named(key), 200)
 
     def shape(
         self, state: Mapping[str, Tensor], key: str, count: int, otherwise: str
@@ -695,7 +695,7 @@ class StagedArchitecture(Architecture):
             four = isinstance(values, list | tuple) and len(values) == len(FEATURES)
             if not four or not all(type(v) is int and 1 <= v <= 2**16 for v in values):
                 raise UserError(
-                    f"{field.name}: got {shown(values)}, expected four integers, 1..65536"
+                    f"{field.name}: got {format_value(values)}, expected four integers, 1..65536"
                 )
             object.__setattr__(self, field.name, tuple(values))
 

@@ -28,7 +28,7 @@ from convert.families.base import (
     Scheme,
     register,
 )
-from moco.common.errors import DataError, UserError, shown
+from moco.common.errors import DataError, UserError, format_value
 from moco.modeling.soundness import check_arch
 
 if TYPE_CHECKING:
@@ -78,7 +78,9 @@ class ResNetArchitecture(Architecture):
         for name, choices in (("depth", tuple(NUM_BLOCKS)), ("stem", tuple(STEMS))):
             value = getattr(self, name)
             if value not in choices:
-                raise UserError(f"{name}: got {shown(value)}, expected one of {list(choices)}")
+                raise UserError(
+                    f"{name}: got {format_value(value)}, expected one of {list(choices)}"
+                )
         if not is_bottleneck(self.depth) and self.num_groups != 1:
             raise UserError(
                 f"num_groups: got {self.num_groups}, but ResNet-{self.depth} has basic blocks, "

@@ -35,7 +35,7 @@ from convert.families.base import (
     register,
     weights_and_biases,
 )
-from moco.common.errors import DataError, UserError, shown
+from moco.common.errors import DataError, UserError, format_value
 from moco.common.keys import Keys, Role
 
 if TYPE_CHECKING:
@@ -318,7 +318,7 @@ class SwinFamily(Family):
             heads.append(number)
             windows.append(window)
         if len(set(windows)) > 1:
-            name = f" of {shown(hints.arch)}" if hints.arch else ""
+            name = f" of {format_value(hints.arch)}" if hints.arch else ""
             raise DataError(
                 f"{where}: the stages{name} have windows of {windows} cells; Swins of several "
                 "window sizes are not supported"

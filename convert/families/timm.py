@@ -30,7 +30,7 @@ from convert.families.base import (
 )
 from convert.families.timm_index import Shapes, format_names, index
 from convert.families.vit import FEATURE
-from moco.common.errors import DataError, UserError, plural, shown
+from moco.common.errors import DataError, UserError, format_value, plural
 from moco.common.keys import Key, Keys, half_open_interval
 from moco.modeling import soundness
 
@@ -71,7 +71,7 @@ def network_arguments(recorded: Any, where: str) -> dict[str, Any]:
     if recorded is None:
         return {}
     if not isinstance(recorded, Mapping):
-        raise DataError(f"{where}: got {shown(recorded)}, expected arguments by name")
+        raise DataError(f"{where}: got {format_value(recorded)}, expected arguments by name")
     found = {}
     for name, value in recorded.items():
         if (name in NOT_OF_A_NETWORK and not value) or name in WITHOUT_EFFECT:
@@ -79,7 +79,9 @@ def network_arguments(recorded: Any, where: str) -> dict[str, Any]:
         limit = _MAX_DEPTH if "depth" in str(name) or "layers" in str(name) else _MAX_NUMBER
         is_text = isinstance(name, str) and name not in NOT_OF_A_NETWORK
         if not (is_text and _is_plain_value(value, limit)):
-            raise DataError(f"{where} has {shown(name)}, which is not supported as it is set there")
+            raise DataError(
+                f"{where} has {format_value(name)}, which is not supported as it is set there"
+            )
         found[name] = value
     return found
 
@@ -111,7 +113,9 @@ def parse_arguments(text: str, where: str = "arguments") -> dict[str, Any]:
     for word in text.split():
         name, mark, value = word.partition("=")
         if not (mark and name.isidentifier()):
-            raise UserError(f"{where}: got {shown(text)}, expected e.g. img_size=384 depth=2")
+            raise UserError(
+                f"{where}: got {format_value(text)}, expected e.g. img_size=384 depth=2"
+            )
         try:
             found[name] = json.loads(value)
         except (ValueError, RecursionError):
@@ -156,9 +160,9 @@ class TimmArchitecture(Architecture):
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            raise UserError(f"name: got {shown(self.name)}, expected a model name of timm")
+            raise UserError(f"name: got {format_value(self.name)}, expected a model name of timm")
         if not isinstance(self.arguments, str):
-            raise UserError(f"arguments: got {shown(self.arguments)}, expected a text")
+            raise UserError(f"arguments: got {format_value(self.arguments)}, expected a text")
         object.__setattr__(self, "arguments", format_arguments(parse_arguments(self.arguments)))
 
     def __str__(self) -> str:
@@ -222,7 +226,9 @@ def published_config(model: str) -> Any:
     try:
         return get_pretrained_cfg(model) or get_pretrained_cfg(name)
     except RuntimeError as error:
-        raise UserError(f"timm {name}: the installed timm has no tag {shown(tag)} of it") from error
+        raise UserError(
+            f"timm {name}: the installed timm has no tag {format_value(tag)} of it"
+        ) from error
 
 
 def named_pixels(
@@ -282,9 +288,9 @@ def check_names(
         own = arguments.get(place, {})
         if own and not in_timm(name):
             raise DataError(
-                f"{where}: {place} names {shown(name)}, built with {shown(min(own))}, and the "
-                "installed timm has no such network; give its state dict alone if that changes "
-                "no feature"
+                f"{where}: {place} names {format_value(name)}, built with "
+                f"{format_value(min(own))}, and the installed timm has no such network; give its "
+                "state dict alone if that changes no feature"
             )
         if name == given or (is_plain(name, family) and not own):
             continue
@@ -297,7 +303,7 @@ def check_names(
             unclear[place] = name
         elif any(word in name for word in family.words):
             raise DataError(
-                f"{where}: {place} names {shown(name)}, which is not known to be a plain "
+                f"{where}: {place} names {format_value(name)}, which is not known to be a plain "
                 f"{family.name}; give its state dict alone if it computes the same features"
             )
     return unclear

@@ -34,7 +34,7 @@ from convert.families.vit_resize import (
     RULES,
     resize_positions,
 )
-from moco.common.errors import DataError, UserError, shown
+from moco.common.errors import DataError, UserError, format_value
 from moco.common.keys import Key, Keys, Role, one_of
 
 if TYPE_CHECKING:
@@ -127,7 +127,9 @@ class ViTArchitecture(Architecture):
         texts = {"activation": ACTIVATIONS.values(), "position_rule": POSITION_RULES}
         for name, choices in texts.items():
             if (value := getattr(self, name)) not in choices:
-                raise UserError(f"{name}: got {shown(value)}, expected one of {', '.join(choices)}")
+                raise UserError(
+                    f"{name}: got {format_value(value)}, expected one of {', '.join(choices)}"
+                )
         for name, whole in (("num_heads", "embed_dim"), ("patch_size", "image_size")):
             if getattr(self, whole) % getattr(self, name):
                 raise UserError(
@@ -334,7 +336,7 @@ def _activation(hints: Hints, *, is_known: bool) -> str:
         requested: str = hints.requested["activation"]
         stated = hints.recorded.get("hidden_act")
         if stated is not None:
-            stated = ACTIVATIONS.get(str(stated), shown(stated))
+            stated = ACTIVATIONS.get(str(stated), format_value(stated))
             _check_recorded("activation", requested, stated, where)
         return requested
     recorded = metadata.get("hidden_act")
@@ -343,7 +345,7 @@ def _activation(hints: Hints, *, is_known: bool) -> str:
     if recorded is not None:
         if not isinstance(recorded, str) or recorded not in ACTIVATIONS:
             raise DataError(
-                f"{where}: config.json next to it has hidden_act {shown(recorded)}, but the "
+                f"{where}: config.json next to it has hidden_act {format_value(recorded)}, but the "
                 f"networks here have {', '.join(ACTIVATIONS)}"
             )
         return ACTIVATIONS[recorded]
@@ -443,7 +445,7 @@ def _num_heads(width: int, hints: Hints) -> int:
     match = _TIMM_ARCH.fullmatch(hints.arch) if isinstance(hints.arch, str) else None
     if match and width % _TIMM_HEADS[match[1]] == 0:
         return _TIMM_HEADS[match[1]]
-    named = f" named {shown(hints.arch)}" if isinstance(hints.arch, str) else ""
+    named = f" named {format_value(hints.arch)}" if isinstance(hints.arch, str) else ""
     raise UserError(
         f"{where}: a vision transformer{named} of width {width}, whose number of attention heads "
         f"no tensor determines; give --num-heads as its training had it ({_USUAL_HEADS})",

@@ -29,7 +29,7 @@ from convert.families.base import LEFT_AT_INIT, STRIDES, Family, first_rule
 from convert.families.timm import format_arguments, in_timm, parse_arguments
 from convert.families.vit import FEATURE
 from convert.modeling.reference import TOLERANCE, module_outputs
-from moco.common.errors import DataError, UserError, first_few, shown
+from moco.common.errors import DataError, UserError, first_few, format_value
 from moco.modeling import soundness
 
 # Ways in which a network takes images of other sizes.
@@ -519,13 +519,13 @@ def _create(name: str, arguments: str, **options: Any) -> Any:
 def _refusal(name: str, arguments: str, reason: str) -> UserError:
     """Return the error about a network of timm."""
     its = parse_arguments(arguments).items()
-    built = ", ".join(f"{key}={shown(value)}" for key, value in its)
+    built = ", ".join(f"{key}={format_value(value)}" for key, value in its)
     return UserError(f"timm {name}{f' with {built}' if built else ''}: {reason}")
 
 
 def _first(error: BaseException) -> str:
     """Return the first line of an error, shortened."""
-    return shown((str(error).splitlines() or [type(error).__name__])[0], 160)
+    return format_value((str(error).splitlines() or [type(error).__name__])[0], 160)
 
 
 def named_facts(
@@ -597,8 +597,8 @@ def compare_named_networks(
         built = f" with {', '.join(sorted(own))}" if own else ""
         if difference := _difference_from(name, {**own, **options}, family, *source, tokens):
             raise DataError(
-                f"{where}: {place} names {shown(name)}{built}, which is not a plain {source[1]}: "
-                f"{difference}"
+                f"{where}: {place} names {format_value(name)}{built}, which is not a plain "
+                f"{source[1]}: {difference}"
             )
         notes.append(f"{place} names {name}{built}: timm's own network of that name agrees")
     return notes

@@ -18,7 +18,7 @@ from detection.datasets.files import DATASETS_VARIABLE, datasets_root
 from detection.datasets.split import write_splits
 from detection.evaluation.reachable import doctor_config, evaluate_perfect, is_measurable
 from moco.common.command import program
-from moco.common.errors import DataError, UserError, run_cli, say
+from moco.common.errors import DataError, UserError, echo, run_cli
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -112,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     root = os.path.expanduser(args.root or datasets_root())
     if args.command == "list":
-        say(f"in {root}:", *format_listing(Path(root)).splitlines())
+        echo(f"in {root}:", *format_listing(Path(root)).splitlines())
         return 0
     if args.command == "fetch":
         fetcher = Fetcher(Path(root), args.mirror, args.keep, args.again, args.dry_run)
@@ -129,7 +129,7 @@ def examine(args: argparse.Namespace) -> int:
         findings, following = doctor.examine_images(images, verify=args.verify)
     elif args.kind is not None:
         format_ = formats()[args.kind]
-        say(f"reading {args.kind} in {root}")
+        echo(f"reading {args.kind} in {root}")
         findings = doctor.examine(format_, root, verify=args.verify, score=_score)
         following = doctor.next_step(args.kind, format_, root, findings)
         tree = [f"expected in {root}:", *("  " + line for line in format_.tree.splitlines()), ""]

@@ -36,7 +36,7 @@ from detection.datasets.base import doctor_command
 from detection.datasets.files import DATASETS_VARIABLE, check_relative, read_ids
 from moco.common.command import program, quote
 from moco.common.download import download, has_digest
-from moco.common.errors import DataError, LockedError, UserError, say, shown
+from moco.common.errors import DataError, LockedError, UserError, echo, format_value
 from moco.common.files import (
     TEMPORARY_PREFIX,
     existing_folder,
@@ -183,7 +183,7 @@ class Fetcher:
         for dataset in wanted:
             self._check_account(dataset)
         missing = list(dict.fromkeys(a for dataset in wanted for a in self._missing(dataset)))
-        say(*self._plan(missing).splitlines())
+        echo(*self._plan(missing).splitlines())
         print("terms of use:", *dict.fromkeys(d.terms for d in wanted), flush=True)
         for dataset in filter(lambda d: d.license, wanted):
             print(f"{dataset.name}: {dataset.license}", flush=True)
@@ -387,7 +387,7 @@ def unpack(
                 for path, (info, size) in wanted.items():
                     _extract(file, info, path, folder)
                     if (folder / path).stat().st_size != size:
-                        raise ValueError(f"{shown(path)} is not as large as declared")
+                        raise ValueError(f"{format_value(path)} is not as large as declared")
                     progress.update()
     except (OSError, *_DAMAGED) as error:
         if isinstance(error, OSError) and error.errno is not None:  # gzip's own errors have none
@@ -413,7 +413,7 @@ def _members(file: Any) -> Iterator[tuple[Any, str, bool, bool, int]]:
     while member := file.next():
         # A negative size leads back and loops forever (CVE-2025-8194).
         if not offset < member.offset_data <= member.offset_data + member.size:
-            raise tarfile.ReadError(f"{shown(member.name)} has {member.size} bytes")
+            raise tarfile.ReadError(f"{format_value(member.name)} has {member.size} bytes")
         offset = member.offset_data
         plain = (member.isdir() or member.isreg()) and not member.issparse()
         yield member, member.name, plain, member.isdir(), member.size
@@ -431,16 +431,16 @@ def _wanted(
         check_relative(path, f"{archive}")
         name = posixpath.normpath(path)
         if "\\" in name or re.match("[A-Za-z]:", name):
-            raise _refused(archive, f"{shown(name)}, a drive or backslashes in a name")
+            raise _refused(archive, f"{format_value(name)}, a drive or backslashes in a name")
         if not plain:
-            raise _refused(archive, f"{shown(name)}, a link, device or encrypted file")
+            raise _refused(archive, f"{format_value(name)}, a link, device or encrypted file")
         if name in files:
-            raise _refused(archive, f"{shown(name)} twice")
+            raise _refused(archive, f"{format_value(name)} twice")
         if not is_folder:
             files[name] = info, size
     for name in files:
         if not files.keys().isdisjoint(map(str, PurePosixPath(name).parents)):
-            raise _refused(archive, f"{shown(name)} in a folder that is also a file")
+            raise _refused(archive, f"{format_value(name)} in a folder that is also a file")
     wanted = {n.split("/", strip)[strip]: m for n, m in files.items() if n.startswith(takes)}
     if not wanted:
         raise _refused(archive, f"none of {', '.join(takes)}")

@@ -22,8 +22,8 @@ from detection.datasets.files import describe_folder, read_ids, read_json, read_
 from detection.datasets.voc import ENDINGS, LISTS, class_names, find_folders, is_voc, split_lists
 from detection.datasets.yolo import DataYaml, read_data_yaml, read_images
 from moco.common.command import quote
-from moco.common.errors import DataError, UserError, plural, say
-from moco.common.errors import shown as short
+from moco.common.errors import DataError, UserError, echo, plural
+from moco.common.errors import format_value as short
 from moco.common.files import expand_home, sha256_file, write_together
 
 Parts = dict[str, list[int]]  # split → positions of its images, those for training first
@@ -74,13 +74,13 @@ def write_splits(place: str, shares: Mapping[str, float], seed: int, root: str =
     files = data.files(parts)
     copies = len(digests) - len(set(digests))
     kept = f", {copies} of them copies of others, which are kept together" if copies else ""
-    say(f"{place}: {data.layout}, {plural(len(digests), 'image')}{kept}")
+    echo(f"{place}: {data.layout}, {plural(len(digests), 'image')}{kept}")
     for split, chosen in parts.items():
         having = Counter(name for i in chosen for name in data.images[i][1])
         named = ", ".join(f"{name} {having[name]}" for name in sorted(having))
-        say(f"  {split}: {plural(len(chosen), 'image')}; with objects of {named or 'no class'}")
+        echo(f"  {split}: {plural(len(chosen), 'image')}; with objects of {named or 'no class'}")
     write_together(files)
-    say(
+    echo(
         *(f"wrote {path}" for path in files),
         "",
         f"next: {doctor_command()} {quote(*data.arguments)}",

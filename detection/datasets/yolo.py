@@ -52,7 +52,7 @@ from detection.datasets.files import (
     with_slashes,
 )
 from moco.common.cfgnode import read_yaml
-from moco.common.errors import DataError, UserError, plural, shown
+from moco.common.errors import DataError, UserError, format_value, plural
 from moco.common.files import expand_home, files_below, read_bytes
 from moco.data.decode import SUFFIXES
 
@@ -109,7 +109,7 @@ def read_data_yaml(file: str | Path) -> DataYaml:
         entries = stated if isinstance(stated, list) else [stated]
         if wrong := [each for each in entries if not isinstance(each, str) or "\0" in each]:
             expected = "a folder, a .txt list, or a list of these"
-            raise DataError(f"{path}: {split}: got {shown(wrong[0])}, expected {expected}")
+            raise DataError(f"{path}: {split}: got {format_value(wrong[0])}, expected {expected}")
         if entries:
             places = [_place(root, each) for each in entries]
             splits[split] = tuple(place for place, _ in places)
@@ -122,7 +122,7 @@ def _root(file: Path, stated: Any) -> Path:
     if stated is None:
         return file.parent
     if not isinstance(stated, str) or "\0" in stated:
-        raise DataError(f"{file}: path: got {shown(stated)}, expected a folder")
+        raise DataError(f"{file}: path: got {format_value(stated)}, expected a folder")
     stated = with_slashes(stated, file.parent)
     places = [file.parent / expand_home(stated), Path(datasets_root()) / stated]
     for place in places:
@@ -153,7 +153,7 @@ def _classes(file: Path, content: Mapping[str, Any]) -> tuple[str, ...]:
     names, number = content.get("names"), content.get("nc")
     if number is not None and (type(number) is not int or not 0 < number <= MAX_CLASSES):
         expected = f"a number of classes from 1 to {MAX_CLASSES}"
-        raise DataError(f"{file}: nc: got {shown(number)}, expected {expected}")
+        raise DataError(f"{file}: nc: got {format_value(number)}, expected {expected}")
     if names is None:
         if number is None:
             raise DataError(f"{file}: has neither names nor nc; write the class names into names")
@@ -164,16 +164,18 @@ def _classes(file: Path, content: Mapping[str, Any]) -> tuple[str, ...]:
             raise DataError(f"{file}: names: the numbers of the classes are not 0, 1, 2, …")
         names = [names[i] for i in range(len(names))]
     if not isinstance(names, list) or not 0 < len(names) <= MAX_CLASSES:
-        raise DataError(f"{file}: names: got {shown(names)}, expected a list of class names")
+        raise DataError(f"{file}: names: got {format_value(names)}, expected a list of class names")
     for name in names:
         # YAML reads no and yes as booleans, and an empty line as null.
         if type(name) not in (str, int) or name == "":
-            raise DataError(f"{file}: names: got {shown(name)}, expected a name; put it in quotes")
+            raise DataError(
+                f"{file}: names: got {format_value(name)}, expected a name; put it in quotes"
+            )
     if number not in (None, len(names)):
         raise DataError(f"{file}: nc is {number}, but names has {len(names)}; correct one of them")
     name, count = Counter(map(str, names)).most_common(1)[0]
     if count > 1:
-        raise DataError(f"{file}: names: {shown(name)} occurs twice; rename one of them")
+        raise DataError(f"{file}: names: {format_value(name)} occurs twice; rename one of them")
     return tuple(map(str, names))
 
 
@@ -424,7 +426,7 @@ def _label(line: int, columns: Sequence[str], classes: Sequence[str]) -> Label:
     number, *numbers = map(_number, columns)
     if number != int(number) or not 0 <= number < len(classes):
         expected = f"an integer from 0 to {len(classes) - 1}, the classes of data.yaml"
-        raise ValueError(f"class {shown(columns[0])}, expected {expected}")
+        raise ValueError(f"class {format_value(columns[0])}, expected {expected}")
     if len(numbers) == 4 and min(numbers[2:]) < 0:
         raise ValueError("width or height is below 0")
     return Label(line, int(number), tuple(numbers))
@@ -434,9 +436,9 @@ def _number(text: str) -> float:
     try:
         number = float(text)
     except ValueError as error:
-        raise ValueError(f"{shown(text)} is not a number") from error
+        raise ValueError(f"{format_value(text)} is not a number") from error
     if not math.isfinite(number):
-        raise ValueError(f"{shown(text)} is not a finite number")
+        raise ValueError(f"{format_value(text)} is not a finite number")
     return number
 
 

@@ -26,7 +26,7 @@ from detection.evaluation.metrics import (
 )
 from detection.modeling.backbones import backbone_type
 from moco.common.command import program, quote
-from moco.common.errors import NumericError, Preempted, plural, printable, say
+from moco.common.errors import NumericError, Preempted, echo, plural, printable
 from moco.common.files import atomic_write_json, atomic_write_text, open_file, sha256_file
 from moco.common.run import START_NAME, RunFolder, RunRecord, provenance, write_record
 from moco.engine.checkpoint import OF_DETECTRON2, delete_checkpoints
@@ -161,15 +161,15 @@ def run_in_folder(task: Task, job: Job, description: str, *, overwrite: bool) ->
         )
         path = write_record(results, record)
     for note in notes:
-        say(f"note: {note}")
-    say(f"{task.test.name}: {headline(record.metrics)}")
+        echo(f"note: {note}")
+    echo(f"{task.test.name}: {headline(record.metrics)}")
     if job.eval_only:
-        say(f"wrote {path}")
+        echo(f"wrote {path}")
         return
     files = ("run.json", "model_final.pth", "metrics.json", "log.txt", "config.yaml")
     present = [name for name in files if (path.parent / name).is_file()]
     table = f"{program('table', 'python -m benchmarks.make_table')} {quote(path.parent)}"
-    say(f"wrote {path.parent}: {', '.join(present)}", f"next: {table}")
+    echo(f"wrote {path.parent}: {', '.join(present)}", f"next: {table}")
 
 
 def _record(

@@ -23,7 +23,7 @@ from moco.common.command import (
     quote,
     training_parser,
 )
-from moco.common.errors import say
+from moco.common.errors import echo
 from moco.common.files import detect_format, expand_home
 from moco.common.pretrained import check_weights
 from moco.common.run import RunFolder
@@ -84,7 +84,7 @@ def main(protocol: Protocol, argv: Sequence[str], read: "Reader") -> None:
         detect_format(expand_home(args.resume))
     main_process = distributed.launched_rank() == 0
     if main_process:
-        say(f"{protocol.kind}: {args.checkpoint} on {cfg.DATA.ROOT}, to {cfg.OUTPUT_DIR}")
+        echo(f"{protocol.kind}: {args.checkpoint} on {cfg.DATA.ROOT}, to {cfg.OUTPUT_DIR}")
     # Open the folder first, so that a used one is refused before torch is imported.
     with RunFolder(cfg.OUTPUT_DIR, bool(args.resume), args.overwrite, main_process) as folder:
         from moco.classification.run import Classification
@@ -101,7 +101,7 @@ def main(protocol: Protocol, argv: Sequence[str], read: "Reader") -> None:
             cfg.AUG.CROP_PX or CROP_PX,
         )
         for note in weights.notes if main_process else ():
-            say(f"note: {note}")
+            echo(f"note: {note}")
         cfg = with_weights(cfg, weights.spec, weights.mean, weights.std, weights.config)
         if main_process:
             print(f"crops of {cfg.AUG.CROP_PX} px", flush=True)
@@ -110,4 +110,4 @@ def main(protocol: Protocol, argv: Sequence[str], read: "Reader") -> None:
             checkpoint = train(training, folder, args.resume, args.extend)
     if main_process:
         table = program("table", "python -m benchmarks.make_table")
-        say(f"checkpoint: {checkpoint}", f"next: {table} {quote(folder.path)}")
+        echo(f"checkpoint: {checkpoint}", f"next: {table} {quote(folder.path)}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fvcore.common.config import CfgNode
 
 from moco.common.cfgnode import load_cfg
-from moco.common.errors import DataError, shown
+from moco.common.errors import DataError, format_value
 from moco.common.files import PathLike
 from moco.engine import config as common_config
 from moco.engine.keys import CLASSIFICATION
@@ -101,7 +101,7 @@ def with_weights(
         recorded = pretraining.get("AUG.CROP_PX", CROP_PX)
         if type(recorded) is not int or not 8 <= recorded <= MAX_CROP_PX:
             raise DataError(
-                f"MODEL.WEIGHTS: AUG.CROP_PX in the recorded config: got {shown(recorded)}, "
+                f"MODEL.WEIGHTS: AUG.CROP_PX in the recorded config: got {format_value(recorded)}, "
                 f"expected an integer in 8..{MAX_CROP_PX}"
             )
         cfg.AUG.CROP_PX = recorded

@@ -19,7 +19,7 @@ from urllib.parse import urljoin, urlsplit
 
 from filelock import FileLock, Timeout
 
-from moco.common.errors import DataError, UserError, printable, shown
+from moco.common.errors import DataError, UserError, format_value, printable
 from moco.common.files import PathLike, expand_home, open_file, read_text, write_error
 from moco.common.progress import Progress
 
@@ -121,7 +121,8 @@ def check_digest(digest: str, algorithms: Sequence[str] = ALGORITHMS) -> None:
     """Check that a digest is valid for one of the algorithms; raise UserError otherwise."""
     if digest and not re.fullmatch(rf"({'|'.join(algorithms)}):[0-9a-f]{{8,64}}", digest):
         raise UserError(
-            f"got hash {shown(digest)}, expected sha256: or md5: and at least 8 of its digits"
+            f"got hash {format_value(digest)}, expected sha256: or md5: and at least 8 of its "
+            "digits"
         )
 
 
@@ -133,7 +134,7 @@ def check_address(url: str, allow_http: bool = False) -> None:
         parts = urlsplit("")
     http = parts.scheme == "http" and (allow_http or parts.hostname in LOCAL)
     if not (parts.hostname and (parts.scheme == "https" or http)):
-        raise UserError(f"{shown(url, 200)}: expected an address that begins with https://")
+        raise UserError(f"{format_value(url, 200)}: expected an address that begins with https://")
     if parts.username or parts.password:  # they would appear in records
         raise UserError(f"{parts.hostname}: remove the user name and password from the address")
 
@@ -216,7 +217,7 @@ class _Part:
         here, there = urlsplit(response.url), urlsplit(target)
         stays = there.hostname == here.hostname and there.scheme == here.scheme
         if response.is_redirect and not stays and there.scheme != "https":
-            raise UserError(f"{self._url}: redirected to {shown(target, 200)}, not https")
+            raise UserError(f"{self._url}: redirected to {format_value(target, 200)}, not https")
 
     def _receive(self, response: "Response", have: int) -> None:
         """Append the response, or start over if the server sends the whole file."""
@@ -226,7 +227,8 @@ class _Part:
             raise UserError(f"{self._url}: {reason} ({status})")
         if (encoding := headers.get("Content-Encoding", "identity")) != "identity":
             raise UserError(
-                f"{self._url}: got the file compressed ({shown(encoding)}), expected it as it is"
+                f"{self._url}: got the file compressed ({format_value(encoding)}), expected it as "
+                "it is"
             )
         rest = status == 206 and headers.get("Content-Range", "").startswith(f"bytes {have}-")
         have = have if rest else 0  # Range was ignored, or the file has changed

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MAX_UNEXPECTED = 500  # characters of a third-party error; some contain a whole program
 
 
-def shown(value: object, limit: int = 80) -> str:
+def format_value(value: object, limit: int = 80) -> str:
     """Format an untrusted value for a message: escaped and short; only the type of a container."""
     if isinstance(value, str | bytes):
         return repr(value[:limit])
@@ -48,7 +48,7 @@ def printable(text: str) -> str:
     return "".join(map(_printable, text))
 
 
-def say(*lines: object) -> None:
+def echo(*lines: object) -> None:
     """Print lines, escaping what untrusted parts such as file names could do to the terminal."""
     for line in lines:
         print(printable(str(line)), flush=True)

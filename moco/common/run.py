@@ -23,7 +23,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from moco import __version__
-from moco.common.errors import LockedError, UserError, shown
+from moco.common.errors import LockedError, UserError, format_value
 from moco.common.files import (
     TEMPORARY_PREFIX,
     PathLike,
@@ -252,10 +252,12 @@ class RunRecord:
                 inside = inside.get(parent) or {}
             value = inside.get(name)
             if not valid(value) and not (parents and value is None):
-                raise ValueError(f"{': '.join(path)}: got {shown(value)}, expected {expected}")
+                raise ValueError(
+                    f"{': '.join(path)}: got {format_value(value)}, expected {expected}"
+                )
         for name, value in self.metrics.items():
             if value is not None and not _is_number(value):
-                found = f"{name[:80]}: got {shown(value)}"
+                found = f"{name[:80]}: got {format_value(value)}"
                 raise ValueError(f"metrics: {found}, expected a number or null")
         for name, value in vars(self).items():
             try:

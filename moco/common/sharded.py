@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from moco.common.errors import DataError, printable, shown
+from moco.common.errors import DataError, format_value, printable
 from moco.common.files import harmful_objects, load_pickle, load_torch, open_file, read_bytes
 
 if TYPE_CHECKING:
@@ -50,7 +50,9 @@ def read_index(path: Path) -> dict[str, str] | None:
 
 def _check_name(path: Path, name: Any) -> None:
     if not isinstance(name, str) or not PART_NAME.fullmatch(name):
-        raise DataError(f"{path}: names file {shown(name)}, expected files in its own folder")
+        raise DataError(
+            f"{path}: names file {format_value(name)}, expected files in its own folder"
+        )
 
 
 def list_files(path: Path) -> list[Path]:
@@ -114,7 +116,7 @@ def read_distributed(path: Path, objects: set[str]) -> dict[str, Any]:
         for key in value.place[:-1]:
             inside = inside.setdefault(key, {}) if isinstance(inside, dict) else None
         if not isinstance(inside, dict) or value.place[-1] in inside:
-            raise DataError(f"{path}: has two values at {shown('.'.join(value.place))}")
+            raise DataError(f"{path}: has two values at {format_value('.'.join(value.place))}")
         inside[value.place[-1]] = read[0] if value.size is None else _joined(path, value, read)
     return content
 
@@ -174,7 +176,7 @@ def _joined(path: Path, value: _Value, read: list[Any]) -> Tensor:
     import torch
 
     size = value.size or ()
-    wrong = DataError(f"{path}: no whole tensor is at {shown('.'.join(value.place))}")
+    wrong = DataError(f"{path}: no whole tensor is at {format_value('.'.join(value.place))}")
     if not all(isinstance(part, torch.Tensor) and part.dtype == read[0].dtype for part in read):
         raise wrong
     # Expanded tensors have more elements than bytes and would take the memory when copied.

@@ -18,7 +18,7 @@ from typing import Any
 
 from moco.common import distributed
 from moco.common.command import AUTO
-from moco.common.errors import DataError, UserError, say, shown
+from moco.common.errors import DataError, UserError, echo, format_value
 from moco.common.files import PathLike, atomic_torch_save, atomic_write_text, load_torch, read_text
 from moco.common.run import RECORD_NAME, check_in_place, drop_metrics, read_record
 
@@ -133,7 +133,9 @@ def newest_checkpoint(
     paths, name, found = list_checkpoints(folder, pattern), read_pointer(folder), None
     warnings: list[str] = []
     if name and name not in [path.name for path in paths]:
-        warnings.append(f"{Path(folder) / POINTER_NAME} names {shown(name)}, which is not there")
+        warnings.append(
+            f"{Path(folder) / POINTER_NAME} names {format_value(name)}, which is not there"
+        )
     for path in reversed(paths):
         try:
             found = path, load(path)
@@ -144,7 +146,7 @@ def newest_checkpoint(
         raise DataError(f"no checkpoint in {folder} can be read; the newest: {warnings[0]}")
     if distributed.is_main():
         for warning in warnings:
-            say(f"warning: {warning}")
+            echo(f"warning: {warning}")
     return found
 
 
@@ -249,4 +251,4 @@ def set_aside(folder: PathLike, outdated: Sequence[Path], last: Path | None) -> 
         name = f"earlier_{RECORD_NAME}" if path.name == RECORD_NAME else path.name
         path.rename(aside / name)
     names = ", ".join(path.name for path in moved)
-    say(f"note: resumed from before {names}, which moved to {aside}")
+    echo(f"note: resumed from before {names}, which moved to {aside}")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from moco.common import distributed
 from moco.common.cfgnode import flatten
-from moco.common.errors import DataError, UserError, plural, say
+from moco.common.errors import DataError, UserError, echo, plural
 from moco.common.files import atomic_write_text
 from moco.common.keys import Role, names_of
 from moco.common.progress import Progress
@@ -292,7 +292,7 @@ class _TrainingState:
         training = self.training
         if found is None:
             if distributed.is_main():
-                say(f"no checkpoint in {self.folder.path}: starting from scratch")
+                echo(f"no checkpoint in {self.folder.path}: starting from scratch")
             if extend:
                 raise UserError(f"--extend: {self.folder.path} holds no checkpoint")
             return None
@@ -325,7 +325,7 @@ class _TrainingState:
         self._restore_log(path, state)
         renamed = self.saver.restore(path, state)
         if distributed.is_main():
-            say(f"resuming from {path} after step {self.step} of {training.total_steps}")
+            echo(f"resuming from {path} after step {self.step} of {training.total_steps}")
         return renamed
 
     def _restore_log(self, path: Path, state: Mapping[str, Any]) -> None:

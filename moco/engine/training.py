@@ -17,7 +17,7 @@ from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
 from moco.common import distributed
-from moco.common.errors import DataError, lookup, plural, say
+from moco.common.errors import DataError, echo, lookup, plural
 from moco.common.keys import Keys
 from moco.data.images import Images
 from moco.data.views import Batch, Item, Position, Views, positions_of_steps
@@ -112,7 +112,7 @@ class Training(ABC, Generic[P, S]):
         # Deviation: the incomplete last batch of an epoch is left out; the next epoch has others.
         self.steps_per_epoch = len(images) // self.batch_size
         if distributed.is_main():
-            say(f"images: {self.image_facts()['number']} below {self.image_facts()['folder']}")
+            echo(f"images: {self.image_facts()['number']} below {self.image_facts()['folder']}")
         self.total_steps: int = max_iters or cfg.SOLVER.MAX_EPOCHS * self.steps_per_epoch
         check_milestones(cfg, self.total_steps / self.steps_per_epoch)
         length = Length(self.total_steps, self.steps_per_epoch)
@@ -256,4 +256,4 @@ def print_notes(notes: list[str]) -> None:
     """Print notes on the main process."""
     if distributed.is_main():
         for note in notes:
-            say(f"note: {note}")
+            echo(f"note: {note}")

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from moco.common.errors import DataError, UserError, first_few, shown
+from moco.common.errors import DataError, UserError, first_few, format_value
 
 if TYPE_CHECKING:
     import torch
@@ -172,12 +172,12 @@ def check_arch(
     if arch not in _ARCHS:
         short = _SHORT_NAME.fullmatch(arch)
         if short and short[1] == str(shape["depth"]):
-            notes.append(f"the file names arch {shown(arch)}; the tensors decide")
+            notes.append(f"the file names arch {format_value(arch)}; the tensors decide")
         else:
             warnings.append(
-                f"the file names arch {shown(arch)}, which is no ResNet-{shape['depth']} that is "
-                "known here; the tensors decide: if that network computes something else from "
-                "them (a stem, a pooling, an activation), the features are wrong"
+                f"the file names arch {format_value(arch)}, which is no ResNet-{shape['depth']} "
+                "that is known here; the tensors decide: if that network computes something else "
+                "from them (a stem, a pooling, an activation), the features are wrong"
             )
         return
     depth, groups, width = _ARCHS[arch]
@@ -230,7 +230,11 @@ def _part(state: Mapping[Any, Any], name: str) -> Any:
 
 
 def _damaged(name: str, value: Any, expected: str) -> DataError:
-    got = [shown(v) for v in value[:3]] if isinstance(value, list | tuple) else shown(value)
+    got = (
+        [format_value(v) for v in value[:3]]
+        if isinstance(value, list | tuple)
+        else format_value(value)
+    )
     return DataError(
         f"a damaged record of its encoder or input ({name}: got {got}, expected {expected})"
     )
@@ -251,4 +255,4 @@ def _equals(state: Mapping[str, "Tensor"], norm: str, **values: float) -> bool:
 
 def _first(keys: Iterable[str]) -> str:
     """Format the first of several keys, escaped since they come from an untrusted file."""
-    return first_few([shown(key, 200) for key in keys])
+    return first_few([format_value(key, 200) for key in keys])

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from moco.common import distributed
 from moco.common.command import RANDOM
-from moco.common.errors import DataError, UserError, lookup, plural, say
+from moco.common.errors import DataError, UserError, echo, lookup, plural
 from moco.common.run import RunFolder
 from moco.data.augment import Augmentation, apply_colors
 from moco.data.images import Images, LabeledSets, describe_images, open_images, read_labeled_sets
@@ -297,7 +297,7 @@ class Pretraining(Training[PretrainStepPlan, PretrainStep]):
     def _count_bad_images(self, batch: Batch) -> None:
         for reason in batch.bad:
             if reason not in self._bad_images and batch.complete:
-                say(f"warning: {reason}; another image takes its place")
+                echo(f"warning: {reason}; another image takes its place")
             self._bad_images.add(reason)
         if not batch.complete:
             raise DataError(f"{batch.bad[0]} (DATA.BAD_IMAGES skip replaces bad images)")
