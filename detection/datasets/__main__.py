@@ -15,7 +15,7 @@ from detection.datasets import doctor
 from detection.datasets.base import NOTE, WRONG, Finding, Split, formats, published_formats
 from detection.datasets.download import Fetcher, datasets, format_listing
 from detection.datasets.files import DATASETS_VARIABLE, datasets_root
-from detection.datasets.split import write_splits
+from detection.datasets.split import divide_fetched, write_splits
 from detection.evaluation.reachable import doctor_config, evaluate_perfect, is_measurable
 from moco.common.command import program
 from moco.common.errors import DataError, UserError, echo, run_cli
@@ -115,7 +115,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         echo(f"in {root}:", *format_listing(Path(root)).splitlines())
         return 0
     if args.command == "fetch":
-        fetcher = Fetcher(Path(root), args.mirror, args.keep, args.again, args.dry_run)
+        flags = args.mirror, args.keep, args.again, args.dry_run
+        fetcher = Fetcher(Path(root), *flags, divide_fetched)
         return 0 if _fetch(fetcher, args.names) else DataError.exit_code
     return examine(args)
 
@@ -157,7 +158,9 @@ def _fetch(fetcher: Fetcher, names: Sequence[str]) -> bool:
     for dataset in filter(lambda d: d.custom, wanted):
         custom = formats()[dataset.doctor].custom
         assert custom is not None
-        reports.append(doctor.examine_custom(custom, str(root / dataset.custom), ""))
+        flags = ["doctor", custom.flag, str(root / dataset.custom)]
+        value = getattr(build_parser().parse_args(flags), f"custom_{dataset.doctor}")
+        reports.append(doctor.examine_custom(custom, value, ""))
     for kind in dict.fromkeys(dataset.doctor for dataset in wanted if not dataset.custom):
         splits = {split for dataset in wanted for split in dataset.splits}
         findings = doctor.examine(formats()[kind], str(root), splits=splits)

@@ -20,7 +20,7 @@ import stat
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -160,13 +160,15 @@ class Fetcher:
         keep: Whether to keep the archives after unpacking.
         again: Whether to fetch archives that are already unpacked, and add their missing files.
         dry_run: Whether to print the plan only.
+        split: Function that writes the splits of an unpacked dataset without any.
     """
 
     root: Path
-    mirror: str = ""
-    keep: bool = False
-    again: bool = False
-    dry_run: bool = False
+    mirror: str
+    keep: bool
+    again: bool
+    dry_run: bool
+    split: Callable[[Path], None]
 
     def fetch(self, wanted: Sequence[Dataset]) -> bool:
         """Print the plan, then download, verify and unpack what is missing of the datasets.
@@ -267,13 +269,13 @@ class Fetcher:
             download(address, file, archive.hash, archive.size, allow_http=True)
         elif archive.hash and not has_digest(file, archive.hash):
             raise DataError(f"{file}: not the published file ({archive.hash}); download it again")
-        _place(archive, file, self.root / archive.folder)
+        _place(archive, file, self.root / archive.folder, self.split)
         if address and not self.keep:  # the user downloaded what needs an account, and keeps it
             file.unlink()
             file.with_name(f".{file.name}.lock").unlink(missing_ok=True)
 
 
-def _place(archive: Archive, file: Path, target: Path) -> None:
+def _place(archive: Archive, file: Path, target: Path, split: Callable[[Path], None]) -> None:
     """Unpack an archive into a scratch folder in `target`, and move the contents to their place."""
     scratch = target / f"{TEMPORARY_PREFIX}{archive.name}"
     shutil.rmtree(scratch, ignore_errors=True)  # left by a call that was killed
@@ -295,6 +297,8 @@ def _place(archive: Archive, file: Path, target: Path) -> None:
         if archive.prepare == "train_aug":
             make_train_aug(content, target, scratch / "made")
             content = scratch / "made"
+        elif archive.prepare == "split":
+            split(content)
         complete = [target / path for path in archive.complete]
         moves = list(_moves(content, target))
         moves.sort(key=lambda move: any(path.is_relative_to(move[1]) for path in complete))

@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 
@@ -66,15 +67,9 @@ def write_splits(place: str, shares: Mapping[str, float], seed: int, root: str =
     data = find_undivided(expand_home(place), root)
     if root and data.layout != _COCO:
         raise UserError(f"--root belongs to a file in {_COCO}; {place} is in {data.layout}")
-    digests = [sha256_file(path) for path, _ in data.images]
-    parts = divide(digests, [classes for _, classes in data.images], shares, seed)
-    if empty := [split for split, chosen in parts.items() if not chosen]:
-        few = plural(len(set(digests)), "different image")
-        raise DataError(f"{place}: {few} are too few: {', '.join(empty)} would have none")
-    files = data.files(parts)
-    copies = len(digests) - len(set(digests))
+    copies, parts, files = divide_dataset(data, shares, seed, place)
     kept = f", {copies} of them copies of others, which are kept together" if copies else ""
-    echo(f"{place}: {data.layout}, {plural(len(digests), 'image')}{kept}")
+    echo(f"{place}: {data.layout}, {plural(len(data.images), 'image')}{kept}")
     for split, chosen in parts.items():
         having = Counter(name for i in chosen for name in data.images[i][1])
         named = ", ".join(f"{name} {having[name]}" for name in sorted(having))
@@ -85,6 +80,47 @@ def write_splits(place: str, shares: Mapping[str, float], seed: int, root: str =
         "",
         f"next: {doctor_command()} {quote(*data.arguments)}",
     )
+
+
+def divide_fetched(folder: Path) -> None:
+    """Write the splits of a published dataset that has none, 60 % to train on, 40 % to test on."""
+    shares = {"train": 0.6, "test": 0.4}
+    write_together(divide_dataset(find_undivided(folder), shares, 0, str(folder)).files)
+
+
+class Division(NamedTuple):
+    """A dataset divided.
+
+    Attributes:
+        copies: Number of images that are copies of others.
+        parts: Split → positions of its images.
+        files: Text of each file to write.
+    """
+
+    copies: int
+    parts: Parts
+    files: dict[Path, str]
+
+
+def divide_dataset(data: Undivided, shares: Mapping[str, float], seed: int, where: str) -> Division:
+    """Divide the images of a dataset; nothing is written.
+
+    Args:
+        data: Dataset without splits.
+        shares: Split → share of the images; they add up to 1.
+        seed: Seed.
+        where: Name of the dataset in messages.
+
+    Raises:
+        DataError: If the dataset has too few images.
+    """
+    digests = [sha256_file(path) for path, _ in data.images]
+    parts = divide(digests, [classes for _, classes in data.images], shares, seed)
+    different = len(set(digests))
+    if empty := [split for split, chosen in parts.items() if not chosen]:
+        few = plural(different, "different image")
+        raise DataError(f"{where}: {few} are too few: {', '.join(empty)} would have none")
+    return Division(len(digests) - different, parts, data.files(parts))
 
 
 def divide(

@@ -51,6 +51,18 @@ def tiny_archives(name: str, folder: Path) -> dict[str, bytes]:
         write_lvis(folder, {"train": 3, "val": 2}, version=name.removeprefix("lvis_"))
     elif name == "bccd":
         write_voc(folder / "bccd", {"trainval": 3, "test": 2})
+    elif name == "raccoon":
+        write_voc(folder / "raccoon", {"train": 5})
+        for old, new in {"Annotations": "annotations", "JPEGImages": "images"}.items():
+            (folder / "raccoon" / old).rename(folder / "raccoon" / new)
+    elif name == "facemask":
+        write_coco(folder / "facemask", {"train2017": 3, "val2017": 2}, crowd=False)
+        coco = folder / "facemask" / "coco"
+        for split in ("train", "val"):
+            file = coco / "annotations" / f"instances_{split}2017.json"
+            file.rename(file.with_name(f"custom_{split}.json"))
+        for part in coco.iterdir():
+            part.rename(folder / "facemask" / part.name)
     elif name == "ade20k":
         write_ade(folder, {"train": 3, "val": 2})
     else:
@@ -109,7 +121,7 @@ def _contents(archive: dict, content: bytes) -> str:
 def _files(archive: download.Archive, folder: Path) -> dict[str, bytes]:
     """Name in the archive → content."""
     stripped = "".join(f"{part}/" for part in archive.takes[0].split("/")[: archive.strip])
-    root = folder / ("sbd" if archive.prepare else archive.folder)
+    root = folder / ("sbd" if archive.prepare == "train_aug" else archive.folder)
     files = {stripped + p.relative_to(root).as_posix(): p for p in root.rglob("*") if p.is_file()}
     return {n: p.read_bytes() for n, p in files.items() if n.startswith(archive.takes)}
 
