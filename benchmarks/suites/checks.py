@@ -11,7 +11,7 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -211,8 +211,12 @@ def _outcome(spec: RunSpec) -> _Outcome:
         problem = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     known = _Outcome()
     if spec.program in _DETECTION:
-        with suppress(Exception):  # then the keys or the weights are wrong, not the data
+        try:
             known = _without_data(spec)
+        except UserError as error:  # the keys or the weights are wrong, perhaps besides the data
+            problem = str(error)
+        except Exception:  # the same again
+            pass
     return replace(known, problem=problem)
 
 

@@ -6,7 +6,8 @@ support.
 """
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -169,13 +170,14 @@ def draft_task(
     """
     draft = _read_keys(config_file, opts, defaults or default_task(), eval_only, resume)
     cfg = draft.cfg
-    notes = resolve_metric(cfg, draft.explicit, resume=resume)
-    resolve_names(cfg, draft.overrides, eval_only=eval_only)
-    check_one_test(cfg)
-    sources = known_sources(cfg)
-    for name in (*(() if eval_only else cfg.DATASETS.TRAIN), *cfg.DATASETS.TEST):
-        if base_name(name) in sources and not find_source(name, cfg).present():
-            read_split(name, cfg)  # Raises an error that names what is missing.
+    with _doctor_named(cfg):
+        notes = resolve_metric(cfg, draft.explicit, resume=resume)
+        resolve_names(cfg, draft.overrides, eval_only=eval_only)
+        check_one_test(cfg)
+        sources = known_sources(cfg)
+        for name in (*(() if eval_only else cfg.DATASETS.TRAIN), *cfg.DATASETS.TEST):
+            if base_name(name) in sources and not find_source(name, cfg).present():
+                read_split(name, cfg)  # Raises an error that names what is missing.
     return replace(draft, notes=tuple(notes))
 
 
@@ -235,16 +237,12 @@ def complete_task(draft: Draft, engine: str, num_processes: int = 1) -> Task:
     cfg, weights, notes, sampled = _with_weights(draft, engine, num_processes)
     runs_on.check_config(cfg)
     notes += [*_norm_notes(cfg, num_processes), *draft.notes]
-    try:
+    with _doctor_named(cfg):
         runs_on.provide_datasets(cfg)
         train = () if eval_only else tuple(read_split(name, cfg) for name in cfg.DATASETS.TRAIN)
         test = read_split(cfg.DATASETS.TEST[0], cfg)
         resolve_classes(cfg, test, draft.explicit, draft.overrides)
         notes += check_splits(cfg, train, test)
-    except DataError as error:  # A custom dataset rarely has one error only.
-        if doctor := doctor_command(cfg):
-            raise DataError(f"{error}; to check all of it: {doctor}") from error
-        raise
     small = "" if test.from_catalog else small_test_warning(test)
     runs_on.check_evaluator(test, cfg)
     cfg.freeze()
@@ -274,6 +272,17 @@ def complete_task(draft: Draft, engine: str, num_processes: int = 1) -> Task:
         warnings=(small,) if small else (),
         seed_sampled=sampled,
     )
+
+
+@contextmanager
+def _doctor_named(cfg: CfgNode) -> Iterator[None]:
+    """Add the doctor's command to an error of a custom dataset, which rarely has one error only."""
+    try:
+        yield
+    except DataError as error:
+        if doctor := doctor_command(cfg):
+            raise DataError(f"{error}; to check all of it: {doctor}") from error
+        raise
 
 
 def resolve_without_data(

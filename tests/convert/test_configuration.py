@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.suites.folder import SuiteFolder, identify
+from benchmarks.suites.folder import SuiteFolder, hash_inits
 from convert.convert_to_d2 import convert_file
 from convert.metadata import CheckpointMetadata, read_sidecar
 from moco.common.errors import DataError, UserError
@@ -229,7 +229,7 @@ def test_a_copy_has_its_configuration_beside_it(tmp_path: Path) -> None:
 def test_a_suite_copies_it_with_the_weights(tmp_path: Path) -> None:
     (tmp_path / "hub").mkdir()
     file = vit(tmp_path / "hub", layer_norm_eps=1e-5)
-    inits = identify({"mine": LocalWeights(file, "")})
+    inits = hash_inits({"mine": LocalWeights(file, "")})
     copies = SuiteFolder(tmp_path / "suite").copy_weights(inits)
     report = convert_file(copies["mine"], tmp_path / "out.pth")
     assert report.contract.architecture.layer_norm_eps == 1e-5

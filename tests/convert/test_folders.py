@@ -14,7 +14,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
-from benchmarks.suites.folder import identify
+from benchmarks.suites.folder import hash_inits
 from convert.convert_to_d2 import convert_file, convert_in_memory
 from convert.initial_weights import read_initial_weights
 from convert.inspect_file import inspect_file
@@ -130,7 +130,7 @@ def test_a_damaged_index(folder: Path) -> None:
 def test_a_suite_would_copy_the_index_alone(folder: Path) -> None:
     weights = {"mine": LocalWeights(folder / INDEX, "", "")}
     with pytest.raises(UserError, match=r"mine=.*a checkpoint in parts.*convert it first"):
-        identify(weights)
+        hash_inits(weights)
 
 
 # Folders of training frameworks.

@@ -74,7 +74,7 @@ def test_a_score_of_perfect_predictions_is_computed_once(own_data, monkeypatch):
     [faults] = [score["faults"] for score in found.scores.values() if score["faults"]]
     [note] = [note for note in found.notes if "perfect" in note or "reachable" in note]
     assert note.startswith("few: ") and faults[0] in note
-    monkeypatch.setattr("detection.evaluation.reachable.reachable", None)
+    monkeypatch.setattr("detection.evaluation.reachable.evaluate_perfect", None)
     again = check(few, False, [*found.scores])
     assert not again.problems and not again.scores
 
