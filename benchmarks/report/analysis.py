@@ -169,8 +169,9 @@ def convergence(run: FinishedRun, metric: str) -> dict[float, float]:
     text = (run.read(METRICS_NAME) or b"").decode(errors="replace")
     x, y = parse_curve(text, f"{run.folder / METRICS_NAME}", [metric], "iteration")
     curve = dict(zip(x.tolist(), y.tolist(), strict=True))
-    # The evaluation after n iterations is logged as iteration n - 1.
-    found = {s: curve.get(round(s * run.record.iterations) - 1) for s in SHARES[:-1]}
+    length = run.record.iterations
+    # The evaluation after n iterations is logged as iteration n - 1, and the last is the record's.
+    found = {s: curve.get(n - 1) for s in SHARES if (n := round(s * length)) < length}
     found[1.0] = run.record.metrics.get(metric)
     return {share: value for share, value in found.items() if value is not None}
 
