@@ -243,10 +243,10 @@ def analysis_grids(table: Table, converging: Cells) -> list[Grid]:
 
 def floor(table: Table) -> list[str]:
     """Return a note on the rows that have learned nothing, as their baseline."""
-    base = table.base
-    if base is None or table.runs[0].record.kind != "detection" or not is_floor(base.cells):
+    base, kind = table.base, table.runs[0].record.kind
+    if base is None or not is_floor(kind, base.cells):
         return []
-    names = [row.init for row in table.rows if row is not base and is_floor(row.cells)]
+    names = [row.init for row in table.rows if row is not base and is_floor(kind, row.cells)]
     if not names:
         return []
     return [

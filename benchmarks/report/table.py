@@ -299,8 +299,15 @@ def gap(cell: Cell | None, base: Cell | None, looks: int = 1) -> Gap | None:
     return Gap(value, printed, float(interval.low), float(interval.high), p_value)
 
 
-def is_floor(cells: Mapping[str, Cell | None]) -> bool:
-    """Check whether a row of a detector has learned nothing, by AP or else its first metric."""
+def is_floor(kind: str, cells: Mapping[str, Cell | None]) -> bool:
+    """Check whether a row of detectors has learned nothing, by AP or else the first metric.
+
+    Args:
+        kind: Kind of the runs, as in `RunRecord`; only detectors have a floor.
+        cells: Cells of the row by metric.
+    """
+    if kind != "detection":
+        return False
     name = next((name for name in cells if name.endswith("/AP")), next(iter(cells)))
     cell = cells[name]
     return cell is not None and cell.mean < FLOOR
@@ -342,7 +349,7 @@ def _table(runs: list[FinishedRun], baseline: str) -> Table:
         }
         for init, units in by_init.items()
     }
-    floors = {init for init in cells if first.kind == "detection" and is_floor(cells[init])}
+    floors = {init for init in cells if is_floor(first.kind, cells[init])}
     rows = []
     for init in sorted(by_init, key=lambda name: (name != RANDOM, name != baseline, name)):
         compared = init != baseline and not {init, baseline} <= floors
