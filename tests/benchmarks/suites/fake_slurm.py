@@ -131,7 +131,11 @@ def job(folder: Path, array: str, index: str) -> int:
 
 
 def srun(folder: Path, *arguments: str) -> int:
-    """Start a command on each node: its processes have the number of their node."""
+    """Start a command on each node: its processes have the number of their node.
+
+    On SIGTERM, which its group has received as a whole, it waits for them, as srun does.
+    """
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
     options = list(itertools.takewhile(lambda each: each.startswith("--"), arguments))
     command = list(arguments[len(options) :])
     [nodes] = [int(each.partition("=")[2]) for each in options if each.startswith("--nodes=")]
