@@ -218,10 +218,15 @@ class Prepared:
         return next_runs(self.specs, self.folder, self.plan)
 
     def runs(self, specs: Sequence[RunSpec], programs: Programs) -> list[Run]:
-        """Copy the weights, and return the runs; the caller holds the lock of the folder."""
+        """Copy and convert the weights, and return the runs; the caller holds the folder's lock."""
         folder = self.folder
         folder.write(self.content, specs, self.findings.scores)
         copies = folder.copy_weights(self.inits)
+        computed = [
+            replace(spec, weights=copies[spec.init]) for spec in specs if spec.program != CHOOSE
+        ]
+        converted = programs.convert(computed, folder.converted)
+        weights = {spec.name: each for spec, each in zip(computed, converted, strict=True)}
         sizes = {spec.gpus for spec in specs}
         machines = {size: self.executor.machines(size) for size in sizes}
         runs = []
@@ -229,7 +234,7 @@ class Prepared:
             if spec.program == CHOOSE:
                 argv = choice_command(spec, folder.grid)
             else:
-                own = replace(spec, weights=copies[spec.init], config=folder.task_file(spec))
+                own = replace(spec, weights=weights[spec.name], config=folder.task_file(spec))
                 argv = programs.command(own, folder.folder_of(spec), machines[spec.gpus])
             runs.append(folder.run(spec, argv))
         return runs

@@ -160,7 +160,7 @@ def convert_in_memory(
     converted = dataclasses.replace(converted, contract=contract)
     encoder = "" if contract.encoder == "single" else f", {contract.encoder} encoder"
     note = (
-        f"MODEL.WEIGHTS converted in memory: {contract.source} checkpoint{encoder}, "
+        f"MODEL.WEIGHTS converted: {contract.source} checkpoint{encoder}, "
         f"{contract.architecture}, {len(converted.model) - found.filled} tensors; "
         f"features of one image {agreement(features)} to those of {found.reference}"
         + (f"; {check.text}" if check else "")

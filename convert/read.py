@@ -121,6 +121,9 @@ def object_messages(objects: Collection[str]) -> tuple[list[str], list[str]]:
     return notes if objects else [], warnings if harmful else []
 
 
+CONVERSION = "conversion"  # key of a converted file, see convert/write.py
+
+
 def is_converted(raw: Any) -> bool:
     """Return whether the contents are those of a file that convert_to_d2.py wrote."""
     return isinstance(raw, dict) and {"model", "__author__", "contract"} <= set(raw)

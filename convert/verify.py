@@ -8,6 +8,7 @@ used by detection to open converted weights.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,9 @@ from torch import Tensor, nn
 from convert.contract import InputContract
 from convert.families.base import LEFT_AT_INIT, Architecture, first_rule
 from convert.modeling.reference import TOLERANCE, fill_network, reference_features
-from convert.read import describe, format_keys, is_converted, read_file, to_tensor
+from convert.read import CONVERSION, describe, format_keys, is_converted, read_file, to_tensor
 from moco.common.command import converter
-from moco.common.errors import DataError, plural
+from moco.common.errors import DataError, format_value, plural, printable
 from moco.common.files import PathLike
 from moco.modeling import soundness
 from moco.modeling.soundness import fixed_image
@@ -36,6 +37,7 @@ class Converted:
         notes: Lines to show with results.
         origin: Notes about the origin of the weights, which `notes` has as well.
         path: File that the weights were read from.
+        sha256: SHA-256 of the checkpoint that `path` was converted from, if `path` records it.
     """
 
     model: dict[str, Tensor]
@@ -43,6 +45,7 @@ class Converted:
     notes: tuple[str, ...] = ()
     origin: tuple[str, ...] = ()
     path: Path | None = None
+    sha256: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,8 +86,34 @@ def read_converted(path: PathLike, raw: Any = None) -> Converted:
     values: dict[Any, Any] = raw["model"] if own else dict(raw["model"])
     model = {key: to_tensor(key, values.pop(key), str(path)) for key in list(values)}
     check_model(model, contract, str(path))
-    notes = ("BN statistics start at 0 and 1: they were folded",) if contract.bn_folded else ()
-    return Converted(model, contract, notes)
+    notes: tuple[str, ...] = ()
+    if contract.bn_folded:
+        notes = ("BN statistics start at 0 and 1: they were folded",)
+    if CONVERSION not in raw:
+        return Converted(model, contract, notes)
+    sha256, origin, notes = _read_conversion(raw[CONVERSION], str(path))
+    return Converted(model, contract, notes, origin, sha256=sha256)
+
+
+def _read_conversion(conversion: Any, where: str) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    """Return the SHA-256 of the source, its origin and the notes that `write` has recorded.
+
+    Raises:
+        DataError: If they are not those of a conversion.
+    """
+    parts = conversion if isinstance(conversion, dict) else {}
+    sha256, texts = parts.get("sha256"), []
+    if not isinstance(sha256, str) or not re.fullmatch("[0-9a-f]{64}", sha256):
+        raise DataError(
+            f"{where}: {CONVERSION}: sha256: got {format_value(sha256)}, expected 64 hex digits"
+        )
+    for name in ("origin", "notes"):
+        lines = parts.get(name)
+        if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+            got = format_value(lines)
+            raise DataError(f"{where}: {CONVERSION}: {name}: got {got}, expected a list of texts")
+        texts.append(tuple(map(printable, lines)))
+    return sha256, texts[0], texts[1]
 
 
 def build_backbone(contract: InputContract) -> nn.Module:

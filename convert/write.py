@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from convert.contract import IMAGENET_MEAN, IMAGENET_STD, InputContract, format_numbers
-from convert.read import read_file, to_tensor
+from convert.read import CONVERSION, read_file, to_tensor
 from moco.common.errors import UserError
 from moco.common.files import atomic_torch_save, atomic_write, open_file, write_error
 
@@ -33,13 +33,15 @@ SUFFIXES = {
 AUTHOR = "moco-transfer"
 
 
-def write(path: Path, converted: Converted, to: str) -> None:
+def write(path: Path, converted: Converted, to: str, sha256: str = "") -> None:
     """Write tensors to a new file in the format of its extension.
 
     Args:
         path: Output file.
         converted: Tensors and input contract.
         to: Naming scheme, "detectron2" or "torchvision".
+        sha256: SHA-256 of the source; a `.pth` with Detectron2's names then records the source, the
+            origin and the notes of the conversion, so that runs from the file report them.
 
     Raises:
         UserError: If torchvision has no such network, or the file cannot be written.
@@ -63,10 +65,13 @@ def write(path: Path, converted: Converted, to: str) -> None:
         "contract": contract.to_dict(),
     }
     if path.suffix == ".pth":
+        if sha256:
+            texts = {"origin": [*converted.origin], "notes": [*converted.notes]}
+            metadata[CONVERSION] = {"sha256": sha256, **texts}
         atomic_torch_save(path, {"model": model, **metadata})
     elif path.suffix == ".safetensors":
-        texts = {"__author__": AUTHOR, "contract": json.dumps(metadata["contract"])}
-        _write_safetensors(path, model, texts)
+        header = {"__author__": AUTHOR, "contract": json.dumps(metadata["contract"])}
+        _write_safetensors(path, model, header)
     else:
         content = {"model": {k: v.numpy() for k, v in model.items()}, **metadata}
         atomic_write(path, lambda file: pickle.dump(content, file, protocol=4))

@@ -3,6 +3,7 @@
 suite.json               requested content; every later call on this folder has to agree with it
 reachable.json           scores of perfect predictions on the tests, by `metric_sha256`
 inits/<name>.pth         copies of the weights, named after their inits
+inits/converted/<key>/<name>.pth    the same, converted for the detection runs of some tasks
 inits/<name>.knn.json    kNN accuracy during the pre-training whose checkpoints are inits
 runs/<task>/<init>/seed<k>-<id>/    see benchmarks/suites/runs.py
 grid/                    runs of the grids of --tune, and the files of the tuned tasks
@@ -78,6 +79,7 @@ class SuiteFolder:
         self.path = path = expand_home(path)
         self._marker = marker
         self.runs, self.grid, self.tables = path / "runs", path / "grid", path / "tables"
+        self.converted = path / "inits" / "converted"
 
     def run(self, spec: RunSpec, argv: Sequence[str] = ()) -> Run:
         """Return the run of a spec; a run without `argv` can be inspected, but not started."""

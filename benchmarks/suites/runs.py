@@ -360,6 +360,18 @@ class Programs:
         """Check the runs in a child process, see benchmarks/suites/checks.py."""
         return forkserver.call(check, list(specs), on_gpus, list(scored))
 
+    def convert(self, specs: Sequence[RunSpec], folder: Path) -> list[str]:
+        """Convert the weights of detection runs once for all of them, in a child process.
+
+        Args:
+            specs: Runs with the paths of the weights.
+            folder: Folder of the converted files.
+
+        Returns:
+            The weights of each run.
+        """
+        return forkserver.call(_convert, list(specs), folder)
+
     def command(self, spec: RunSpec, folder: Path, machines: int = 1) -> list[str]:
         """Return the command that starts or resumes a run.
 
@@ -395,6 +407,22 @@ class Programs:
         if spec.weights != RANDOM:
             program += ["--init", spec.init]
         return [sys.executable, *launcher, *program, *keys]
+
+
+def _convert(specs: Sequence[RunSpec], folder: Path) -> list[str]:
+    from detection.config.task import weights_options
+    from detection.config.weights import convert_once
+
+    known: dict[tuple[str, str, str], str] = {}  # the trials differ in the seed only
+    for spec in specs:
+        key = (spec.task, spec.engine, spec.init)
+        if spec.program not in _DETECTION:  # a classification needs more than the backbone
+            known[key] = spec.weights
+        elif key not in known:
+            opts = [*command_keys(spec), "MODEL.WEIGHTS", spec.weights]
+            options = weights_options(str(spec.config), opts, spec.engine)
+            known[key] = convert_once(spec.weights, folder, **options)
+    return [known[spec.task, spec.engine, spec.init] for spec in specs]
 
 
 def _unreadable(files: Sequence[Path]) -> dict[Path, str]:

@@ -293,6 +293,15 @@ def resolve_without_data(
     return _with_weights(_read_keys(config_file, opts, defaults), engine, num_processes)[0]
 
 
+def weights_options(
+    config_file: PathLike | None, opts: Sequence[str], engine: str
+) -> dict[str, str]:
+    """Return the options with which a task converts its weights; raise as `draft_task`."""
+    defaults = _engine_defaults(engine, explicit_keys(config_file, opts))
+    cfg = _read_keys(config_file, opts, defaults).cfg
+    return backbone_type(cfg.MODEL.BACKBONE.NAME).options(cfg)
+
+
 def _engine_defaults(engine: str, explicit: Collection[str]) -> CfgNode:
     return find_engine(engine).default_config(dense_pose="MODEL.DENSEPOSE_ON" in explicit)
 

@@ -8,6 +8,8 @@ randomly initialized network would be evaluated under the name of real weights.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from fvcore.common.config import CfgNode
 from convert.contract import IMAGENET_MEAN, IMAGENET_STD, InputContract
 from convert.convert_to_d2 import convert_in_memory
 from convert.read import digests, find_file, is_converted, read_file
+from convert.write import write
 from detection.config.keys import KEYS
 from detection.modeling.backbones import backbone_type, check_backbone
 from moco.common.cfgnode import flatten, read_yaml, same_value
@@ -121,8 +124,45 @@ def fit_to_detector(cfg: CfgNode, weights: Converted) -> Converted:
 
 
 def weights_sha256(weights: Converted | None) -> str | None:
-    """Return the SHA-256 of the file that MODEL.WEIGHTS names; None for random weights."""
-    return digests(weights.path)[0] if weights and weights.path else None
+    """Return the SHA-256 of the checkpoint that a run starts from; None for random weights.
+
+    It is that of the file that MODEL.WEIGHTS names, or of the source that `convert_once` recorded.
+    """
+    if weights is None or weights.path is None:
+        return None
+    return weights.sha256 or digests(weights.path)[0]
+
+
+def convert_once(weights: str, folder: Path, **options: str) -> str:
+    """Convert a checkpoint into a file for many runs, unless an earlier call has.
+
+    Args:
+        weights: Value of MODEL.WEIGHTS.
+        folder: Folder of the file, whose name is that of the weights.
+        options: See `BackboneType.options`; each set of options has a file of its own.
+
+    Returns:
+        The value of MODEL.WEIGHTS with which runs are equal, but do not convert and verify again:
+        the path of the file, or `weights` for random and for a converted file.
+
+    Raises:
+        UserError: See `read_weights`.
+        DataError: See `read_weights`.
+    """
+    if weights == RANDOM:
+        return weights
+    source = find_file(weights).path
+    sha256 = digests(source)[0]
+    key = hashlib.sha256(json.dumps([sha256, options], sort_keys=True).encode()).hexdigest()
+    path = folder / key[:8] / f"{init_name(weights)}.pth"
+    if path.is_file():
+        return str(path)
+    converted = read_weights(weights, **options)
+    if converted is None or not converted.origin:
+        return weights
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(path, converted, "detectron2", sha256)
+    return str(path)
 
 
 def apply_contract(

@@ -181,7 +181,9 @@ def _record(
     facts = provenance()
     if package := metric_package(task.test, task.cfg):
         facts["versions"][package] = metadata.version(package)
-    imports = {"imports": job.imports} if job.imports else {}
+    more: dict[str, Any] = {"imports": job.imports} if job.imports else {}
+    if task.weights and task.weights.sha256 and task.weights.path:
+        more |= {"converted_sha256": sha256_file(task.weights.path)}
     return RunRecord(
         kind="detection",
         task=task.name,
@@ -195,7 +197,7 @@ def _record(
         config_sha256=protocol_sha256(config),
         config=config,
         recipe=asdict(task.recipe),
-        provenance={**facts, "data": task.data, **imports},
+        provenance={**facts, "data": task.data, **more},
         notes=[*task.notes, *notes],
         warnings=[*task.warnings],
         seconds=round(seconds, 3),

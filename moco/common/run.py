@@ -188,7 +188,8 @@ class RunRecord:
         task: Name of the recipe or task, e.g. `faster_rcnn_R_50_C4_24k`.
         engine: `"detectron2"`, `"embedded"` or `"moco"`.
         init: Name of the initialization, e.g. `random` or the weights' file name.
-        weights_sha256: Hash of the converted file, or None.
+        weights_sha256: Hash of the file that MODEL.WEIGHTS names, in a suite of the file that its
+            init names; None for random weights.
         weights_source: Source that the file was converted from, or None.
         seed: `SEED`, which determines everything that is sampled.
         config_sha256: Hash of the protocol: every key except seed, folders, weights and devices.
@@ -319,7 +320,8 @@ def provenance() -> dict[str, Any]:
         the `source_sha256` of the code that runs; `git`, the revision or None; `hardware`: `cpu`,
         `cpu_threads` and the names of the `gpus`; `command`; `utc`. The
         trainings of `moco/` add `processes` and `images` (number and folder), those of `detection/`
-        add `data` (name and hash of each split) and `imports`.
+        add `data` (name and hash of each split), `imports`, and in a suite `converted_sha256`, the
+        hash of the file that it converted `weights_sha256` into.
     """
     import torch
 

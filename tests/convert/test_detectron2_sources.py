@@ -155,7 +155,7 @@ def test_in_memory_is_what_a_file_would_hold(
         for key, value in expected.model.items():
             assert torch.equal(converted.model[key], value)
         first, *rest = converted.notes
-        assert f"converted in memory: {report.contract.source} checkpoint" in first
+        assert f"converted: {report.contract.source} checkpoint" in first
         assert f"{report.mapped} tensors; features of one image bitwise equal" in first
         assert ("query encoder" in first) == (kind in ("official", "own"))
         assert rest == report.notes

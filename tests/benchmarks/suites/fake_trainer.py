@@ -63,6 +63,9 @@ class FakePrograms(Programs):
         fields = asdict(spec) | {"config": str(spec.config), "delay": self.delay}
         return [sys.executable, "-m", MODULE, str(folder), str(self.journal), json.dumps(fields)]
 
+    def convert(self, specs: Sequence[RunSpec], folder: Path) -> list[str]:
+        return [spec.weights for spec in specs]
+
     def choose_engines(self, wanted: str) -> tuple[str, ...]:
         return ("embedded",)
 

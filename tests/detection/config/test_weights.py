@@ -9,11 +9,11 @@ import torch
 
 from convert import write
 from detection.config.trained import apply_trained_config
-from detection.config.weights import read_weights
+from detection.config.weights import convert_once, read_weights, weights_sha256
 from detection.engine import launch
 from detection.train_net import main as train
 from moco.common import pretrained
-from moco.common.errors import NumericError, UserError
+from moco.common.errors import DataError, NumericError, UserError
 from moco.common.pretrained import find_remote, init_name
 from moco.common.run import read_record
 from tests.oracles.file_server import file_server
@@ -46,8 +46,41 @@ def test_a_checkpoint_is_converted_in_memory(r18_file, converted):
     assert result.model.keys() == converted.model.keys()
     for key, value in converted.model.items():
         assert torch.equal(result.model[key], value)
-    assert "converted in memory: torchvision checkpoint, ResNet-18, 100 tensors" in result.notes[0]
+    assert "converted: torchvision checkpoint, ResNet-18, 100 tensors" in result.notes[0]
     assert read_weights(str(r18_file)).notes == ()
+
+
+def test_a_conversion_is_kept_for_many_runs(r18_file, tmp_path):
+    """Runs from the file report what those from the checkpoint do: its hash, origin and notes."""
+    raw = r18_file.with_name("resnet18.pth")
+    kept = convert_once(str(raw), tmp_path)
+    alone, once = read_weights(str(raw)), read_weights(kept)
+    assert (once.contract, once.notes, once.origin) == (alone.contract, alone.notes, alone.origin)
+    assert all(torch.equal(once.model[key], value) for key, value in alone.model.items())
+    assert weights_sha256(once) == hashlib.sha256(raw.read_bytes()).hexdigest()
+    assert init_name(kept) == "resnet18" and Path(kept).is_relative_to(tmp_path)
+    written = Path(kept).stat().st_mtime_ns
+    assert convert_once(str(raw), tmp_path) == kept and Path(kept).stat().st_mtime_ns == written
+    assert convert_once(str(raw), tmp_path, stem="imagenet") != kept
+    assert [convert_once(each, tmp_path) for each in ("random", str(r18_file))] == [
+        "random",
+        str(r18_file),
+    ]
+
+
+@pytest.mark.parametrize(
+    "conversion",
+    [
+        None,
+        {"sha256": "../x", "origin": [], "notes": []},
+        {"sha256": "a" * 64, "origin": [1], "notes": []},
+    ],
+)
+def test_a_conversion_of_another_shape_is_refused(conversion, r18_file, tmp_path):
+    content = torch.load(r18_file, weights_only=True)
+    torch.save(content | {"conversion": conversion}, tmp_path / "bad.pth")
+    with pytest.raises(DataError, match=r"bad\.pth: conversion: "):
+        read_weights(str(tmp_path / "bad.pth"))
 
 
 @pytest.mark.parametrize(
