@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,8 +18,6 @@ os.environ["OMP_NUM_THREADS"] = os.environ.get("MOCO_TEST_THREADS", "1")
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 # A shell lets what it starts in the background ignore Ctrl-C, and so all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-if os.environ.get("MOCO_HIDE_DETECTRON2"):
-    sys.modules["detectron2"] = None  # type: ignore[assignment]  # importing it fails from here on
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
