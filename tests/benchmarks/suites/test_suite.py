@@ -25,6 +25,9 @@ NOT_THE_PAPERS = (
     "many_small",
     "real_small",
     "real_person",
+    "real_lite0",
+    "real_moco",
+    "real_gpu",
 )
 SUITES = sorted((ROOT / "configs" / "suites").glob("*.yaml"))
 ONE = {"random": Init("random", None)}
