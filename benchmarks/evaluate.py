@@ -2,8 +2,8 @@
 
 moco-transfer evaluate --data DIR --init mine=FILE --init random
 
-The command finds the layout of the dataset, a task that fits the weights, and a budget for the
-number of images, prints these choices, and runs the suite of this task with all options of
+The command finds the layout of the dataset, a task that fits the weights, and a budget for its
+classes and images, prints these choices, and runs the suite of this task with all options of
 `moco-transfer suite`; --dry-run stops before the runs. To know the hours, 20 iterations are timed
 once for a folder, unless the runs are computed elsewhere (--executor slurm, --plan).
 """
@@ -36,28 +36,35 @@ from moco.common.errors import UserError, echo, plural, run_cli
 from moco.common.files import expand_home
 from moco.common.shipped import display_name, resolve
 
-# Epochs, and limits of the iterations: a detector needs a minimum on any dataset, and more than the
-# schedule of the paper for VOC does not pay off.
-EPOCHS, LEAST, MOST = 50, 300, 24_000
+# Images of a schedule for each class, which random weights need to leave a floor of AP 0 (measured,
+# docs/guides/believable.md), and passes over the data; limits of the iterations: the most are those
+# of the paper for VOC.
+IMAGES_PER_CLASS, EPOCHS, LEAST, MOST = 1200, 4, 300, 24_000
+EVALUATIONS = 4  # in equal steps along the schedule, which show whether AP still rises
 DECAYS = (3 / 4, 11 / 12)  # of the schedule; VOC's are at 18k and 22k of 24k iterations
 SEEDS = 3
 
 
-def budget(images: int, batch: int, warmup: int, iterations: int | None = None) -> dict[str, Any]:
-    """Compute the keys of a schedule for a number of training images.
+def budget(
+    images: int, classes: int, batch: int, warmup: int, iterations: int | None = None
+) -> dict[str, Any]:
+    """Compute the keys of a schedule for a dataset.
 
     Args:
         images: Number of training images.
+        classes: Number of classes.
         batch: Images per iteration.
         warmup: Iterations of the task's warm-up, which is shortened to a tenth of the schedule.
-        iterations: Length of the schedule; None: follows from the number of images.
+        iterations: Length of the schedule; None: follows from the numbers of images and classes.
     """
     if iterations is None:
-        iterations = min(max(ceil(EPOCHS * images / batch), LEAST), MOST)
+        seen = max(IMAGES_PER_CLASS * classes, EPOCHS * images)
+        iterations = min(max(ceil(seen / batch), LEAST), MOST)
     return {
         "SOLVER.MAX_ITER": iterations,
         "SOLVER.STEPS": tuple(round(share * iterations) for share in DECAYS),
         "SOLVER.WARMUP_ITERS": min(warmup, iterations // 10),
+        "TEST.EVAL_PERIOD": max(iterations // EVALUATIONS, 1),
     }
 
 
@@ -100,20 +107,24 @@ def choose(
         chosen = [str(word) for pair in pairs for word in pair if word is not None]
         return load_task(file, chosen, EMBEDDED).cfg
 
-    cfg = load(without=budget(1, 1, 0))  # the steps of the task file may not fit the given length
+    cfg = load(
+        without=budget(1, 1, 1, 0)
+    )  # the steps of the task file may not fit the given length
     train = read_split(cfg.DATASETS.TRAIN[0], cfg)
-    images, length = len(train.records), dict(given).get("SOLVER.MAX_ITER") or ""
+    images, classes = len(train.records), len(train.classes)
+    length = dict(given).get("SOLVER.MAX_ITER") or ""
     iterations = int(length) if length.isdecimal() else None
-    keys |= budget(images, cfg.SOLVER.IMS_PER_BATCH, cfg.SOLVER.WARMUP_ITERS, iterations)
+    keys |= budget(images, classes, cfg.SOLVER.IMS_PER_BATCH, cfg.SOLVER.WARMUP_ITERS, iterations)
     cfg = load()
     solver = cfg.SOLVER
     epochs = solver.MAX_ITER * solver.IMS_PER_BATCH / images
     echo(
         f"data: {' '.join(map(' '.join, found.items()))}, {plural(images, 'training image')}, "
-        f"{plural(len(train.classes), 'class')}; evaluated on {', '.join(cfg.DATASETS.TEST)}",
+        f"{plural(classes, 'class')}; evaluated on {', '.join(cfg.DATASETS.TEST)}",
         f"task: {task or f'{display_name(example)}, the example for a {architecture}'}",
         f"budget: {solver.MAX_ITER} iterations of {solver.IMS_PER_BATCH} images, "
-        f"{epochs:.3g} epochs, steps at {tuple(solver.STEPS)}; --opts replaces any of it",
+        f"{epochs:.4g} epochs, steps at {tuple(solver.STEPS)}, evaluated every "
+        f"{cfg.TEST.EVAL_PERIOD}; --opts replaces any of it",
     )
     return file, keys
 

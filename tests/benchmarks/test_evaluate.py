@@ -145,19 +145,38 @@ def test_one_json_file_is_divided_first(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("images", "iterations", "steps", "warmup"),
+    ("images", "classes", "iterations", "steps", "warmup", "period"),
     [
-        (8, 300, (225, 275), 30),  # the least
-        (240, 3000, (2250, 2750), 50),  # 50 epochs of 60 iterations
-        (100_000, 24_000, (18_000, 22_000), 50),  # VOC's schedule
+        (8, 1, 300, (225, 275), 30, 75),  # the least
+        (120, 20, 6000, (4500, 5500), 50, 1500),  # many classes
+        (3000, 3, 3000, (2250, 2750), 50, 750),  # many images: four passes
+        (100_000, 1, 24_000, (18_000, 22_000), 50, 6000),  # VOC's schedule
     ],
 )
-def test_the_budget_follows_the_number_of_images(images, iterations, steps, warmup):
-    assert evaluate.budget(images, batch=4, warmup=50) == {
+def test_the_budget_follows_classes_and_images(images, classes, iterations, steps, warmup, period):
+    assert evaluate.budget(images, classes, batch=4, warmup=50) == {
         "SOLVER.MAX_ITER": iterations,
         "SOLVER.STEPS": steps,
         "SOLVER.WARMUP_ITERS": warmup,
+        "TEST.EVAL_PERIOD": period,
     }
+
+
+@pytest.mark.parametrize(
+    ("folder", "iterations"),
+    [
+        ("raccoon", 300),
+        ("voc07_person", 354),
+        ("bccd", 900),
+        ("facemask", 900),
+        ("chess_pieces", 3900),
+        ("voc07_1200", 6000),
+    ],
+)
+def test_the_budgets_of_real_datasets(folder, iterations, weights, shared_data, capsys):
+    """Those of docs/guides/believable.md."""
+    evaluate.choose(shared_data / folder, str(weights), None)
+    assert f"budget: {iterations} iterations of 4 images, " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -249,7 +268,7 @@ def test_random_weights_alone_choose_no_task(tmp_path):
     [
         (["SOLVER.MAX_ITER", "400"], 400, (300, 367)),
         (["SOLVER.MAX_ITER=400", "SOLVER.STEPS", "(100,)"], 400, (100,)),
-        (["SOLVER.IMS_PER_BATCH", "2"], 300, (225, 275)),
+        (["SOLVER.IMS_PER_BATCH", "2"], 4200, (3150, 3850)),
     ],
 )
 def test_the_printed_budget_is_what_is_run(tmp_path, weights, capsys, opts, iterations, steps):
@@ -261,7 +280,7 @@ def test_the_printed_budget_is_what_is_run(tmp_path, weights, capsys, opts, iter
     solver = load_task(file, pairs, "embedded").cfg.SOLVER
     assert (solver.MAX_ITER, tuple(solver.STEPS)) == (iterations, steps)
     expected = f"budget: {iterations} iterations of {solver.IMS_PER_BATCH} images, "
-    assert expected in shown and f"steps at {steps};" in shown
+    assert expected in shown and f"steps at {steps}, evaluated every" in shown
 
 
 @pytest.mark.parametrize("where", [["--plan", "plan.json"], ["--executor", "slurm", "--dry-run"]])
@@ -358,7 +377,7 @@ def test_from_a_folder_to_a_table(tmp_path, weights, capsys, monkeypatch):
     shown = capsys.readouterr().out
     assert "data: DATASETS.VOC_DIR scenes, 8 training images, 8 classes" in shown
     assert "faster_rcnn_R_18_C4_small" in shown and "no run was started" in shown
-    assert "budget: 300 iterations of 4 images, 150 epochs" in shown
+    assert "budget: 2400 iterations of 4 images, 1200 epochs" in shown
     assert not (tmp_path / "output").exists()
     short = ["SOLVER.MAX_ITER", "4", "SOLVER.STEPS", "(2, 3)", "SOLVER.WARMUP_ITERS", "1"]
     short += ["TEST.PRECISE_BN.NUM_ITER", "1", "INPUT.MIN_SIZE_TRAIN", "(64,)"]
