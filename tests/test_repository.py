@@ -14,9 +14,9 @@ PACKAGES = ("moco", "convert", "detection", "benchmarks", "moco_transfer")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 
-# Rooms of a package, from the top floor to the lowest. "" are the commands; rooms on one floor do
-# not import each other.
-FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
+# Layers of a package, from the top to the lowest, each with its subpackages. "" are the commands;
+# subpackages of one layer do not import each other.
+LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "moco": (
         ("",),
         ("pretraining", "classification"),
@@ -65,12 +65,11 @@ def imported_modules(path: Path) -> set[str]:
     }
 
 
-def room_of(module: str) -> tuple[str, str]:
-    """Return package and room of a module, the room "" for a file directly in a package."""
+def subpackage_of(module: str) -> tuple[str, str]:
+    """Return package and subpackage of a module, "" for a file directly in a package."""
     package, _, rest = module.partition(".")
-    room = rest.partition(".")[0]
-    is_room = (ROOT / package / room).is_dir() if room else False
-    return package, room if is_room else ""
+    first = rest.partition(".")[0]
+    return package, first if first and (ROOT / package / first).is_dir() else ""
 
 
 # The doctor's command hands the doctor the score of perfect predictions, and the commands of moco/
@@ -82,20 +81,19 @@ AT_THE_EDGE = {
 
 
 def test_imports_point_one_way():
-    """The face → benchmarks → detection → convert → moco; in a package from floor to floor."""
+    """The face → benchmarks → detection → convert → moco; in a package from layer to layer."""
     for path in SOURCES:
-        package, room = room_of(module_name(path))
-        floors = FLOORS.get(package, ())
-        floor = next((i for i, rooms in enumerate(floors) if room in rooms), None)
-        for name in imported_modules(path) - AT_THE_EDGE.get((package, room), set()):
-            their_package, their_room = room_of(name)
+        package, subpackage = subpackage_of(module_name(path))
+        layers = LAYERS.get(package, ())
+        layer = next((i for i, names in enumerate(layers) if subpackage in names), None)
+        for name in imported_modules(path) - AT_THE_EDGE.get((package, subpackage), set()):
+            their_package, theirs = subpackage_of(name)
             wrong = f"{path.relative_to(ROOT)} imports {name}"
             assert PACKAGES.index(their_package) <= PACKAGES.index(package), wrong
             if name == package:  # its `__init__.py`, which imports nothing
                 continue
-            if their_package == package and floor is not None and their_room != room:
-                theirs = next(i for i, rooms in enumerate(floors) if their_room in rooms)
-                assert theirs > floor, wrong
+            if their_package == package and layer is not None and theirs != subpackage:
+                assert next(i for i, names in enumerate(layers) if theirs in names) > layer, wrong
 
 
 # Words that begin a fragment, which only its writer understands; and, of a function, a noun phrase.
