@@ -96,28 +96,6 @@ def test_imports_point_one_way():
                 assert next(i for i, names in enumerate(layers) if theirs in names) > layer, wrong
 
 
-# Words that begin a fragment, which only its writer understands; and, of a function, a noun phrase.
-FRAGMENT = re.compile(
-    r"(Of|What|Who|Whose|By|As|The same|Whether|How|Where|When|Which|That|If|From|With|For|In|On"
-    r"|At|To|So)[ ,]"
-)
-NOUN_PHRASE = re.compile(r"(An?|The|All|Each|Every|Its?|This|These|One|No)\b")
-
-
-def test_docstrings_begin_as_sentences():
-    """Ruff's D401 finds verbs in the wrong mood, and this what has none."""
-    for path in (path for path in SOURCES if path.name.endswith(".py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-                continue
-            text = ast.get_docstring(node) or ""
-            where = f"{path.relative_to(ROOT)}: {text[:60]!r}"
-            assert not FRAGMENT.match(text), where
-            if isinstance(node, ast.FunctionDef):
-                named = any("property" in ast.unparse(each) for each in node.decorator_list)
-                assert named or not NOUN_PHRASE.match(text), where
-
-
 # Stages of a conversion, and the commands after them: each imports only what is before it.
 STAGES = [
     "families",
