@@ -28,7 +28,6 @@ from moco.modeling.encoder import EncoderSpec, build_encoder, load_backbone
 from tests.oracles.checkpoints import official, official_names, own
 from tests.oracles.resnets import make_resnet
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 IMAGENET_MEAN, IMAGENET_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 
 Save = Callable[..., Path]
