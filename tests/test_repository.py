@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -43,10 +44,21 @@ def module_name(path: Path) -> str:
 MODULES = {module_name(path): path for path in SOURCES}
 
 
+@cache
+def text_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(text_of(path))
+
+
+@cache
 def imported_names(path: Path) -> set[str]:
     """Dotted names that a file imports anywhere, inside functions too."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -158,7 +170,7 @@ def test_no_file_is_long():
     data = {ROOT / table for table in tables}
     for path in {*SOURCES, *(ROOT / "tests").rglob("*.py")} - data:
         limit = 900 if path.parent == ROOT / "convert" / "families" else 700  # a family is one file
-        lines = len(path.read_text().splitlines())
+        lines = len(text_of(path).splitlines())
         assert lines <= limit, f"{path.relative_to(ROOT)} has {lines} lines"
 
 
@@ -193,7 +205,7 @@ def test_nothing_that_could_run_a_files_content(pattern):
         pattern = r"(?<![.\w])(eval|exec)\("  # model.eval() is another thing
     own = {ROOT / "detection/data/records.py"}  # reads what it has just packed, no file
     for path in SOURCES:
-        found = re.search(pattern, path.read_text())
+        found = re.search(pattern, text_of(path))
         assert not found or (path in own and "pickle" in pattern), path.relative_to(ROOT)
 
 
@@ -222,7 +234,7 @@ ONE_FUNCTION = {
 def test_one_function_does_it(pattern):
     own = {ROOT / name for name in ONE_FUNCTION[pattern]}
     for path in SOURCES:
-        found = re.search(pattern, path.read_text())
+        found = re.search(pattern, text_of(path))
         assert bool(found) == (path in own), f"{path.relative_to(ROOT)}: {found}"
 
 
@@ -260,7 +272,7 @@ def test_no_decision_reads_the_text_of_an_error():
     assert len(_texts_that_decide(ast.parse(code))) == 2
     own = {ROOT / name for name in OTHERS_TEXT}
     for path in SOURCES:
-        found = _texts_that_decide(ast.parse(path.read_text()))
+        found = _texts_that_decide(tree_of(path))
         assert not found or path in own, f"{path.relative_to(ROOT)}:{found[0].lineno}"
 
 
@@ -268,7 +280,7 @@ def test_parsed_arguments_stay_in_their_file():
     """Options are dataclasses; `detection.d2.config.setup` takes what Detectron2's own does."""
     own = {ROOT / "detection" / "d2" / "config.py"}
     for path in SOURCES:
-        tree = ast.parse(path.read_text())
+        tree = tree_of(path)
         public = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name != "main"]
         passed = [n for n in public if "argparse.Namespace" in ast.unparse(n.args)]
         parses = "build_parser" in {n.name for n in public}
@@ -281,7 +293,7 @@ def test_every_declared_deviation_is_in_the_list():
     """Deviations from the paper are declared at the line and listed in docs/deviations.md."""
     listed = (ROOT / "docs" / "deviations.md").read_text()
     for path in SOURCES:
-        if "Deviation:" in path.read_text():
+        if "Deviation:" in text_of(path):
             assert f"`{path.relative_to(ROOT)}`" in listed, path.relative_to(ROOT)
     for name in re.findall(
         r"^\| `((?:moco|convert|detection|benchmarks)/[\w/]+\.py)`", listed, re.M
