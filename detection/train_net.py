@@ -239,7 +239,7 @@ def choose_engine(wanted: str) -> tuple[str, str]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # Detectron2's own source causes them.
-            import detection.d2  # noqa: F401  # the only room that imports detectron2
+            import detection.d2  # noqa: F401  # the only package that imports detectron2
     except Exception as error:  # A broken installation may raise anything.
         if wanted == "detectron2":
             raise UserError(

@@ -1,7 +1,7 @@
 """MkDocs hooks: the parts of the site that are generated from the code when it is built.
 
 A comment `<!-- generated: NAME -->` in a page is replaced by what `GENERATED[NAME]` returns, each
-room of a package gets a page of its API, each bundle of results/ its report, and CHANGELOG.md and
+subpackage gets a page of its API, each bundle of results/ its report, and CHANGELOG.md and
 CONTRIBUTING.md become pages.
 """
 
@@ -64,7 +64,7 @@ _LONG_CODE = re.compile(r"(?<=<code>)[^<\n]{16,}(?=</code>)")
 def on_config(config: "MkDocsConfig") -> "MkDocsConfig":
     """List the API's pages in the navigation, below the entry of reference/api/index.md."""
     [reference] = [entry["Reference"] for entry in config.nav or () if "Reference" in entry]
-    pages = [{room.replace("/", "."): page} for room, page in api_pages().items()]
+    pages = [{folder.replace("/", "."): page} for folder, page in api_pages().items()]
     reference[-1] = {"Python API": ["reference/api/index.md", *pages]}
     return config
 
@@ -73,7 +73,7 @@ def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
     """Add the pages that are not files below docs/."""
     from mkdocs.structure.files import File
 
-    pages = {page: api_page(room) for room, page in api_pages().items()}
+    pages = {page: api_page(folder) for folder, page in api_pages().items()}
     for page, name in TOP_LEVEL.items():
         pages[page] = (ROOT / name).read_text().replace("](docs/", "](")
     for shared, report in _reports().values():
@@ -98,19 +98,19 @@ def on_page_content(content: str, **_: Any) -> str:
 
 
 def api_pages() -> dict[str, str]:
-    """Return each room's page by folder: `{"moco/data": "reference/api/moco.data.md"}`."""
-    rooms = [
+    """Return each package's page by folder: `{"moco/data": "reference/api/moco.data.md"}`."""
+    folders = [
         path.parent.relative_to(ROOT).as_posix()
         for package in PACKAGES
         for path in sorted((ROOT / package).rglob("__init__.py"))
     ]
-    return {r: f"reference/api/{r.replace('/', '.')}.md" for r in rooms if r not in NO_API}
+    return {r: f"reference/api/{r.replace('/', '.')}.md" for r in folders if r not in NO_API}
 
 
-def api_page(room: str) -> str:
-    """Return a room's docstring and its modules in mkdocstrings' notation."""
-    names = [path.stem for path in sorted((ROOT / room).glob("*.py"))]
-    name = room.replace("/", ".")
+def api_page(folder: str) -> str:
+    """Return a package's docstring and its modules in mkdocstrings' notation."""
+    names = [path.stem for path in sorted((ROOT / folder).glob("*.py"))]
+    name = folder.replace("/", ".")
     modules = [f"::: {name}.{module}" for module in names if not module.startswith("_")]
     package = f"::: {name}\n    options: {{show_root_heading: false, show_root_toc_entry: false}}"
     # In the search, what the guides and the other references say comes first.

@@ -13,8 +13,8 @@ from moco.common.distributed import usable_cores
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    for room in ("moco", "convert", "detection", "benchmarks")
-    for path in (ROOT / room).rglob("*.py")
+    for package in ("moco", "convert", "detection", "benchmarks")
+    for path in (ROOT / package).rglob("*.py")
     if "run_cli(main)" in path.read_text()
 )
 # What torch and others need of these, they have imported before.
@@ -64,8 +64,8 @@ def test_every_module_is_imported_without_posix_names():
     code = f"""{WITHOUT_POSIX}
 import importlib
 from pathlib import Path
-for room in ("moco", "convert", "detection", "benchmarks"):
-    for path in sorted(Path(room).rglob("*.py")):
+for package in ("moco", "convert", "detection", "benchmarks"):
+    for path in sorted(Path(package).rglob("*.py")):
         name = ".".join(path.with_suffix("").parts)
         try:
             importlib.import_module(name.removesuffix(".__init__"))

@@ -53,7 +53,7 @@ PRIVATE = (
 # What only looks private: the methods of named tuples and enumerations.
 PUBLIC = {"_replace", "_asdict", "_fields", "_make", "_generate_next_value_"}
 LISTED = {(file, name) for _, name, file in PRIVATE}
-PRODUCT = [path for room in PACKAGES for path in sorted((ROOT / room).rglob("*.py"))]
+PRODUCT = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 
 
 def is_private(name: str) -> bool:

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,9 @@ PACKAGES = ("moco", "convert", "detection", "benchmarks", "moco_transfer")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 
-# Rooms of a package, from the top floor to the lowest. "" are the commands; rooms on one floor do
-# not import each other.
-FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
+# Layers of a package, from the top to the lowest, each with its subpackages. "" are the commands;
+# subpackages of one layer do not import each other.
+LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "moco": (
         ("",),
         ("pretraining", "classification"),
@@ -43,10 +44,21 @@ def module_name(path: Path) -> str:
 MODULES = {module_name(path): path for path in SOURCES}
 
 
+@cache
+def text_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(text_of(path))
+
+
+@cache
 def imported_names(path: Path) -> set[str]:
     """Dotted names that a file imports anywhere, inside functions too."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -65,12 +77,11 @@ def imported_modules(path: Path) -> set[str]:
     }
 
 
-def room_of(module: str) -> tuple[str, str]:
-    """Return package and room of a module, the room "" for a file directly in a package."""
+def subpackage_of(module: str) -> tuple[str, str]:
+    """Return package and subpackage of a module, "" for a file directly in a package."""
     package, _, rest = module.partition(".")
-    room = rest.partition(".")[0]
-    is_room = (ROOT / package / room).is_dir() if room else False
-    return package, room if is_room else ""
+    first = rest.partition(".")[0]
+    return package, first if first and (ROOT / package / first).is_dir() else ""
 
 
 # The doctor's command hands the doctor the score of perfect predictions, and the commands of moco/
@@ -82,42 +93,19 @@ AT_THE_EDGE = {
 
 
 def test_imports_point_one_way():
-    """The face → benchmarks → detection → convert → moco; in a package from floor to floor."""
+    """The face → benchmarks → detection → convert → moco; in a package from layer to layer."""
     for path in SOURCES:
-        package, room = room_of(module_name(path))
-        floors = FLOORS.get(package, ())
-        floor = next((i for i, rooms in enumerate(floors) if room in rooms), None)
-        for name in imported_modules(path) - AT_THE_EDGE.get((package, room), set()):
-            their_package, their_room = room_of(name)
+        package, subpackage = subpackage_of(module_name(path))
+        layers = LAYERS.get(package, ())
+        layer = next((i for i, names in enumerate(layers) if subpackage in names), None)
+        for name in imported_modules(path) - AT_THE_EDGE.get((package, subpackage), set()):
+            their_package, theirs = subpackage_of(name)
             wrong = f"{path.relative_to(ROOT)} imports {name}"
             assert PACKAGES.index(their_package) <= PACKAGES.index(package), wrong
             if name == package:  # its `__init__.py`, which imports nothing
                 continue
-            if their_package == package and floor is not None and their_room != room:
-                theirs = next(i for i, rooms in enumerate(floors) if their_room in rooms)
-                assert theirs > floor, wrong
-
-
-# Words that begin a fragment, which only its writer understands; and, of a function, a noun phrase.
-FRAGMENT = re.compile(
-    r"(Of|What|Who|Whose|By|As|The same|Whether|How|Where|When|Which|That|If|From|With|For|In|On"
-    r"|At|To|So)[ ,]"
-)
-NOUN_PHRASE = re.compile(r"(An?|The|All|Each|Every|Its?|This|These|One|No)\b")
-
-
-def test_docstrings_begin_as_sentences():
-    """Ruff's D401 finds verbs in the wrong mood, and this what has none."""
-    for path in (path for path in SOURCES if path.name.endswith(".py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-                continue
-            text = ast.get_docstring(node) or ""
-            where = f"{path.relative_to(ROOT)}: {text[:60]!r}"
-            assert not FRAGMENT.match(text), where
-            if isinstance(node, ast.FunctionDef):
-                named = any("property" in ast.unparse(each) for each in node.decorator_list)
-                assert named or not NOUN_PHRASE.match(text), where
+            if their_package == package and layer is not None and theirs != subpackage:
+                assert next(i for i, names in enumerate(layers) if theirs in names) > layer, wrong
 
 
 # Stages of a conversion, and the commands after them: each imports only what is before it.
@@ -182,7 +170,7 @@ def test_no_file_is_long():
     data = {ROOT / table for table in tables}
     for path in {*SOURCES, *(ROOT / "tests").rglob("*.py")} - data:
         limit = 900 if path.parent == ROOT / "convert" / "families" else 700  # a family is one file
-        lines = len(path.read_text().splitlines())
+        lines = len(text_of(path).splitlines())
         assert lines <= limit, f"{path.relative_to(ROOT)} has {lines} lines"
 
 
@@ -217,7 +205,7 @@ def test_nothing_that_could_run_a_files_content(pattern):
         pattern = r"(?<![.\w])(eval|exec)\("  # model.eval() is another thing
     own = {ROOT / "detection/data/records.py"}  # reads what it has just packed, no file
     for path in SOURCES:
-        found = re.search(pattern, path.read_text())
+        found = re.search(pattern, text_of(path))
         assert not found or (path in own and "pickle" in pattern), path.relative_to(ROOT)
 
 
@@ -246,7 +234,7 @@ ONE_FUNCTION = {
 def test_one_function_does_it(pattern):
     own = {ROOT / name for name in ONE_FUNCTION[pattern]}
     for path in SOURCES:
-        found = re.search(pattern, path.read_text())
+        found = re.search(pattern, text_of(path))
         assert bool(found) == (path in own), f"{path.relative_to(ROOT)}: {found}"
 
 
@@ -284,7 +272,7 @@ def test_no_decision_reads_the_text_of_an_error():
     assert len(_texts_that_decide(ast.parse(code))) == 2
     own = {ROOT / name for name in OTHERS_TEXT}
     for path in SOURCES:
-        found = _texts_that_decide(ast.parse(path.read_text()))
+        found = _texts_that_decide(tree_of(path))
         assert not found or path in own, f"{path.relative_to(ROOT)}:{found[0].lineno}"
 
 
@@ -292,7 +280,7 @@ def test_parsed_arguments_stay_in_their_file():
     """Options are dataclasses; `detection.d2.config.setup` takes what Detectron2's own does."""
     own = {ROOT / "detection" / "d2" / "config.py"}
     for path in SOURCES:
-        tree = ast.parse(path.read_text())
+        tree = tree_of(path)
         public = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name != "main"]
         passed = [n for n in public if "argparse.Namespace" in ast.unparse(n.args)]
         parses = "build_parser" in {n.name for n in public}
@@ -305,7 +293,7 @@ def test_every_declared_deviation_is_in_the_list():
     """Deviations from the paper are declared at the line and listed in docs/deviations.md."""
     listed = (ROOT / "docs" / "deviations.md").read_text()
     for path in SOURCES:
-        if "Deviation:" in path.read_text():
+        if "Deviation:" in text_of(path):
             assert f"`{path.relative_to(ROOT)}`" in listed, path.relative_to(ROOT)
     for name in re.findall(
         r"^\| `((?:moco|convert|detection|benchmarks)/[\w/]+\.py)`", listed, re.M

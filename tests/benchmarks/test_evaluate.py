@@ -336,7 +336,7 @@ def test_each_executor(tmp_path, weights, capsys, monkeypatch, executor):
     assert {"table.md", "table.html"} <= set(lab.tables())
 
 
-@pytest.mark.parametrize("place", ["inside", "beside"])
+@pytest.mark.parametrize("place", ["inside", pytest.param("beside", marks=pytest.mark.slow)])
 def test_a_folder_with_a_blank_and_its_own_output(tmp_path, weights, capsys, monkeypatch, place):
     """The output is in the folder of the data, which the same command continues."""
     data = tmp_path / "my données (1)"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,6 @@ from moco.modeling.encoder import EncoderSpec, build_encoder, load_backbone
 from tests.oracles.checkpoints import official, official_names, own
 from tests.oracles.resnets import make_resnet
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 IMAGENET_MEAN, IMAGENET_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 
 Save = Callable[..., Path]
@@ -70,24 +67,6 @@ def test_official_moco(version: int, suffix: str, save: Save, tmp_path: Path) ->
     assert contract.source_sha256 == sha256_file(src)
     assert report.epoch == 200
     assert report.head == {1: "linear head", 2: "MLP head"}[version]
-    assert report.mapped == len(converted.model) == 100
-    head = {1: 2, 2: 4}[version]
-    assert report.dropped == {
-        "batch counter": 20,
-        "head": head,
-        "key encoder": 120 + head,
-        "queue": 2,
-        "training record": 2,
-        "optimizer": 1,
-    }
-    assert report.left == {"batch counter": 20}
-    assert {name: check.stride for name, check in report.features.items()} == {
-        "stem": 4,
-        "res2": 4,
-        "res3": 8,
-        "res4": 16,
-        "res5": 32,
-    }
     assert all(check.bitwise and check.max_abs_diff == 0 for check in report.features.values())
     assert report.output_sha256 == sha256_file(dst)
 
@@ -124,9 +103,7 @@ def test_pkl_is_the_official_converters_and_numpy_only(save: Save, tmp_path: Pat
         ("resnext50_32x8d", "imagenet", 0.25),
     ],
 )
-def test_what_the_pretraining_room_really_writes(
-    arch: str, stem: str, width: float, tmp_path: Path
-) -> None:
+def test_what_pretraining_really_writes(arch: str, stem: str, width: float, tmp_path: Path) -> None:
     spec = EncoderSpec(arch, stem, width)
     encoder = build_encoder(spec, dim=16, mlp=True, bn_splits=2)
     encoder.to(memory_format=torch.channels_last)
@@ -287,35 +264,3 @@ def test_features_that_are_not_finite(converted_before: Path, save: Save, tmp_pa
     assert_fails_without_a_trace(
         src, tmp_path, "failed at res4 of .*: the source's own features are not"
     )
-
-
-@pytest.mark.slow
-def test_a_full_disk_names_the_file_and_keeps_the_old_one(
-    converted_before: Path, tmp_path: Path
-) -> None:
-    code = (
-        "import resource, sys; import torch, convert.verify\n"
-        "from convert.convert_to_d2 import main\n"
-        "from moco.common.errors import UserError\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
-        "for name in sys.argv[2:]:\n"
-        "    try: main([sys.argv[1], name])\n"
-        "    except UserError as error: print(type(error).__name__, error)"
-    )
-    before = (tmp_path / "old.pth").read_bytes()
-    files = sorted(tmp_path.rglob("*"))
-    outputs = [
-        str(tmp_path / name) for name in ("old.pth", "new.pth", "new.pkl", "new.safetensors")
-    ]
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(converted_before), *outputs],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    lines = [line for line in done.stdout.splitlines() if not line.startswith("reading ")]
-    assert len(lines) == 4, done.stderr
-    for line, output in zip(lines, outputs, strict=True):
-        assert line.startswith("UserError cannot write") and Path(output).name in line
-    assert (tmp_path / "old.pth").read_bytes() == before
-    assert sorted(tmp_path.rglob("*")) == files

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from torchvision.models import convnext as tv
 
 from convert.contract import InputContract
 from convert.convert_to_d2 import convert_file
@@ -49,17 +48,6 @@ def officially(state: dict[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
         )
         renamed[prefix + name] = value[None, None, None] if ".grn." in name else value
     return renamed
-
-
-def in_torchvision() -> tuple[tv.ConvNeXt, dict[str, Tensor]]:
-    """Torchvision's own network of SMALL's shape, and its random tensors."""
-    dims = [*SMALL.dims, None]
-    settings = [tv.CNBlockConfig(dims[i], dims[i + 1], SMALL.depths[i]) for i in range(4)]  # type: ignore[arg-type]
-    net = tv.ConvNeXt(settings, num_classes=5)
-    generator = torch.Generator().manual_seed(0)
-    for value in net.state_dict().values():
-        value.copy_(0.3 * torch.randn(value.shape, generator=generator))
-    return net.eval(), net.state_dict()
 
 
 @pytest.mark.parametrize("architecture", [SMALL, V2], ids=str)
@@ -106,21 +94,6 @@ def test_official_names(architecture: ConvNeXtArchitecture) -> None:
     assert found.state.keys() == {key for key in state if TIMM.own(key)}
     assert all(torch.equal(value, state[key]) for key, value in found.state.items())
     assert not found.warnings
-
-
-def test_torchvisions_network(tmp_path: Path) -> None:
-    net, state = in_torchvision()
-    torch.save(state, tmp_path / "a.file")
-    report = convert_file(tmp_path / "a.file", tmp_path / "out.safetensors")
-    converted = read_converted(tmp_path / "out.safetensors")
-    assert (converted.contract.source, converted.contract.architecture) == ("torchvision", SMALL)
-    assert report.dropped == {"final norm": 2, "head": 2}
-    assert max(check.max_abs_diff for check in report.features.values()) == 0
-    own = ConvNeXt(SMALL)
-    own.load_state_dict(converted.model)
-    image = fixed_image((64, 64))
-    with torch.no_grad():
-        torch.testing.assert_close(own.eval()(image)["res5"], net.features(image))
 
 
 def test_names_and_their_inverse() -> None:

@@ -6,8 +6,6 @@ import contextlib
 import os
 import pickle
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,9 +18,7 @@ from convert.inspect_file import inspect_file
 from convert.verify import read_converted
 from moco.common.errors import DataError, UserError
 from tests.oracles.checkpoints import official, own
-from tests.oracles.payloads import ASLEEP, HOWS, WRITERS, Payload, as_tar, as_zip, corpus, harmless
-
-ROOT = Path(__file__).resolve().parent.parent.parent
+from tests.oracles.payloads import ASLEEP, HOWS, WRITERS, Payload, as_tar, corpus, harmless
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 5])
@@ -96,18 +92,3 @@ def test_a_payload_in_the_optimizer_of_a_good_checkpoint(save: Any, tmp_path: Pa
         report = convert_file(save(checkpoint), tmp_path / "out.pth")
         assert any(".open" in line for line in report.warnings), "it names what the file asks for"
     assert not marker.exists()
-
-
-@pytest.mark.slow
-def test_the_command_line_refuses_in_one_line(tmp_path: Path) -> None:
-    as_zip(Payload(tmp_path / "marker", "reduce"), tmp_path / "x.pth", 2)
-    done = subprocess.run(
-        [sys.executable, "convert/convert_to_d2.py", tmp_path / "x.pth", tmp_path / "out.pth"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == DataError.exit_code
-    assert len(done.stderr.splitlines()) == 1
-    assert done.stderr.startswith(f"error: {tmp_path / 'x.pth'}: ")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["x.pth"]

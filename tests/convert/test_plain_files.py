@@ -66,14 +66,6 @@ def test_objects_of_any_class_are_listed(save: Save, tmp_path: Path) -> None:
     assert all(torch.equal(a[key], b[key]) for key in a)
 
 
-def test_a_whole_module_has_a_sentence_of_its_own(save: Save) -> None:
-    for content in (make_resnet(), {"state_dict": make_resnet()}):
-        src = save(content)
-        assert "ResNet" in inspect_file(src)
-        with pytest.raises(DataError, match=r"a whole module.* of the class torchvision"):
-            convert_file(src, src.parent / "out.pth")
-
-
 def test_marks_of_another_type() -> None:
     state = make_resnet().state_dict()
     for value in (np.ones(3), torch.ones(3), ["moco-transfer/1"]):

@@ -43,7 +43,10 @@ def test_the_index_has_every_network() -> None:
 
 
 @same_timm
-@pytest.mark.parametrize("name", SPREAD)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(x, marks=[pytest.mark.slow] if i % 6 else []) for i, x in enumerate(SPREAD)],
+)
 def test_lines_are_those_of_the_installed_timm(name: str) -> None:
     row, shapes = index().rows[name], shapes_of(whole_network(name))
     assert tuple(digests(shapes, index().classifiers)) == row[:3]

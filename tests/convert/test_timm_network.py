@@ -233,6 +233,7 @@ def converted(file: Path, tmp_path: Path, **options: Any) -> tuple[str, nn.Modul
     return report.text(), net.eval()
 
 
+@pytest.mark.slow
 def test_as_timm_takes_the_network_from_its_family(tmp_path: Path) -> None:
     """The family drops the class token; timm's own network has it in every block."""
     name = "deit_tiny_patch16_224"

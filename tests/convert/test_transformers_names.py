@@ -44,7 +44,7 @@ def assert_equal(made: list[Tensor], expected: list[Tensor]) -> None:
         torch.testing.assert_close(value, other, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("head", [False, True])
+@pytest.mark.parametrize("head", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(
     ("config", "depth"),
     [({"layer_type": "basic"}, 18), ({}, 50), ({"downsample_in_bottleneck": True}, 50)],

@@ -75,6 +75,7 @@ def test_convert_and_inspect(
     assert read_converted(tmp_path / "r18.pth").contract.source == "torchvision"
 
 
+@pytest.mark.slow
 def test_knn_with_weights_by_name(served: Served, tmp_path: Path) -> None:
     data = write_labeled(tmp_path / "data", {"train": (2, 2, 2), "val": (2, 2, 2)})
     output = tmp_path / "knn"

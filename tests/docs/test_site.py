@@ -54,20 +54,6 @@ def test_every_key_is_described():
     assert all(key.doc.endswith(".") for key in keys if key.doc)
 
 
-def test_a_rows_description_is_in_the_reference():
-    page = hooks.config_keys()
-    for said in (
-        "`SOLVER.BASE_LR` *float* = `0.001`\n\n    Learning rate for a batch of IMS_PER_BATCH. "
-        "Range: more than 0.\n",
-        "`MODEL.RPN.SMOOTH_L1_BETA` *float* = `0.0`\n\n    Error at which the smooth L1 "
-        "box loss changes from quadratic to linear; 0 = L1.\n",
-        " On the embedded engine: `'sum'`, `'avg'`.\n",
-        " Choices: `'linear'`, `'constant'`.\n",
-        "`FLOAT32_PRECISION` *str* = `''`\n\n    \n",
-    ):
-        assert said in page
-
-
 def test_defaults_are_those_of_each_command():
     page = hooks.config_keys()
     assert (

@@ -1,11 +1,12 @@
-"""Pages of a fixed report in every format: rows, notes, evidence, provenance, the paper's numbers.
+"""Numbers and links of a fixed report in every format: rows, evidence, provenance, the paper's.
 
     python -m tests.golden.regenerate_report
 
-writes the files of each renderer into report/ next to this file. Run it only to change the pages on
-purpose, and read the difference before committing it.
+writes the CSV files of the report, and the numbers and links of its other files, into report/ next
+to this file. Run it only to change them on purpose, and read the difference before committing it.
 """
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -148,8 +149,26 @@ def pages() -> dict[str, str]:
     return {name: text for name, text in files.items() if name not in report.compared.values()}
 
 
+# Style sheet, script and policy of a page have hashes and sizes that say nothing of the results.
+LAYOUT = re.compile(r"<(style|script)\b.*?</\1>|<meta[^>]*>", re.S)
+NUMBER_OR_LINK = re.compile(r'href="([^"]*)"|\]\(([^)]*)\)|([-+\u2212]?\d+(?:\.\d+)?)')
+
+
+def numbers(pages: dict[str, str]) -> dict[str, str]:
+    """Return the CSV files of a report, and of each other file the numbers and links, by line."""
+    found = {}
+    for name, text in pages.items():
+        if name.endswith(".csv"):
+            found[name] = text
+            continue
+        lines = [NUMBER_OR_LINK.findall(line) for line in LAYOUT.sub("", text).splitlines()]
+        kept = (" ".join("".join(each) for each in line) for line in lines if line)
+        found[f"{name}.numbers"] = "".join(f"{line}\n" for line in kept)
+    return found
+
+
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
-    for file_name, page in pages().items():
+    for file_name, page in numbers(pages()).items():
         (FOLDER / file_name).write_text(page, encoding="utf-8")
         print(f"wrote {FOLDER / file_name}")

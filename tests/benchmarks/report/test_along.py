@@ -118,6 +118,7 @@ def test_the_part_of_a_report(tmp_path):
         assert "Spearman" in text and "linear_r18" in text.replace("\\_", "_"), name
 
 
+@pytest.mark.slow
 def test_a_bundle_keeps_the_logged_accuracies(tmp_path):
     (tmp_path / "suite").mkdir()
     write_logged(write_series(tmp_path / "suite"), {5: 8.0, 10: 20.0, 50: 30.0, 100: 40.0})

@@ -1,4 +1,4 @@
-"""Renderers: golden pages of a fixed report in every format, and what one page cannot show."""
+"""Renderers: golden numbers of a fixed report in every format, and what they cannot show."""
 
 import html
 import re
@@ -14,7 +14,7 @@ from benchmarks.report.report import Report
 from benchmarks.report.style import latex
 from moco.common.shipped import RESULTS
 from tests.benchmarks.report.fake_runs import csv_rows, rendered, report, write_pair, write_run
-from tests.golden.regenerate_report import FOLDER, build, pages
+from tests.golden.regenerate_report import FOLDER, build, numbers, pages
 
 GOLDEN = sorted(path.name for path in FOLDER.iterdir())
 
@@ -26,10 +26,11 @@ def made() -> dict[str, str]:
 
 @pytest.mark.stored
 @pytest.mark.parametrize("name", GOLDEN)
-def test_a_page_is_the_golden_one(name, made):
+def test_numbers_and_links_are_the_golden_ones(name, made):
     """After an intended change: python -m tests.golden.regenerate_report."""
-    assert sorted(made) == GOLDEN
-    assert made[name] == (FOLDER / name).read_text(encoding="utf-8")
+    found = numbers(made)
+    assert sorted(found) == GOLDEN
+    assert found[name] == (FOLDER / name).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(("bundle", "metric"), [("bccd_vit", "VOC07, 11-point"), ("coco3", "")])

@@ -198,6 +198,7 @@ def test_verify_checks_every_label_map(tmp_path, monkeypatch):
     assert state == WRONG and "2012_000002.png: label 77" in text
 
 
+@pytest.mark.slow
 def test_real_data(shared_data, tmp_path):
     with_links(shared_data / "VOC2007", tmp_path / "VOC2007")
     assert main(["doctor", "voc", "--root", str(tmp_path), "--verify"]) == 0

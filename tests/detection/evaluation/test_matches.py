@@ -46,7 +46,6 @@ def test_coco_ap_again(tmp_path, monkeypatch, package, seed, keypoints):
     pytest.importorskip(package)
     if package == "pycocotools":
         monkeypatch.setitem(sys.modules, "hotcoco", None)
-        monkeypatch.setattr(coco, "_coco_package", lambda: "pycocotools")
     content = coco_annotations(seed, classes=1 if keypoints else 4, keypoints=keypoints)
     first = min(annotation["id"] for annotation in content["annotations"])
     for annotation in content["annotations"]:

@@ -185,8 +185,10 @@ def scores(split: Any, cfg: Any, engine: str, predictions: Any, folder: Any) -> 
         for record, answer in zip(split.records, predictions, strict=True):
             evaluator.add(record, answer)
         return evaluator.evaluate()
-    room = find_engine("detectron2")
-    evaluator = room.evaluator(split, cfg, folder) or GatheredEvaluator(split, cfg, folder, room)
+    plugin = find_engine("detectron2")
+    evaluator = plugin.evaluator(split, cfg, folder) or GatheredEvaluator(
+        split, cfg, folder, plugin
+    )
     assert isinstance(evaluator, GatheredEvaluator) == (engine != "catalog")
     for record, answer in zip(split.records, predictions, strict=True):
         found = detectron2_instances(answer, record["height"], record["width"])

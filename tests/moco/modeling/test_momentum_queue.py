@@ -5,7 +5,7 @@ import torch
 from torch.func import functional_call
 
 from moco.modeling.encoder import EncoderSpec, build_encoder
-from moco.modeling.mechanisms.base import KeyBatch, ema_update_
+from moco.modeling.mechanisms.base import KeyBatch, Passes, ema_update_
 from moco.modeling.mechanisms.momentum_queue import MomentumQueue
 from moco.modeling.shuffle_bn import shuffle_plan
 from tests.oracles.algorithm1 import Algorithm1
@@ -77,7 +77,9 @@ def test_the_official_order_encodes_the_same(monkeypatch):
         optimizers[1].zero_grad()
         b.loss.backward()
         optimizers[1].step()
-        official._enqueue(dictionary.keys)
+        official.m, m = 1.0, official.m  # the queue alone
+        official.update(Passes([dictionary], [b.queries], torch.arange(4), 0.0))
+        official.m = m
         assert a.loss.item() == pytest.approx(b.loss.item(), rel=1e-10)
         torch.testing.assert_close(ours.queue, official.queue, rtol=0, atol=1e-10)
     lag = next(iter(official.encoder_k.parameters())) - next(iter(ours.encoder_k.parameters()))
