@@ -100,11 +100,8 @@ def test_the_image_is_small_enough_for_a_page():
 # Task → its suite and the measured iteration of one GPU with 2 images, for the rows that have one.
 C4, FPN = "Faster R-CNN C4, extra BN", "Mask R-CNN FPN"
 HOURS = {
-    "voc/faster_rcnn_R_50_C4_9k": ("voc", C4),
     "voc/faster_rcnn_R_50_C4_24k": ("voc", C4),
     "coco/mask_rcnn_R_50_FPN_1x": ("coco", FPN),
-    "coco/mask_rcnn_R_50_C4_1x": ("coco", None),
-    "coco/keypoint_rcnn_R_50_FPN_2x": ("coco", None),
     "lvis/mask_rcnn_R_50_FPN_2x": ("lvis", None),
     "cityscapes/mask_rcnn_R_50_FPN_24k": ("cityscapes", None),
 }

@@ -30,7 +30,7 @@ from moco.common.errors import UserError, printable
 from moco.common.files import atomic_write, read_text
 
 IMAGES, MAX_OBJECTS = 3, 5  # the tags of more objects overlap
-IMAGE_PX, BARS_PX, HEAD_PX, FOOT_PX, GAP_PX = 320, 430, 44, 30, 10
+IMAGE_PX, BARS_PX, HEAD_PX, FOOT_PX, GAP_PX = 320, 430, 56, 30, 10
 LINE_PX, TAG_PX, FONTS_PX = 3, 17.0, (20.0, 17.0)  # boxes, their tags, header and footer
 FOOT = (
     "Typical test images; of each the best-scored boxes, as many as it has objects. "
@@ -71,33 +71,35 @@ def samples_image(table: Table, split: Split) -> Image.Image:
 
     Args:
         table: Table whose runs have predictions.
-        split: Test split of the runs, in VOC's layout.
+        split: Test split of the runs, in VOC's or COCO's format.
     """
-    columns = {"ground truth": (truth := _truth(split, split.truth))}
+    records = {str(image_key(record)): record for record in split.records}
+    objects = objects_of(split, records)
+    columns = {"ground truth": (truth := _truth(split, objects))}
     number = sum(len(of.tags) for of in truth.values())
     distance = dict.fromkeys(truth, 0.0)
     for row in table.rows:
         path = row.runs[0].folder / "inference" / f"{split.name}.json"
-        found = _best(read_voc(path), split, split.truth)
+        found = _best(predictions_of(split, path, objects), split, objects)
         right = sum(of.right for of in found.values())
-        title = f"{printable(row.init)}, seed {row.runs[0].record.seed}: {right} of {number} found"
+        title = f"{printable(row.init)}, seed {row.runs[0].record.seed}\n{right} of {number} found"
         columns[title] = found
         for image_id, of in found.items():
             share = of.right / max(len(truth[image_id].tags), 1)
             distance[image_id] += abs(share - right / max(number, 1))
     sizes = {image_id: max(len(of.tags), MAX_OBJECTS) for image_id, of in truth.items() if of.tags}
-    records = [record for record in split.records if record["image_id"] in sizes]
-    records.sort(key=lambda record: (sizes[record["image_id"]], distance[record["image_id"]]))
-    del records[IMAGES:]
+    chosen = [image_id for image_id in records if image_id in sizes]
+    chosen.sort(key=lambda image_id: (sizes[image_id], distance[image_id]))
+    del chosen[IMAGES:]
 
     step, width = IMAGE_PX + GAP_PX, len(columns) * (IMAGE_PX + GAP_PX)
-    bottom = HEAD_PX + len(records) * step
+    bottom = HEAD_PX + len(chosen) * step
     canvas = Image.new("RGB", (GAP_PX + width + BARS_PX, bottom + FOOT_PX), "white")
     pen, head, foot = ImageDraw.Draw(canvas), *map(ImageFont.load_default, FONTS_PX)
     for x, (title, boxes) in zip(range(GAP_PX, width, step), columns.items(), strict=True):
-        pen.text((x + IMAGE_PX / 2, HEAD_PX / 2), title, fill="black", font=head, anchor="mm")
-        for y, record in zip(range(HEAD_PX, bottom, step), records, strict=True):
-            canvas.paste(_draw(record, boxes[record["image_id"]]), (x, y))
+        pen.text((x + IMAGE_PX / 2, HEAD_PX / 2), title, "black", head, "mm", align="center")
+        for y, image_id in zip(range(HEAD_PX, bottom, step), chosen, strict=True):
+            canvas.paste(_draw(records[image_id], boxes[image_id]), (x, y))
     pen.text((GAP_PX, bottom + FOOT_PX / 3), FOOT, fill="black", font=foot, anchor="lm")
     height = bottom // len(table.metrics)
     for line, metric in enumerate(table.metrics):

@@ -226,7 +226,7 @@ def test_own_annotations(tmp_path, shell):
     )
     shell(text)
     assert rows(tmp_path / "tables" / "table.md") == ["random", "mine_r18"]
-    assert rows(tmp_path / "output" / "mine" / "tables" / "table.md") == ["random", "mine"]
+    assert rows(tmp_path / "output" / "mine" / "tables" / "table.md")[:2] == ["random", "mine"]
     assert len(list((tmp_path / "runs/own_voc/mine_0/inference/visualize").iterdir())) == 3
     assert records(tmp_path / "runs/own_coco")["mine_0"]["metrics"]["bbox/AP"] is not None
 
