@@ -373,8 +373,10 @@ class TorchvisionNetwork:
 
     def map_names(self, candidate: str) -> dict[str, str]:
         """Map the names of tensors to those of one of the candidates."""
+        from convert.modeling.reference import on_meta_device
+
         try:
-            with torch.device("meta"):
+            with on_meta_device():
                 own = without_counters(self.build().state_dict())
         except NotImplementedError:  # RegNets compute with tensors while they are built
             own = without_counters(self.build().state_dict())

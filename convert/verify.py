@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from convert.contract import InputContract
 from convert.families.base import LEFT_AT_INIT, Architecture, first_rule
-from convert.modeling.reference import TOLERANCE, fill_network, reference_features
+from convert.modeling.reference import TOLERANCE, fill_network, on_meta_device, reference_features
 from convert.read import CONVERSION, describe, format_keys, is_converted, read_file, to_tensor
 from moco.common.command import converter
 from moco.common.errors import DataError, format_value, plural, printable
@@ -133,7 +133,7 @@ def verification_image(contract: InputContract) -> Tensor:
 
 def target_tensors(contract: InputContract) -> dict[str, Tensor]:
     """Return the tensors of the contract's backbone on the meta device, by name."""
-    with torch.device("meta"):
+    with on_meta_device():
         return build_backbone(contract).state_dict()
 
 

@@ -11,7 +11,6 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -320,34 +319,17 @@ def _length(cfg: "CfgNode", engine: str) -> _Outcome:
 
     A checkpoint holds the network and a momentum for every trained parameter.
     """
-    import torch
-
+    from convert.modeling.reference import on_meta_device
     from detection.config.engines import find_engine
 
     iterations = int(cfg.SOLVER.MAX_ITER)
     cfg = cfg.clone()
     cfg.defrost()
     cfg.MODEL.DEVICE = "meta"  # the size needs only the shapes
-    with torch.device("meta"), _without_initialization():
+    with on_meta_device():
         size = _saved_bytes(find_engine(engine).build_model(cfg))
     number = 1 + iterations // cfg.SOLVER.CHECKPOINT_PERIOD
     return _Outcome(iterations=iterations, checkpoints=Checkpoints(size, number))
-
-
-def _without_initialization() -> AbstractContextManager[Any]:
-    """Return a context without initializers, for which torch imports its compiler on meta."""
-    from torch.overrides import TorchFunctionMode
-
-    class NoInitialization(TorchFunctionMode):
-        def __torch_function__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            named = kwargs or {}
-            if func.__name__ in ("normal_", "uniform_", "kaiming_normal_", "kaiming_uniform_"):
-                return args[0] if args else named["tensor"]
-            return func(*args, **named)
-
-    return NoInitialization()
 
 
 def _saved_bytes(model: "nn.Module") -> int:
@@ -356,9 +338,8 @@ def _saved_bytes(model: "nn.Module") -> int:
 
 
 def _check_moco(spec: RunSpec) -> _Outcome:
-    import torch
-
     from convert.initial_weights import read_initial_weights
+    from convert.modeling.reference import on_meta_device
     from moco.classification.config import CROP_PX, load_classify_cfg, with_weights
     from moco.classification.run import build_classifier, open_labeled_sets
 
@@ -388,7 +369,7 @@ def _check_moco(spec: RunSpec) -> _Outcome:
         )
     steps = cfg.SOLVER.MAX_EPOCHS * (len(sets.train) // batch)
     title = f"{cfg.TASK or spec.program}_{weights.spec.name}"
-    with torch.device("meta"), _without_initialization():  # the size needs only the shapes
+    with on_meta_device():  # the size needs only the shapes
         model = build_classifier(replace(weights, state=None), len(sets.classes), protocol)
     written = Checkpoints(_saved_bytes(model), min(cfg.CHECKPOINT.KEEP, cfg.SOLVER.MAX_EPOCHS))
     return _Outcome(iterations=steps, checkpoints=written, title=title)

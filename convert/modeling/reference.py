@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from convert.families.base import LEFT_AT_INIT, Family, first_rule
 
@@ -15,9 +17,32 @@ from convert.families.base import LEFT_AT_INIT, Family, first_rule
 TOLERANCE = 1e-5
 
 
+_INITIALIZERS = {"kaiming_normal_", "kaiming_uniform_", "normal_", "uniform_"}
+_INITIALIZERS |= {"clamp_", "erfinv_", "mul_", "add_"}  # of truncated normal values
+
+
+class _WithoutInitialValues(TorchFunctionMode):
+    """Mode without the computation of initial values, the slowest part on the meta device."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        if func.__name__ in _INITIALIZERS:
+            target = args[0] if args else named["tensor"]
+            if target.is_meta:
+                return target
+        return func(*args, **named)
+
+
+@contextmanager
+def on_meta_device() -> Iterator[None]:
+    """Build networks on the meta device, without their initial values."""
+    with torch.device("meta"), _WithoutInitialValues():
+        yield
+
+
 def fill_network(build: Callable[[], nn.Module], state: Mapping[str, Tensor]) -> nn.Module:
     """Build a network with the tensors of `state`, in eval mode."""
-    with torch.device("meta"):
+    with on_meta_device():
         net = build()
     targets = net.state_dict()
     if any(name not in targets for name, _ in net.named_buffers()):

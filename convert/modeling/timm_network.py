@@ -23,12 +23,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from convert.families.base import LEFT_AT_INIT, STRIDES, Family, first_rule
 from convert.families.timm import format_arguments, in_timm, parse_arguments
 from convert.families.vit import FEATURE
-from convert.modeling.reference import TOLERANCE, module_outputs
+from convert.modeling.reference import TOLERANCE, module_outputs, on_meta_device
 from moco.common.errors import DataError, UserError, first_few, format_value
 from moco.modeling import soundness
 
@@ -350,7 +349,7 @@ def whole_network(name: str, arguments: str = "", pretrained: bool = False, **op
     if pretrained:
         overlay = {"state_dict": dict(meta_tensors(name, arguments))}
         options |= {"pretrained": True, "pretrained_cfg_overlay": overlay}
-    with torch.device("meta"), _WithoutInitialValues():
+    with on_meta_device():
         return _create(name, arguments, **options).eval()
 
 
@@ -452,18 +451,6 @@ def rename_with_timm(
         if made.keys() <= usual.keys() and needed <= made.keys() != tensors.keys():
             return dict(made)
     return None
-
-
-class _WithoutInitialValues(TorchFunctionMode):
-    """Mode without the computation of initial values, the slowest part on the meta device."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _RANDOM and args[0].is_meta:
-            return args[0]
-        return func(*args, **(kwargs or {}))
-
-
-_RANDOM = (Tensor.normal_, Tensor.uniform_, Tensor.clamp_, Tensor.erfinv_, Tensor.mul_, Tensor.add_)
 
 
 class LoadedByTimm(nn.Module):
@@ -621,7 +608,7 @@ def _difference_from(
         options["img_size"] = size  # windows are for any size, but timm's network takes one
     rules = {**family.dropped, **LEFT_AT_INIT}
     try:
-        with torch.device("meta"):  # the name may be that of a network of gigabytes
+        with on_meta_device():  # the name may be that of a network of gigabytes
             whole = timm.create_model(name, **options).state_dict()
     except NOT_BUILT as error:
         return f"timm does not build it ({' '.join(str(error).split())[:100]})"

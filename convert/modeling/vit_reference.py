@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from convert.families.vit import TOKENS, ViTArchitecture, tensors_in_timm
 from convert.families.vit_names import PERIODS
+from convert.modeling.reference import on_meta_device
 from moco.common.errors import DataError
 from moco.modeling import soundness
 
@@ -129,7 +130,7 @@ def _with_tokens(
     kept = {name: value for name, value in state.items() if name not in TOKENS}
     whole = {**kept, **tokens}
     class_tokens, registers = (tokens[name].shape[1] if name in tokens else 0 for name in TOKENS)
-    with torch.device("meta"):
+    with on_meta_device():
         net = reference(architecture, (class_tokens, registers))
     net.load_state_dict(whole, strict=True, assign=True)
     return net.eval()
