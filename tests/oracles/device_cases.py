@@ -4,6 +4,7 @@ The last line of the output is JSON: by source line, how often the CPU waited fo
 which is the difference of two runs of different length.
 """
 
+import functools
 import importlib
 import json
 import sys
@@ -56,12 +57,8 @@ def pretrain(folder: Path, **keys: object) -> Callable[..., None]:
     if not images.exists():
         write_images(images)
     # The first scale overflows, and a run of a few steps would be refused for skipping most.
-
-    class Scaler(torch.amp.GradScaler):
-        def __init__(self, device: str, **options: object) -> None:
-            super().__init__(device, init_scale=1.0, **options)
-
-    torch.amp.GradScaler = Scaler
+    start = functools.partialmethod(torch.amp.GradScaler.__init__, init_scale=1.0)
+    torch.amp.GradScaler.__init__ = start
     own = {"DEVICE": "cuda", "AUG.KIND": "v2", "SOLVER.BATCH_SIZE": 4, "LOG.EVERY_ITERS": 20}
 
     def run(name: str, steps: int, *flags: str, **more: object) -> None:
