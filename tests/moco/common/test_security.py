@@ -39,12 +39,12 @@ HARMLESS = {
 }  # fmt: skip
 KIB = "int(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
 PEAK = f"print({KIB})"
-# Read every file named on stdin as each command does; print the result.
+# Read every file named on stdin, once for both commands; print the result.
 READ_ALL = f"""
 import signal, sys
+from convert import inspect_file as inspection
 from convert.convert_to_d2 import convert_in_memory
 from convert.read import read_file
-from convert.inspect_file import inspect_file
 from moco.common.errors import (DataError, UserError)
 import convert.translate, torchvision, safetensors
 imports = {KIB}
@@ -52,8 +52,10 @@ for path in map(str.strip, sys.stdin):
     signal.alarm(60)  # ends the process; the slowest takes five
     print(path, file=sys.stderr)
     try:
-        raw = read_file(path)
-        for command in (inspect_file, lambda path: convert_in_memory(path, raw)):
+        objects = set()
+        raw = read_file(path, objects)
+        inspection.read_file = lambda path, found: found.update(objects) or raw
+        for command in (inspection.inspect_file, lambda path: convert_in_memory(path, raw)):
             try: command(path)
             except UserError as error: assert len(str(error)) < 5000 and str(error).isprintable()
     except DataError as error:
