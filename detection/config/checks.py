@@ -263,11 +263,19 @@ def check_splits(cfg: CfgNode, train: tuple[Split, ...], test: Split) -> list[st
         ]
     if test.evaluator_type != "sem_seg":
         notes += _absent_classes(train, test)
+    return notes
+
+
+def shared_images_warning(train: tuple[Split, ...], test: Split) -> str:
+    """Return a warning about test images that are training images, too, or ""."""
     trained = {record["file_name"] for split in train for record in split.records}
     shared = sum(record["file_name"] in trained for record in test.records)
-    if shared:
-        notes.append(f"{shared} of {len(test.records)} test images are also training images")
-    return notes
+    if not shared:
+        return ""
+    return (
+        f"{shared} of {len(test.records)} test images are also training images: AP says how well "
+        "they were learned, not how well other images are detected"
+    )
 
 
 def _absent_classes(train: tuple[Split, ...], test: Split) -> list[str]:

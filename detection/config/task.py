@@ -20,6 +20,7 @@ from detection.config.checks import (
     check_splits,
     check_values,
     check_warmup,
+    shared_images_warning,
 )
 from detection.config.engines import find_engine
 from detection.config.keys import DATA_KEY, KEYS, OURS
@@ -244,6 +245,7 @@ def complete_task(draft: Draft, engine: str, num_processes: int = 1) -> Task:
         resolve_classes(cfg, test, draft.explicit, draft.overrides)
         notes += check_splits(cfg, train, test)
     small = "" if test.from_catalog else small_test_warning(test)
+    warnings = (small, shared_images_warning(train, test))
     runs_on.check_evaluator(test, cfg)
     cfg.freeze()
     if resume and not eval_only:
@@ -269,7 +271,7 @@ def complete_task(draft: Draft, engine: str, num_processes: int = 1) -> Task:
         data=(*trained_on, (test.name, test.annotations_sha256)),
         recipe=compare_with_recipe(cfg, weights.contract if weights else None, num_images),
         notes=tuple(notes),
-        warnings=(small,) if small else (),
+        warnings=tuple(filter(None, warnings)),
         seed_sampled=sampled,
     )
 

@@ -201,7 +201,7 @@ def test_splits_of_a_folder(load, tmp_path):
     assert (cfg.DATASETS.TRAIN, cfg.DATASETS.TEST) == (("own_train",), ("own_val",))
     chosen = load("DATASETS.VOC_DIR", root, "DATASETS.TRAIN", "('own_val',)")
     assert chosen.cfg.DATASETS.TRAIN == ("own_val",)
-    assert chosen.notes[-1] == "2 of 2 test images are also training images"
+    assert "2 of 2 test images are also training images" in chosen.warnings[-1]
 
 
 def test_a_trainval_that_lacks_training_images_is_refused(load, tmp_path, capsys):
