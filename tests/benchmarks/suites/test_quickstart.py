@@ -199,7 +199,7 @@ def test_the_whole_chain_and_a_second_call_that_repeats_nothing(tmp_path):
     assert str(out / "tables" / "samples.png") in first.out
     # Three scenes, each with ground truth and two inits.
     with Image.open(out / "tables" / "samples.png") as samples:
-        assert samples.size == (1430, 1064)
+        assert samples.size == (1430, 1076)
     results = collect([out / "runs"])
     assert {run.record.init for run in results.transfer} == {"random", "moco"}
     assert {run.record.status for run in results.transfer} == {"done"}
