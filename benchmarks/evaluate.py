@@ -36,9 +36,9 @@ from moco.common.errors import UserError, echo, plural, run_cli
 from moco.common.files import expand_home
 from moco.common.shipped import display_name, resolve
 
-# Images of a schedule for each class, which random weights need to leave a floor of AP 0 (measured,
-# docs/guides/believable.md), and passes over the data; limits of the iterations: the most are those
-# of the paper for VOC.
+# Images of a schedule for each class, and passes over the data. Random weights left a floor of AP 0
+# after 400 to 1,200 images a class (docs/guides/believable.md). Limits of the iterations: the most
+# are those of the paper for VOC.
 IMAGES_PER_CLASS, EPOCHS, LEAST, MOST = 1200, 4, 300, 24_000
 EVALUATIONS = 4  # in equal steps along the schedule, which show whether AP still rises
 DECAYS = (3 / 4, 11 / 12)  # of the schedule; VOC's are at 18k and 22k of 24k iterations
@@ -107,9 +107,8 @@ def choose(
         chosen = [str(word) for pair in pairs for word in pair if word is not None]
         return load_task(file, chosen, EMBEDDED).cfg
 
-    cfg = load(
-        without=budget(1, 1, 1, 0)
-    )  # the steps of the task file may not fit the given length
+    # The steps of the task file may not fit the given length.
+    cfg = load(without=budget(1, 1, 1, 0))
     train = read_split(cfg.DATASETS.TRAIN[0], cfg)
     images, classes = len(train.records), len(train.classes)
     length = dict(given).get("SOLVER.MAX_ITER") or ""

@@ -416,7 +416,8 @@ def _convert(specs: Sequence[RunSpec], folder: Path) -> list[str]:
     known: dict[tuple[str, str, str], str] = {}  # the trials differ in the seed only
     for spec in specs:
         key = (spec.task, spec.engine, spec.init)
-        if spec.program not in _DETECTION:  # a classification needs more than the backbone
+        # A classification needs more than the backbone.
+        if spec.program not in _DETECTION or spec.weights == RANDOM:
             known[key] = spec.weights
         elif key not in known:
             opts = [*command_keys(spec), "MODEL.WEIGHTS", spec.weights]
