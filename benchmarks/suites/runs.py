@@ -416,13 +416,12 @@ def _convert(specs: Sequence[RunSpec], folder: Path) -> list[str]:
     known: dict[tuple[str, str, str], str] = {}  # the trials differ in the seed only
     for spec in specs:
         key = (spec.task, spec.engine, spec.init)
-        # A classification needs more than the backbone.
-        if spec.program not in _DETECTION or spec.weights == RANDOM:
+        if spec.program not in _DETECTION:  # a classification needs more than the backbone
             known[key] = spec.weights
         elif key not in known:
             opts = [*command_keys(spec), "MODEL.WEIGHTS", spec.weights]
             options = weights_options(str(spec.config), opts, spec.engine)
-            known[key] = convert_once(spec.weights, folder, **options)
+            known[key] = convert_once(spec.weights, folder, spec.weights_sha256, **options)
     return [known[spec.task, spec.engine, spec.init] for spec in specs]
 
 

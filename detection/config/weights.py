@@ -133,12 +133,13 @@ def weights_sha256(weights: Converted | None) -> str | None:
     return weights.sha256 or digests(weights.path)[0]
 
 
-def convert_once(weights: str, folder: Path, **options: str) -> str:
+def convert_once(weights: str, folder: Path, sha256: str | None, **options: str) -> str:
     """Convert a checkpoint into a file for many runs, unless an earlier call has.
 
     Args:
         weights: Value of MODEL.WEIGHTS.
         folder: Folder of the file, whose name is that of the weights.
+        sha256: SHA-256 of the checkpoint; None for random.
         options: See `BackboneType.options`; each set of options has a file of its own.
 
     Returns:
@@ -149,10 +150,8 @@ def convert_once(weights: str, folder: Path, **options: str) -> str:
         UserError: See `read_weights`.
         DataError: See `read_weights`.
     """
-    if weights == RANDOM:
+    if sha256 is None:
         return weights
-    source = find_file(weights).path
-    sha256 = digests(source)[0]
     key = hashlib.sha256(json.dumps([sha256, options], sort_keys=True).encode()).hexdigest()
     path = folder / key[:8] / f"{init_name(weights)}.pth"
     if path.is_file():

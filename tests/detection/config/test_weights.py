@@ -53,19 +53,22 @@ def test_a_checkpoint_is_converted_in_memory(r18_file, converted):
 def test_a_conversion_is_kept_for_many_runs(r18_file, tmp_path):
     """Runs from the file report what those from the checkpoint do: its hash, origin and notes."""
     raw = r18_file.with_name("resnet18.pth")
-    kept = convert_once(str(raw), tmp_path)
+    sha256 = hashlib.sha256(raw.read_bytes()).hexdigest()
+    kept = convert_once(str(raw), tmp_path, sha256)
     alone, once = read_weights(str(raw)), read_weights(kept)
     assert (once.contract, once.notes, once.origin) == (alone.contract, alone.notes, alone.origin)
     assert all(torch.equal(once.model[key], value) for key, value in alone.model.items())
-    assert weights_sha256(once) == hashlib.sha256(raw.read_bytes()).hexdigest()
+    assert weights_sha256(once) == sha256
     assert init_name(kept) == "resnet18" and Path(kept).is_relative_to(tmp_path)
     written = Path(kept).stat().st_mtime_ns
-    assert convert_once(str(raw), tmp_path) == kept and Path(kept).stat().st_mtime_ns == written
-    assert convert_once(str(raw), tmp_path, stem="imagenet") != kept
-    assert [convert_once(each, tmp_path) for each in ("random", str(r18_file))] == [
-        "random",
-        str(r18_file),
-    ]
+    assert (
+        convert_once(str(raw), tmp_path, sha256) == kept
+        and Path(kept).stat().st_mtime_ns == written
+    )
+    assert convert_once(str(raw), tmp_path, sha256, stem="imagenet") != kept
+    assert convert_once("random", tmp_path, None) == "random"
+    own = hashlib.sha256(r18_file.read_bytes()).hexdigest()
+    assert convert_once(str(r18_file), tmp_path, own) == str(r18_file)
 
 
 @pytest.mark.parametrize(
