@@ -16,6 +16,7 @@ command continues. A run that fails does not stop the others, and enters no numb
 
 import argparse
 import math
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -51,7 +52,7 @@ from benchmarks.suites.forecast import (
     time_runs,
 )
 from benchmarks.suites.runner import Runner
-from benchmarks.suites.runs import DONE, Programs, Run, State, raise_failures
+from benchmarks.suites.runs import DONE, Programs, Run, State, raise_failures, shared_cache
 from benchmarks.suites.runs import SuiteFailed as SuiteFailed
 from benchmarks.suites.suite import (
     CHOOSE,
@@ -227,6 +228,7 @@ class Prepared:
         ]
         converted = programs.convert(computed, folder.converted)
         weights = {spec.name: each for spec, each in zip(computed, converted, strict=True)}
+        cached = shared_cache(computed, folder.features)
         sizes = {spec.gpus for spec in specs}
         machines = {size: self.executor.machines(size) for size in sizes}
         runs = []
@@ -236,6 +238,7 @@ class Prepared:
             else:
                 own = replace(spec, weights=weights[spec.name], config=folder.task_file(spec))
                 argv = programs.command(own, folder.folder_of(spec), machines[spec.gpus])
+                argv += cached.get(spec.name, [])
             runs.append(folder.run(spec, argv))
         return runs
 
@@ -474,6 +477,8 @@ def finish_suite(
 ) -> Any:
     """Write the tables when the runs are over, and return the result of `finish`."""
     folder = prepared.folder
+    if all(states[each.name].kind == DONE for each in runs):
+        shutil.rmtree(folder.features, ignore_errors=True)
     if options.keep:  # by default, runs of earlier calls keep all checkpoints
         for each in runs:
             if states[each.name].kind == DONE:

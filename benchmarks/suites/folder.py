@@ -6,6 +6,7 @@ inits/<name>.pth         copies of the weights, named after their inits
 inits/converted/<key>/<name>.pth    the same, converted for the detection runs of some tasks
 inits/<name>.knn.json    kNN accuracy during the pre-training whose checkpoints are inits
 runs/<task>/<init>/seed<k>-<id>/    see benchmarks/suites/runs.py
+features/                maps of frozen backbones, until the runs are over
 grid/                    runs of the grids of --tune, and the files of the tuned tasks
 tables/                  written at the end
 """
@@ -79,7 +80,7 @@ class SuiteFolder:
         self.path = path = expand_home(path)
         self._marker = marker
         self.runs, self.grid, self.tables = path / "runs", path / "grid", path / "tables"
-        self.converted = path / "inits" / "converted"
+        self.converted, self.features = path / "inits" / "converted", path / "features"
 
     def run(self, spec: RunSpec, argv: Sequence[str] = ()) -> Run:
         """Return the run of a spec; a run without `argv` can be inspected, but not started."""

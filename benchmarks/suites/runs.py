@@ -34,6 +34,7 @@ from benchmarks.suites.suite import (
 from convert.read import find_file
 from detection.config.engines import detectron2_installed
 from moco.common import pretrained
+from moco.common.cfgnode import flatten, read_yaml
 from moco.common.command import RANDOM, quote
 from moco.common.errors import UserError, printable
 from moco.common.files import atomic_write_json, open_file, read_text
@@ -50,6 +51,7 @@ MAX_INTERRUPTIONS = 3  # consecutive interruptions without a new checkpoint, aft
 # Placeholders in the command of a run on several machines; each machine replaces them.
 RANK, HOST, PORT = "<rank>", "<host>", "<port>"
 TAIL_BYTES = 1 << 18  # more than the longest line, with the AP of each of a thousand classes
+PER_IMAGE, CACHE_DIR = "MODEL.BACKBONE.PER_IMAGE", "MODEL.BACKBONE.CACHE_DIR"
 _T = TypeVar("_T")
 PLOTTED_IMAGES = 4  # images with plotted predictions, for the report
 _DETECTION = {DETECTION: "detection.train_net", POINT: "benchmarks.suites.point"}
@@ -407,6 +409,22 @@ class Programs:
         if spec.weights != RANDOM:
             program += ["--init", spec.init]
         return [sys.executable, *launcher, *program, *keys]
+
+
+def shared_cache(specs: Sequence[RunSpec], folder: Path) -> dict[str, list[str]]:
+    """Return name → arguments of the runs that cache the maps of their backbones in `folder`.
+
+    These are the runs of frozen backbones that compute image by image, unless their task names a
+    folder.
+    """
+    tasks = {spec.config for spec in specs if spec.program in _DETECTION}
+    files = {config: flatten(read_yaml(config)) for config in tasks}
+    found = {}
+    for spec in specs:
+        keys = {**files.get(spec.config, {}), **dict(spec.overrides)}
+        if str(keys.get(PER_IMAGE)) == "True" and not keys.get(CACHE_DIR):
+            found[spec.name] = [CACHE_DIR, str(folder)]
+    return found
 
 
 def _convert(specs: Sequence[RunSpec], folder: Path) -> list[str]:

@@ -123,11 +123,18 @@ class ConvNeXt(nn.Module):
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         """Compute the features of all stages."""
+        features = self.stage_maps(x)
+        for norm, name in zip(self.norms, FEATURES, strict=False):
+            if name in features:
+                features[name] = self.get_submodule(norm)(features[name])
+        return features
+
+    def stage_maps(self, x: Tensor) -> dict[str, Tensor]:
+        """Compute the features before their norms; a caller may replace it by some of them."""
         features = {}
         x = self.stem(x)
-        for i, (name, stage) in enumerate(zip(FEATURES, self.stages, strict=True)):
-            x = stage(x)
-            features[name] = self.get_submodule(self.norms[i])(x) if self.norms else x
+        for name, stage in zip(FEATURES, self.stages, strict=True):
+            features[name] = x = stage(x)
         return features
 
 

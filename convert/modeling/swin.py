@@ -229,12 +229,20 @@ class Swin(nn.Module):
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         """Compute the features of all stages."""
+        features = self.stage_maps(x)
+        for norm, name in zip(self.norms, FEATURES, strict=False):
+            if name in features:
+                rows = features[name].permute(0, 2, 3, 1)
+                features[name] = self.get_submodule(norm)(rows).permute(0, 3, 1, 2)
+        return {name: value.contiguous() for name, value in features.items()}
+
+    def stage_maps(self, x: Tensor) -> dict[str, Tensor]:
+        """Compute the features before their norms; a caller may replace it by some of them."""
         x, height, width = self.patch_embed(x)
         positions, features = relative_positions(self.window, x.device), {}
-        for i, (name, layer) in enumerate(zip(FEATURES, self.layers, strict=True)):
+        for name, layer in zip(FEATURES, self.layers, strict=True):
             y, x = layer(x, height, width, positions)
-            y = self.get_submodule(self.norms[i])(y) if self.norms else y
-            features[name] = y.view(len(y), height, width, -1).permute(0, 3, 1, 2).contiguous()
+            features[name] = y.view(len(y), height, width, -1).permute(0, 3, 1, 2)
             height, width = (height + 1) // 2, (width + 1) // 2
         return features
 

@@ -517,6 +517,24 @@ OURS: Keys = {
         "Side of the square that images are padded to, px, also in evaluation; 0: padded only "
         "as far as the backbone needs. For backbones with a pyramid.",
     ),
+    "MODEL.BACKBONE.PER_IMAGE": Key(
+        False,
+        "Whether a wholly frozen backbone computes the maps of each image by itself, padded only "
+        "to whole cells, instead of those of the padded batch. Its maps can then be cached.",
+    ),
+    "MODEL.BACKBONE.CACHE_GB": Key(
+        8.0,
+        "Maximum size of the cache of a PER_IMAGE backbone's maps, 10^9 bytes; further maps are "
+        "computed each time. 0: no cache. No number depends on it.",
+        at_least(0),
+        role=Role.SPEED,
+    ),
+    "MODEL.BACKBONE.CACHE_DIR": Key(
+        "",
+        "Folder of the cache, which is kept for other runs. Empty: a folder in OUTPUT_DIR, removed "
+        "at the end of the run, or one that the runs of a suite share.",
+        role=Role.PLACE,
+    ),
     "MODEL.CHANNELS_LAST": Key(
         False,
         "Whether to use the channels-last memory format (H, W, C) for feature maps and kernels; "

@@ -27,8 +27,19 @@ from convert.families.base import Family
 from convert.families.vit import FEATURE
 from convert.modeling.resnet import NUM_BLOCKS, STAGES, STEMS, is_bottleneck
 from convert.modeling.vit import ViT
-from detection.modeling.backbones.pyramids import network_arguments, register_pyramids
-from detection.modeling.backbones.vit import MAPS, SCALES, build_plain, build_vit, ends_of_quarters
+from detection.modeling.backbones.pyramids import (
+    freeze_unused_norms,
+    network_arguments,
+    register_pyramids,
+)
+from detection.modeling.backbones.vit import (
+    build_plain,
+    build_vit,
+    ends_of_quarters,
+    pyramid_maps,
+    simple_scales,
+    stages,
+)
 from detection.modeling.vit_maps import FourMaps
 from moco.common.errors import UserError
 
@@ -83,13 +94,21 @@ class StageFPN(FPN):
 class SimplePyramid(SimpleFeaturePyramid):
     """Detectron2's simple feature pyramid with maps p2..p6 for any patch size."""
 
-    def __init__(self, net: Backbone, channels: int, norm: str, square_pad: int) -> None:
-        top = LastLevelMaxPool()
-        super().__init__(net, FEATURE, channels, SCALES, top, norm=norm, square_pad=square_pad)
+    def __init__(self, net: Backbone, model: CfgNode) -> None:
+        fpn, square_pad = model.FPN, model.BACKBONE.SQUARE_PAD
+        super().__init__(
+            net,
+            FEATURE,
+            fpn.OUT_CHANNELS,
+            simple_scales(model),
+            LastLevelMaxPool(),
+            norm=fpn.NORM,
+            square_pad=square_pad,
+        )
         strides = [shape.stride for shape in self.output_shape().values()]
-        self._out_features = list(MAPS)
-        self._out_feature_strides = dict(zip(MAPS, strides, strict=True))
-        self._out_feature_channels = dict.fromkeys(MAPS, channels)
+        self._out_features = pyramid_maps(model)
+        self._out_feature_strides = dict(zip(self._out_features, strides, strict=True))
+        self._out_feature_channels = dict.fromkeys(self._out_features, fpn.OUT_CHANNELS)
 
     @property
     def size_divisibility(self) -> int:
@@ -112,9 +131,11 @@ def _build_pyramid(family: Family, kind: str, cfg: CfgNode, input_shape: ShapeSp
     backbone = type(f"{network.__name__}Backbone", (network, WithShapes), {})
     net: Backbone = backbone(**network_arguments(family, cfg.MODEL))
     if kind == "_sfp":
-        fpn, square_pad = cfg.MODEL.FPN, cfg.MODEL.BACKBONE.SQUARE_PAD
-        return SimplePyramid(net, fpn.OUT_CHANNELS, fpn.NORM, square_pad)
-    return build_fpn(cfg, net) if kind == "_fpn" else net
+        return SimplePyramid(net, cfg.MODEL)
+    if not kind:
+        return net
+    freeze_unused_norms(net, cfg.MODEL)
+    return build_fpn(cfg, net, stages(cfg.MODEL))
 
 
 register_pyramids(BACKBONE_REGISTRY, _build_pyramid)
@@ -348,9 +369,7 @@ def build_vit_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> PlainViT:
 @BACKBONE_REGISTRY.register()
 def build_vit_sfp_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> SimplePyramid:
     """Build ViTDet's simple feature pyramid (arXiv 2203.16527)."""
-    model = cfg.MODEL
-    net, square_pad = build_vit(ViTBackbone, model), model.BACKBONE.SQUARE_PAD
-    return SimplePyramid(net, model.FPN.OUT_CHANNELS, model.FPN.NORM, square_pad)
+    return SimplePyramid(build_vit(ViTBackbone, cfg.MODEL), cfg.MODEL)
 
 
 @BACKBONE_REGISTRY.register()

@@ -18,8 +18,19 @@ from convert.families.base import Family
 from convert.modeling.resnet import FEATURES, ConvNorm, NormLayer, ResNet, make_stage
 from convert.modeling.vit import ViT
 from detection.embedded.layers import NORMS, conv, freeze, norm_layer
-from detection.modeling.backbones.pyramids import network_arguments, register_pyramids
-from detection.modeling.backbones.vit import MAPS, SCALES, build_plain, build_vit, ends_of_quarters
+from detection.modeling.backbones.pyramids import (
+    freeze_unused_norms,
+    network_arguments,
+    register_pyramids,
+)
+from detection.modeling.backbones.vit import (
+    MAPS,
+    build_plain,
+    build_vit,
+    ends_of_quarters,
+    simple_scales,
+    stages,
+)
 from detection.modeling.vit_maps import FourMaps
 
 BACKBONES = Registry("embedded backbones")
@@ -141,22 +152,25 @@ def scaling(scale: float, dim: int, norm: NormLayer) -> tuple[list[nn.Module], i
 class SimplePyramid(nn.Module):
     """Simple feature pyramid of one map: (N, 3, H, W) -> {"p2": (N, C, H/4, W/4), ..., "p6"}.
 
+    With fewer `scales` of the map, the finest maps are missing.
+
     Equal to SimpleFeaturePyramid in detectron2/modeling/backbone/vit.py, which names its layers by
     log2 of their stride (simfp_2: 4 px); p6 is max-pooled.
     """
 
-    def __init__(self, net: Any, channels: int, norm: NormLayer) -> None:
+    def __init__(self, net: Any, channels: int, norm: NormLayer, scales: Sequence[float]) -> None:
         super().__init__()
         self.net = net
         ((name, stride),) = net.strides.items()
         dim = net.stage_channels[name]
-        strides = [int(stride / scale) for scale in SCALES]
-        for scale, own in zip(SCALES, strides, strict=True):
+        strides = [int(stride / scale) for scale in scales]
+        for scale, own in zip(scales, strides, strict=True):
             layers, out = scaling(scale, dim, norm)
             layers += [conv(out, channels, 1, norm), conv(channels, channels, 3, norm)]
             self.add_module(f"simfp_{own.bit_length() - 1}", nn.Sequential(*layers))
-        self.strides = dict(zip(MAPS, [*strides, 2 * strides[-1]], strict=True))
-        self.stage_channels = dict.fromkeys(MAPS, channels)
+        names = MAPS[-len(strides) - 1 :]
+        self.strides = dict(zip(names, [*strides, 2 * strides[-1]], strict=True))
+        self.stage_channels = dict.fromkeys(names, channels)
         self.size_divisibility = strides[-1]
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
@@ -164,7 +178,7 @@ class SimplePyramid(nn.Module):
         (x,) = self.net(images).values()
         maps = [layers(x) for name, layers in self.named_children() if name != "net"]
         maps.append(F.max_pool2d(maps[-1], kernel_size=1, stride=2))
-        return dict(zip(MAPS, maps, strict=True))
+        return dict(zip(self.strides, maps, strict=True))
 
 
 class DilatedC5(nn.Module):
@@ -230,9 +244,17 @@ def _build_pyramid(family: Family, kind: str, model: CfgNode) -> nn.Module:
     assert family.pyramid
     net: Any = family.pyramid.network()(**network_arguments(family, model))
     if kind == "_sfp":
-        return SimplePyramid(net, model.FPN.OUT_CHANNELS, NORMS[model.FPN.NORM])
-    module: nn.Module = build_fpn(model, net) if kind == "_fpn" else net
-    return module
+        return _simple_pyramid(model, net)
+    if not kind:
+        module: nn.Module = net
+        return module
+    freeze_unused_norms(net, model)
+    return build_fpn(model, net, stages(model))
+
+
+def _simple_pyramid(model: CfgNode, net: Any) -> SimplePyramid:
+    fpn = model.FPN
+    return SimplePyramid(net, fpn.OUT_CHANNELS, NORMS[fpn.NORM], simple_scales(model))
 
 
 register_pyramids(BACKBONES, _build_pyramid)
@@ -308,7 +330,7 @@ def build_vit_backbone(model: CfgNode) -> PlainViT:
 @BACKBONES.register()
 def build_vit_sfp_backbone(model: CfgNode) -> SimplePyramid:
     """Build ViTDet's simple feature pyramid (arXiv 2203.16527)."""
-    return SimplePyramid(build_vit(ViT, model), model.FPN.OUT_CHANNELS, NORMS[model.FPN.NORM])
+    return _simple_pyramid(model, build_vit(ViT, model))
 
 
 @BACKBONES.register()

@@ -122,13 +122,14 @@ def run_in_folder(task: Task, job: Job, description: str, *, overwrite: bool) ->
             atomic_write_text(results / CONFIG_NAME, task.cfg.dump())
         with open_file(folder.path / "log.txt", "a", encoding="utf-8") as log:
             log.write(f"{description}\n")
-        from detection.engine import launch  # imports torchvision
+        from detection.engine import launch, per_image  # import torchvision
 
         start = time.monotonic()
         try:
             result = launch.run(job)
             start_digests = None if job.eval_only else read_start(folder.path)
             check_frozen(start_digests, result.frozen)
+            shutil.rmtree(folder.path / per_image.FOLDER, ignore_errors=True)
         except Preempted:
             raise  # The run is not over: --resume continues it.
         except Exception as error:

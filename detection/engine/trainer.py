@@ -47,6 +47,7 @@ from detection.engine.log import (
     open_log,
     recent_values,
 )
+from detection.engine.per_image import run_per_image
 from detection.engine.solver import build_schedule, clip_gradients, set_learning_rate
 from detection.engine.start import frozen_digest, write_start
 from detection.engine.weights import (
@@ -89,6 +90,8 @@ def work(job: Job, stop: StopRequest) -> EngineResult:
         else:
             kind = backbone_type(cfg.MODEL.BACKBONE.NAME)
             coverage = load_converted(model, job.weights.model, kind) if job.weights else None
+            if cfg.MODEL.BACKBONE.PER_IMAGE:
+                run_per_image(model, cfg, job.engine)
             iterations = cfg.SOLVER.MAX_ITER
             trainer = Trainer(cfg, job.engine, model, stop)
             with closing(trainer.log), counting(lambda: trainer.done):

@@ -109,7 +109,28 @@ def check_backbone(cfg: CfgNode) -> list[str]:
         )
     if keys.SQUARE_PAD:
         _check_square_pad(cfg, kind)
+    if keys.PER_IMAGE:
+        _check_per_image(cfg, parts)
     return maps
+
+
+def _check_per_image(cfg: CfgNode, parts: int) -> None:
+    keys = cfg.MODEL.BACKBONE
+    if keys.NAME not in BACKBONE_TYPES:
+        raise UserError(
+            f"MODEL.BACKBONE.PER_IMAGE True: {keys.NAME} is not a backbone of this project, whose "
+            "frozen part is known; set it to False"
+        )
+    if keys.FREEZE_AT not in (-1, parts):
+        raise UserError(
+            f"MODEL.BACKBONE.FREEZE_AT {keys.FREEZE_AT}: MODEL.BACKBONE.PER_IMAGE needs a frozen "
+            f"backbone; set it to {parts}, or PER_IMAGE to False"
+        )
+    if cfg.TEST.AUG.ENABLED:
+        raise UserError(
+            "TEST.AUG.ENABLED True: it calls the backbone with its own batches, without the "
+            "images that MODEL.BACKBONE.PER_IMAGE needs; set one of them to False"
+        )
 
 
 def _check_square_pad(cfg: CfgNode, kind: BackboneType) -> None:

@@ -11,13 +11,12 @@ from typing import Any
 from fvcore.common.config import CfgNode
 from fvcore.common.registry import Registry
 
-from convert.families.base import STRIDES, Family, families
+from convert.families.base import Family, families
 from detection.modeling.backbones.base import BACKBONE_TYPES, BackboneType
-from detection.modeling.backbones.vit import MAPS, check_simple_norm
+from detection.modeling.backbones.vit import STAGES, check_simple_norm, pyramid_maps, stages
 from moco.common.errors import UserError
 from moco.common.keys import check_keys
 
-STAGES = [*STRIDES]
 _STAGED = [family for family in families() if family.pyramid]
 
 
@@ -33,6 +32,13 @@ def network_arguments(family: Family, model: CfgNode) -> dict[str, Any]:
     return arguments
 
 
+def freeze_unused_norms(net: Any, model: CfgNode) -> None:
+    """Freeze the norms of the maps that the pyramid over a network does not use (in place)."""
+    for stage, norm in zip(STAGES, getattr(net, "norms", ()), strict=False):
+        if stage not in stages(model):
+            net.get_submodule(norm).requires_grad_(False)
+
+
 def _type(family: Family, kind: str) -> BackboneType:
     assert family.pyramid
     pyramid = family.pyramid
@@ -44,7 +50,7 @@ def _type(family: Family, kind: str) -> BackboneType:
             return [*strides]
         has_one = len(strides) == 1
         if has_one != (kind == "_sfp"):
-            which, other = ("one map", "sfp") if has_one else (f"the maps {STAGES}", "fpn")
+            which, other = ("one map", "sfp") if has_one else (f"the maps {[*STAGES]}", "fpn")
             raise UserError(
                 f"MODEL.BACKBONE.NAME {cfg.MODEL.BACKBONE.NAME}: "
                 f"{cfg.MODEL[family.name.upper()].NAME} has {which}; set "
@@ -52,9 +58,7 @@ def _type(family: Family, kind: str) -> BackboneType:
             )
         if has_one:
             _check_simple(cfg, next(iter(strides.values())))
-        elif (names := list(cfg.MODEL.FPN.IN_FEATURES)) != STAGES:
-            raise UserError(f"MODEL.FPN.IN_FEATURES {names}: expected {STAGES}")
-        return list(MAPS)
+        return pyramid_maps(cfg.MODEL)
 
     def options(cfg: CfgNode) -> dict[str, str]:
         """Return the family and, unless the file is to name it, the network."""

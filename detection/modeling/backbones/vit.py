@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Network = TypeVar("Network", bound="ViT")
 SCALES = (4.0, 2.0, 1.0, 0.5)  # of the pyramid's maps, relative to the transformer's
 BLOCK = "block"  # beginning of the name of a block's map
+STAGES = ("res2", "res3", "res4", "res5")  # the maps under a pyramid, as those of a ResNet
 MAPS = ("p2", "p3", "p4", "p5", "p6")
 
 
@@ -167,9 +168,32 @@ def check_simple_norm(cfg: CfgNode) -> None:
         )
 
 
+def stages(model: CfgNode) -> list[str]:
+    """Return the stages under a pyramid: MODEL.FPN.IN_FEATURES, by default all four.
+
+    Raises:
+        UserError: If they are not the last ones.
+    """
+    names = list(model.FPN.IN_FEATURES) or [*STAGES]
+    if names != [*STAGES[-len(names) :]]:
+        raise UserError(f"MODEL.FPN.IN_FEATURES {names}: expected the last ones of {[*STAGES]}")
+    return names
+
+
+def pyramid_maps(model: CfgNode) -> list[str]:
+    """Return the maps of a pyramid: one for each of its stages, and a coarser one."""
+    return [*MAPS[-len(stages(model)) - 1 :]]
+
+
+def simple_scales(model: CfgNode) -> tuple[float, ...]:
+    """Return the scales of a simple pyramid's maps, relative to the transformer's."""
+    return SCALES[-len(stages(model)) :]
+
+
 def _simple_maps(cfg: CfgNode) -> list[str]:
     check_simple_norm(cfg)
-    return _maps(cfg)
+    _maps(cfg)
+    return pyramid_maps(cfg.MODEL)
 
 
 def _four_maps(cfg: CfgNode) -> list[str]:
