@@ -11,7 +11,7 @@ once for a folder, unless the runs are computed elsewhere (--executor slurm, --p
 import argparse
 import sys
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from math import ceil
 from pathlib import Path
@@ -27,7 +27,7 @@ from benchmarks import run_suite
 from benchmarks.run_suite import SuiteOptions, add_arguments
 from benchmarks.suites.folder import SuiteFolder
 from benchmarks.suites.runs import Programs
-from benchmarks.suites.suite import EMBEDDED
+from benchmarks.suites.suite import EMBEDDED, Suite
 from benchmarks.suites.suite_file import as_name, parse_inits, read_suite
 from convert.families.base import TIMM
 from moco.common.cfgnode import flatten, read_yaml, split_assignments
@@ -142,6 +142,34 @@ def _options(task: str | None, given: Mapping[str, str | None]) -> dict[str, str
     return {"family": TIMM, **({"timm_model": name} if name else {})}
 
 
+def chosen_suite(
+    data: Path, inits: Sequence[str], task: str | None, opts: Sequence[str], trials: int = SEEDS
+) -> Suite:
+    """Choose the task of a dataset, print what is run, and return the suite of this task.
+
+    Args:
+        data: Folder of the dataset, which the suite is named after.
+        inits: Rows as for `--init`; the task is chosen for the first that is not random.
+        task: Task file or its shipped name; None: the example task of the backbone.
+        opts: `KEY VALUE` overrides, which replace what is chosen; they are not yet in the suite.
+        trials: Seeds per row.
+
+    Raises:
+        UserError: If all rows are random, the weights fit no task, or the task is for another kind
+            of dataset.
+        DataError: If the dataset or the weights are missing or damaged.
+    """
+    rows = parse_inits(inits)
+    weights = [text for text in rows.values() if text != RANDOM]
+    if not weights:
+        raise UserError(
+            "evaluate: give the weights to evaluate, e.g. --init mine=FILE --init random"
+        )
+    file, keys = choose(data, weights[0], task, opts)
+    content = {"tasks": [{"config": file, "overrides": keys}], "trials": trials}
+    return replace(read_suite(content, Path(as_name(data.resolve().name))), inits=rows)
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of `moco-transfer evaluate`."""
     parser = argparse.ArgumentParser(
@@ -170,17 +198,9 @@ def main(argv: Sequence[str] | None = None, programs: Programs | None = None) ->
     """Choose the task, and run its suite."""
     args = parse_options(build_parser(), argv, EvaluateOptions)
     data = expand_home(args.data)
-    inits = parse_inits(args.init)
-    weights = [text for text in inits.values() if text != RANDOM]
-    if not weights:
-        raise UserError(
-            "evaluate: give the weights to evaluate, e.g. --init mine=FILE --init random"
-        )
-    file, keys = choose(data, weights[0], args.task, args.opts)
-    content = {"tasks": [{"config": file, "overrides": keys}], "trials": args.trials}
-    name = data.resolve().name
-    folder = SuiteFolder(args.output or Path("output", name))
-    suite = run_suite.configure_suite(read_suite(content, Path(as_name(name))), args)
+    suite = chosen_suite(data, args.init, args.task, args.opts, args.trials)
+    folder = SuiteFolder(args.output or Path("output", data.resolve().name))
+    suite = run_suite.configure_suite(suite, args)
     timing = not args.seconds_per_iteration
     run_suite.run(suite, folder, args, programs or Programs(), timing=timing)
 

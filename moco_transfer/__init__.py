@@ -131,8 +131,9 @@ class Result:
 def evaluate(
     inits: Mapping[str, str | os.PathLike[str] | nn.Module | None],
     *,
-    task: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     out: str | os.PathLike[str],
+    task: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+    data: str | os.PathLike[str] | None = None,
     seeds: int | Sequence[int] = 3,
     options: Mapping[str, object] | None = None,
     baseline: str | None = None,
@@ -143,16 +144,19 @@ def evaluate(
 ) -> Result:
     """Fine-tune every task from every init with several seeds, and return the tables.
 
-    The call is equivalent to `moco-transfer suite`, with the same checks, child processes and
-    progress. After an interruption, the same call continues: finished runs are kept, and failed
-    runs are repeated.
+    The call is equivalent to `moco-transfer suite`, or with `data` to `moco-transfer evaluate`,
+    with the same checks, child processes and progress. After an interruption, the same call
+    continues: finished runs are kept, and failed runs are repeated.
 
     Args:
         inits: Name of a row → weights: any value of `MODEL.WEIGHTS` (a file, a name, an address), a
             backbone from `load_backbone`, or a module that `load_backbone` accepts. None is random
             initialization, whose row is named `random`.
-        task: Task file or its shipped name (`moco-transfer configs` lists them), or several.
         out: Folder of the runs and tables.
+        task: Task file or its shipped name (`moco-transfer configs` lists them), or several. None
+            is the example task for the first weights' backbone, if `data` is given.
+        data: Folder of a dataset, whose layout is found; the length of the task follows from its
+            classes and images, unless `options` has `SOLVER.MAX_ITER`.
         seeds: Number of seeds, 0, 1, ..., or the seeds.
         options: Keys of the tasks and their values, e.g. `{"DATASETS.VOC_DIR": "scenes"}`.
         baseline: Init that gaps refer to (default: `random`, if present).
@@ -168,6 +172,7 @@ def evaluate(
         DataError: If weights or data are missing or damaged, or a module is of no known family.
     """
     from benchmarks import run_suite
+    from benchmarks.evaluate import chosen_suite
     from benchmarks.run_suite import ENGINES, SuiteOptions
     from benchmarks.suites.checks import option_pairs
     from benchmarks.suites.executors.base import EXECUTORS
@@ -176,6 +181,7 @@ def evaluate(
     from benchmarks.suites.suite_file import TRIALS, check, read_suite, with_options
     from benchmarks.suites.tables import write_report
     from moco.common.errors import lookup
+    from moco.common.files import expand_home
     from moco.common.shipped import resolve
 
     if threading.current_thread() is not threading.main_thread():
@@ -187,6 +193,14 @@ def evaluate(
     if engine not in ENGINES:
         raise UserError(f"engine: got {engine!r}, expected one of {', '.join(ENGINES)}")
     lookup(EXECUTORS, executor, "executor")
+    files = [task] if isinstance(task, str | os.PathLike) else (task or [])
+    if data is None and not files:
+        raise UserError(
+            "evaluate: got no task and no data; give task=NAME (moco-transfer configs lists them), "
+            "or data=DIR, for which a task is chosen"
+        )
+    if data is not None and len(files) > 1:
+        raise UserError(f"task: got {len(files)} tasks, expected at most one with data")
     own = SuiteOptions(
         baseline=baseline,
         engine=engine,
@@ -195,24 +209,30 @@ def evaluate(
         gpus_per_run=gpus_per_run,
         retry_failed=True,
     )
-    files = [task] if isinstance(task, str | os.PathLike) else task
     numbers = range(seeds) if isinstance(seeds, SupportsIndex) else tuple(map(index, seeds))
     pairs = [text for key, value in (options or {}).items() for text in (key, str(value))]
     folder = SuiteFolder(Path(out))
     with tempfile.TemporaryDirectory() as modules:
-        content = {
-            "tasks": [{"config": str(resolve(file).absolute())} for file in files],
-            "trials": check("seeds", len(numbers), TRIALS),
-            "inits": {
-                name: _weights(init, f"inits: {name}", Path(modules, f"{number}.pth"))
-                for number, (name, init) in enumerate(inits.items())
-            },
+        weights = {
+            name: _weights(init, f"inits: {name}", Path(modules, f"{number}.pth"))
+            for number, (name, init) in enumerate(inits.items())
         }
-        suite = read_suite(content, Path("evaluate"))
+        trials = check("seeds", len(numbers), TRIALS)
+        if data is not None:
+            rows = [f"{name}={text}" for name, text in weights.items()]
+            chosen = os.fspath(files[0]) if files else None
+            suite = chosen_suite(expand_home(data), rows, chosen, pairs, trials)
+        else:
+            tasks = [{"config": str(resolve(file).absolute())} for file in files]
+            content = {"tasks": tasks, "trials": trials, "inits": weights}
+            suite = read_suite(content, Path("evaluate"))
         suite = with_options(suite, option_pairs(suite.tasks, pairs, "options"), {})
-        tasks = tuple(replace(each, seeds=tuple(numbers)) for each in suite.tasks)
-        suite = replace(suite, tasks=tasks)
-        report, _ = run_suite.run(suite, folder, own, Programs(), finish=write_report)
+        seeded = tuple(replace(each, seeds=tuple(numbers)) for each in suite.tasks)
+        suite = replace(suite, tasks=seeded)
+        timing = data is not None
+        report, _ = run_suite.run(
+            suite, folder, own, Programs(), timing=timing, finish=write_report
+        )
     return Result(folder.path, report)
 
 
@@ -245,8 +265,9 @@ def _are_named(value: Any) -> bool:
 # Argument of `evaluate` → predicate of values of a fitting type, and their description.
 _ARGUMENTS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "inits": (_are_named, "a mapping of names to weights"),
-    "task": (_are_paths, "a task file or its name, or a list of them"),
     "out": (_is_path, "a folder"),
+    "task": (lambda v: v is None or _are_paths(v), "a task file or its name, or a list of them"),
+    "data": (lambda v: v is None or _is_path(v), "the folder of a dataset"),
     "seeds": (_are_seeds, "a number of seeds, or different integers from 0 to 2147483647"),
     "options": (lambda v: v is None or _are_named(v), "a mapping of keys to values"),
     "baseline": (lambda v: v is None or isinstance(v, str), "the name of an init"),

@@ -32,7 +32,7 @@ from benchmarks.report.report import (
     tuned_value,
 )
 from benchmarks.report.style import FORMATS, PAGE_NAME, csv_text
-from benchmarks.report.table import Cell, Table, voc_metric
+from benchmarks.report.table import Cell, Table, has_logme, logme_cell, voc_metric
 from detection.evaluation.metrics import titles
 from moco.common.errors import printable
 
@@ -216,6 +216,7 @@ def _named(names: str, values: Iterable[object] | None) -> Line:
 
 def _means(sections: Sequence[Section]) -> Iterator[Line]:
     """Yield a line per task, init and metric, with empty fields for missing numbers."""
+    scored = any(has_logme(section.table) for section in sections)
     for section in sections:
         table = section.table
         tests = {(each.row.init, each.metric): each for each in section.significance}
@@ -251,6 +252,7 @@ def _means(sections: Sequence[Section]) -> Iterator[Line]:
                 **_numbers(
                     section.untuned_cell(row, metric), ("untuned_n", "untuned_mean", "untuned_std")
                 ),
+                **({"logme": logme_cell(row).value} if scored else {}),
                 "legend": section.legend,
                 "voc_metric": voc_metric(table),
             }

@@ -59,14 +59,18 @@ from benchmarks.report.style import (
 )
 from benchmarks.report.table import (
     EPOCHS,
+    LOGME_NOTE,
+    LOGME_TITLE,
     Cell,
     Grid,
     Row,
     Table,
     TextCell,
     format_cell,
+    has_logme,
     heading,
     legend,
+    logme_cell,
     printed,
     row_of,
     setting,
@@ -341,7 +345,8 @@ class Section:
         self.untuned = untuned(table, tables)
         self.tuned_head = tuned_keys(table)
         self.tuned_head += [f"untuned {self.titles[0]}"] if self.tuned_head else []
-        self.head = [*head, *self.tuned_head]
+        self.more_head = [*self.tuned_head, *([LOGME_TITLE] if has_logme(table) else [])]
+        self.head = [*head, *self.more_head]
         # The largest number of trials that the paper averages, or 0 if it does not say.
         self.trials = max((paper.trials or 0 for paper in self.papers), default=0)
         self.anchor, self.runs_anchor = f"table-{_slug(stem)}", f"runs-{_slug(stem)}"
@@ -361,7 +366,8 @@ class Section:
     def rows(self, columns: Sequence[Column] | None = None) -> list[list[TextCell]]:
         """Return rows of formatted cells: name, n (marked if the paper averages more), columns.
 
-        The table's own columns are followed by what was tuned and the result without tuning.
+        The table's own columns are followed by what was tuned, the result without tuning, and
+        LogME.
         """
         return [
             [
@@ -369,6 +375,7 @@ class Section:
                 TextCell(f"{row.n}{FEW_MARK if row.n < self.trials else ''}", row.n),
                 *(self.cell(row, *column) for column in columns or self.columns),
                 *([] if columns else self._tuned(row)),
+                *([] if columns or LOGME_TITLE not in self.more_head else [logme_cell(row)]),
             ]
             for row in self.table.rows
         ]
@@ -441,6 +448,7 @@ class Section:
         found += warnings(table)
         found += never_trained(table)
         found += tuned(table)
+        found += [LOGME_NOTE] if has_logme(table) else []
         for row in table.rows:
             found += missing_numbers(row, table.metrics)
         if differing := versions(table.runs):

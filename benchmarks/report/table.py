@@ -31,7 +31,7 @@ from benchmarks.report.style import (
     format_p,
     is_strong,
 )
-from detection.evaluation.metrics import headline_names, titles
+from detection.evaluation.metrics import LOGME, headline_names, titles
 from moco.common.command import RANDOM, SEVERAL
 from moco.common.errors import UserError, first_few
 from moco.common.keys import NOT_PROTOCOL, names_of
@@ -40,6 +40,12 @@ CONFIDENCE = 0.95
 ROUNDING = 1e-9  # points; a smaller standard deviation is rounding error
 FLOOR = 1.0  # AP or mIoU (0..100); two detectors below it are not compared
 _PRETRAINING = re.compile(rf"(.+){SEVERAL}([1-9]\d{{0,2}})")
+LOGME_TITLE = "LogME"
+LOGME_NOTE = (
+    "LogME: log evidence, per box, of a linear model that tells the classes of boxes and "
+    "background apart by the features of the initial backbone, without training; higher is better "
+    "(You et al., arXiv 2102.11005; for detectors arXiv 2403.09432); mean of the runs, not tested"
+)
 EPOCHS = "SOLVER.MAX_EPOCHS"  # length of classification runs; detection counts iterations
 
 
@@ -483,6 +489,19 @@ def printed(value: float | None, gap: float | None = None) -> TextCell:
     """Format one number, or a dash, as a cell; a printed gap is green where the paper's is."""
     text = MISSING if value is None else f"{value:.1f}"
     return TextCell(text, value, gap, strong=gap is not None and is_strong(gap))
+
+
+def has_logme(table: Table) -> bool:
+    """Return whether a run of a table has a LogME."""
+    return any(run.record.metrics.get(LOGME) is not None for run in table.runs)
+
+
+def logme_cell(row: Row) -> TextCell:
+    """Format the mean LogME of a row's runs as a cell."""
+    cell = mean_cell((run.record.metrics.get(LOGME) for run in unit) for unit in row.units)
+    if cell is None:
+        return TextCell(MISSING)
+    return TextCell(f"{cell.mean:.3f}".replace("-", MINUS), cell.mean)
 
 
 def evidence(gap: Gap | None) -> TextCell:

@@ -13,6 +13,8 @@ A metric is called `<kind>/<name>` and is in 0..100:
     knn                     top1 (moco/knn.py)
     bbox_TTA, segm_TTA      under test-time augmentation (TEST.AUG, on Detectron2); not in tables
 
+`logme` is no metric of a trained model: the LogME of its initial backbone, any finite number.
+
 AP is averaged over IoU .50:.05:.95 (keypoints: OKS, densepose: GPS); on VOC it is the VOC AP,
 elsewhere that of the dataset's metric. It is averaged over the classes that have an object to test
 on; metrics with the suffix `_detectron2` over all classes, as in Detectron2's VOC metric.
@@ -34,6 +36,7 @@ HEADLINE: dict[str, tuple[str, ...]] = {
 }
 # Metrics that an engine must report: the Cityscapes metric of instances has no AP75.
 REQUIRED = {**HEADLINE, "segm": ("AP", "AP50")}
+LOGME = "logme"  # see detection/evaluation/logme.py
 # Detectron2's mean IoU: without the classes that do not occur in the ground truth.
 DETECTRON2_MEAN = "mIoU_detectron2"
 # File of match records next to the predictions (detection/evaluation/matches.py).
@@ -103,7 +106,7 @@ def is_evaluation(line: Mapping[str, object]) -> bool:
 
 
 def canonical(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Keep the metrics of the kinds in `HEADLINE`, under their names.
+    """Keep the metrics of the kinds in `HEADLINE`, and `LOGME`, under their names.
 
     DensePose's own evaluators call the AP of the geodesic point similarity (the paper's AP^dp)
     densepose_gps, and write -1 times 100 where there was nothing to measure.
@@ -112,7 +115,7 @@ def canonical(metrics: Mapping[str, float]) -> dict[str, float]:
     return {
         name: math.nan if value == -100 else value
         for name, value in named.items()
-        if name.split("/")[0] in HEADLINE
+        if name.split("/")[0] in HEADLINE or name == LOGME
     }
 
 
@@ -128,15 +131,15 @@ def for_record(
         kinds: Kinds that the task must report, keys of `HEADLINE`.
 
     Raises:
-        ValueError: If a metric of `REQUIRED` is missing, or any is outside 0..100, which is a bug
-            of the engine.
+        ValueError: If a metric of `REQUIRED` is missing, or any but `LOGME` is outside 0..100,
+            which is a bug of the engine.
     """
     stored: dict[str, float | None] = {}
     for name, value in metrics.items():
         rounded = round(float(value), 6)  # an average of hundreds may end at 100.00000000000003
         if not math.isfinite(value):
             stored[name] = None
-        elif 0 <= rounded <= 100:
+        elif 0 <= rounded <= 100 or name == LOGME:
             stored[name] = rounded
         else:
             raise ValueError(f"{name}: got {value}, expected 0..100")

@@ -1,5 +1,6 @@
 """The Python face: README's lines and the page as printed, on tiny data; its refusals."""
 
+import json
 import os
 import re
 import subprocess
@@ -13,7 +14,10 @@ from torch import nn
 from torchvision.models import resnet18
 
 import moco_transfer as mt
+from benchmarks import evaluate, run_suite
+from benchmarks.suites import runs
 from tests.benchmarks.suites.fake_slurm import FakeSlurm
+from tests.benchmarks.suites.fake_trainer import FakePrograms
 from tests.conftest import ROOT
 from tests.oracles.checkpoints import own
 from tests.oracles.resnets import make_resnet, randomize
@@ -133,9 +137,45 @@ def test_each_executor(folder: Path, monkeypatch: pytest.MonkeyPatch, executor: 
     assert list(cluster.ended().values()) == (["COMPLETED"] if executor == "slurm" else [])
 
 
+@pytest.mark.parametrize("task", [None, "tiny.yaml"])
+def test_data_as_the_command_has_it(folder, monkeypatch, capsys, task) -> None:
+    """The same choices are printed and the same suite is written as by `moco-transfer evaluate`."""
+    monkeypatch.chdir(folder)
+    programs = FakePrograms(folder / "journal")
+    monkeypatch.setattr(runs, "Programs", lambda: programs)
+    monkeypatch.setattr(run_suite, "time_undone", lambda *arguments: {})
+    argv = ["--data", "scenes", "--init", "mine=my_r50.pth.tar", "--init", "random"]
+    argv += ["--executor", "cpu", "--trials", "2", "--output", "command"]
+    argv += ["--task", task] if task else []
+    evaluate.main([*argv, "--plan", "plan.json", "--opts", "SOLVER.MAX_ITER", "400"], programs)
+    chosen = re.findall(r"^(?:data|task|budget): .*$", capsys.readouterr().out, re.M)
+    result = mt.evaluate(
+        {"mine": "my_r50.pth.tar", "random": None},
+        data="scenes",
+        task=task,
+        seeds=2,
+        options={"SOLVER.MAX_ITER": 400},
+        out="out",
+        executor="cpu",
+    )
+    shown = re.findall(r"^(?:data|task|budget): .*$", capsys.readouterr().out, re.M)
+    assert len(chosen) == 3 and shown == chosen
+    files = (Path(out, "suite.json") for out in ("out", "command"))
+    written, expected = (json.loads(file.read_text(encoding="utf-8")) for file in files)
+    assert written == expected
+    [keys] = (each["keys"] for each in written["tasks"].values())
+    assert keys["SOLVER.MAX_ITER"] == "400" and keys["SOLVER.STEPS"] == "(300, 367)"
+    assert len(result.runs) == 4
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"task": None}, "evaluate: got no task and no data; give task=NAME"),
+        ({"data": 3}, "data: got 3, expected the folder of a dataset"),
+        ({"data": "scenes"}, "evaluate: give the weights to evaluate"),
+        ({"data": "scenes", "task": ["a", "b"]}, "task: got 2 tasks, expected at most one with"),
+        ({"data": "none", "inits": {"a": "my_r50.pth.tar"}}, "none: no such folder"),
         ({"inits": {"a": 3}}, "inits: a: got a int"),
         ({"inits": {"scratch": None}}, "the name random is for random initialization"),
         ({"inits": {"a": "no.pth"}}, "no.pth: no such file"),

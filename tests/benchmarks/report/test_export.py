@@ -189,3 +189,36 @@ def test_a_suites_names_of_tasks_are_titles(tmp_path):
     for renderer, text in rendered(made).items():
         assert text.count("lvis") > 1 and "lvis_mask" in text.replace("\\_", "_"), renderer
     assert made.plots["ap-m-lvis_v0.5_val"].figure.get_suptitle() == "lvis_mask"
+
+
+def test_logme_is_a_column_beside_ap_without_a_test(tmp_path):
+    """Its mean over the runs, in every format; a table without it has neither column nor note."""
+    ap = {"bbox/AP": 10.0, "bbox/AP50": 20.0, "bbox/AP75": 8.0}
+    for init, values in {
+        "random": (-0.5, -0.7),
+        "mine": (0.25, 0.25),
+        "none": (None, None),
+    }.items():
+        for seed, value in enumerate(values):
+            logme = {} if value is None else {"logme": value}
+            metrics = {name: x + seed for name, x in ap.items()} | logme
+            folder = tmp_path / f"{init}-{seed}"
+            write_run(folder, init=init, seed=seed, metrics=metrics, task="mine")
+    texts = rendered(made := report(tmp_path))
+    [section] = made.sections
+    assert section.head[-2:] == ["AP75", "LogME"]
+    shown = {row[0].text: row[-1].text for row in section.rows()}
+    assert shown == {"random": "−0.600", "mine": "0.250", "none": "–"}
+    for text in texts.values():
+        assert "LogME" in text and "0.250" in text
+    for name in ("md", "html", "terminal"):
+        assert "arXiv 2102.11005" in texts[name]
+    rows = csv_rows(dict(RENDERERS)["csv"](made)["table.csv"])
+    assert {row["init"]: row["logme"] for row in rows} == {
+        "random": "-0.6",
+        "mine": "0.25",
+        "none": "",
+    }
+    write_run(tmp_path / "other", task="other")
+    other = next(s for s in report(tmp_path).sections if s.table.task == "other")
+    assert "LogME" not in other.head and not any("LogME" in note for note in other.notes)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from detection.evaluation.metrics import for_record, headline, headline_names, titles
+from detection.evaluation.metrics import canonical, for_record, headline, headline_names, titles
 
 GOOD = {"bbox/AP": 12.3456789, "bbox/AP50": 30.0, "bbox/AP75": 0.0}
 MASKS = {"segm/AP": 35.4, "segm/AP50": 56.5, "segm/AP75": 38.1}
@@ -17,6 +17,14 @@ def test_numbers_pass_and_nan_becomes_null_with_a_note():
 
 def test_an_average_may_end_a_rounding_error_beyond_100():
     assert for_record({**GOOD, "bbox/AP": 100.00000000000003})[0]["bbox/AP"] == 100.0
+
+
+@pytest.mark.parametrize("value", [-0.61, 101.5])
+def test_logme_is_any_number_and_no_column_of_the_trained_model(value):
+    metrics = {**GOOD, "logme": value}
+    assert canonical(metrics) == metrics
+    assert for_record(metrics)[0]["logme"] == value
+    assert headline_names(metrics) == headline_names(GOOD) and headline(metrics) == headline(GOOD)
 
 
 @pytest.mark.parametrize(
