@@ -33,6 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "datasets": ("detection.datasets.__main__", "list, fetch and check datasets"),
     "doctor": ("benchmarks.doctor", "check this machine, or a dataset before training"),
     "evaluate": ("benchmarks.evaluate", "compare backbones on your own dataset"),
+    "rank": ("benchmarks.rank", "rank frozen backbones on your own dataset in minutes"),
     "suite": ("benchmarks.run_suite", "run every task from every init, over several seeds"),
     "watch": ("benchmarks.watch", "evaluate the checkpoints of a pre-training as they appear"),
     "table": ("benchmarks.make_table", "make the table of finished runs"),

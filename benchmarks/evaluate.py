@@ -29,7 +29,7 @@ from benchmarks.suites.folder import SuiteFolder
 from benchmarks.suites.runs import Programs
 from benchmarks.suites.suite import EMBEDDED, Suite
 from benchmarks.suites.suite_file import as_name, parse_inits, read_suite
-from convert.families.base import TIMM
+from convert.families.base import TIMM, Architecture
 from moco.common.cfgnode import flatten, read_yaml, split_assignments
 from moco.common.command import RANDOM, parse_options, program
 from moco.common.errors import UserError, echo, plural, run_cli
@@ -43,6 +43,7 @@ IMAGES_PER_CLASS, EPOCHS, LEAST, MOST = 1200, 4, 300, 24_000
 EVALUATIONS = 4  # in equal steps along the schedule, which show whether AP still rises
 DECAYS = (3 / 4, 11 / 12)  # of the schedule; VOC's are at 18k and 22k of 24k iterations
 SEEDS = 3
+LAYOUTS = "folder of the dataset, in VOC's layout, YOLO's or COCO's, or a folder that has it"
 
 
 def budget(
@@ -86,20 +87,62 @@ def choose(
         UserError: If the weights fit no task, or the task is for another kind of dataset.
         DataError: If the dataset or the weights are missing or damaged.
     """
-    from detection.config.task import load_task
+    architecture = read_backbone(weights, task, opts)
+    example, _, _ = architecture.example_task()
+    title = task or f"{display_name(example)}, the example for a {architecture}"
+    return choose_schedule(data, task or example, architecture.keys_to_set(), opts, title)
+
+
+def read_backbone(weights: str, task: str | None, opts: Sequence[str]) -> Architecture:
+    """Return the architecture of weights.
+
+    Args:
+        weights: Value of `--init`.
+        task: Task file or its shipped name, whose network the weights may not name; None: any.
+        opts: `KEY VALUE` overrides, which may name the network.
+
+    Raises:
+        UserError: If the weights are of no known network.
+        DataError: If they are missing or damaged.
+    """
     from detection.config.weights import read_weights
+
+    converted = read_weights(weights, **_options(task, dict(_given(opts))))
+    assert converted is not None
+    return converted.contract.architecture
+
+
+def _given(opts: Sequence[str]) -> list[tuple[str, str | None]]:
+    words = split_assignments(opts)
+    return list(zip_longest(words[::2], words[1::2]))
+
+
+def choose_schedule(
+    data: Path, task: str, network: Mapping[str, Any], opts: Sequence[str], title: str
+) -> tuple[str, dict[str, Any]]:
+    """Choose the keys of data and schedule, and print what is run.
+
+    Args:
+        data: Folder of the dataset.
+        task: Task file or its shipped name.
+        network: Keys of the network.
+        opts: `KEY VALUE` overrides, which replace what is chosen.
+        title: Description of the task.
+
+    Returns:
+        The task file, and the chosen keys, without `opts`.
+
+    Raises:
+        UserError: If the task is for another kind of dataset.
+        DataError: If the dataset is missing or damaged.
+    """
+    from detection.config.task import load_task
     from detection.datasets import cache_clear, find_custom, read_split
 
     cache_clear()  # files may have changed since an earlier call in this process
-    found = find_custom(data)
-    words = split_assignments(opts)
-    given = list(zip_longest(words[::2], words[1::2]))
-    converted = read_weights(weights, **_options(task, dict(given)))
-    assert converted is not None
-    architecture = converted.contract.architecture
-    example, _, _ = architecture.example_task()
-    keys = {**found, **architecture.keys_to_set()}
-    file = str(resolve(task or example).absolute())
+    found, given = find_custom(data), _given(opts)
+    keys = {**found, **network}
+    file = str(resolve(task).absolute())
 
     def load(without: Container[str] = ()) -> CfgNode:
         pairs = [*keys.items(), ("MODEL.WEIGHTS", RANDOM)]
@@ -120,7 +163,7 @@ def choose(
     echo(
         f"data: {' '.join(map(' '.join, found.items()))}, {plural(images, 'training image')}, "
         f"{plural(classes, 'class')}; evaluated on {', '.join(cfg.DATASETS.TEST)}",
-        f"task: {task or f'{display_name(example)}, the example for a {architecture}'}",
+        f"task: {title}",
         f"budget: {solver.MAX_ITER} iterations of {solver.IMS_PER_BATCH} images, "
         f"{epochs:.4g} epochs, steps at {tuple(solver.STEPS)}, evaluated every "
         f"{cfg.TEST.EVAL_PERIOD}; --opts replaces any of it",
@@ -177,8 +220,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Compare backbones on your own dataset: the layout, a task and a budget are "
         "chosen and printed. After an interruption, the same command continues.",
     )
-    layouts = "folder of the dataset, in VOC's layout, YOLO's or COCO's, or a folder that has it"
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help=layouts)
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help=LAYOUTS)
     task = "task file or its shipped name (default: the example for the first weights' backbone)"
     parser.add_argument("--task", metavar="FILE", help=task)
     add_arguments(parser, trials=SEEDS)

@@ -696,6 +696,12 @@ OURS: Keys = {
         "Whether to fill the square where the image is smaller, with gray 128 (Detectron2's new "
         "baselines); False leaves that to the backbone's padding (ViTDet).",
     ),
+    "TEST.LOGME": Key(
+        False,
+        "Whether to compute LogME of the initial backbone on the training images "
+        "(detection/evaluation/logme.py), as a further metric.",
+        role=Role.SPEED,
+    ),
     "TEST.COCO_MAX_DETECTIONS": Key(
         100,
         "Maximum number of detections per class and image that COCO's metric counts, for boxes "

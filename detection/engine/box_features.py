@@ -19,25 +19,30 @@ from torch import Tensor, nn
 from detection.config.engines import Engine
 from detection.data.mapper import AugmentationParams, Mapper
 from detection.data.pipeline import training_records
+from detection.engine.per_image import PerImage
 from detection.evaluation.logme import logme
 from detection.modeling.backbones import backbone_type
 from detection.modeling.roi_align import roi_align
+from moco.engine.device import autocast
 
 MOST_IMAGES = 500
 SEED, TRIES, MOST_IOU = 0, 50, 0.3  # of background boxes
 STRIDE, SIZE = 16, 7  # of the map that boxes are pooled from, in cells per side
 
 
-def score_backbone(cfg: CfgNode, engine: Engine, model: nn.Module) -> float:
+def score_backbone(
+    cfg: CfgNode, engine: Engine, model: nn.Module, per_image: PerImage | None = None
+) -> float:
     """Return the LogME of a detector's backbone on up to `MOST_IMAGES` training images.
 
-    Images have the size of the test. The numbers of the heads do not matter, and no random stream
-    of the process is advanced.
+    Images have the size of the test, the maps the precision of the training. The numbers of the
+    heads do not matter, and no random stream of the process is advanced.
 
     Args:
         cfg: The task.
         engine: Engine that built the model.
         model: Model of the task with the weights to score.
+        per_image: What computes the maps if the backbone runs image by image.
 
     Raises:
         UserError: If no training image has an object.
@@ -46,8 +51,9 @@ def score_backbone(cfg: CfgNode, engine: Engine, model: nn.Module) -> float:
     was_training = model.training
     model.eval()
     try:
-        with torch.no_grad():
-            pairs = list(box_features(cfg, engine, model))
+        device = torch.device(cfg.MODEL.DEVICE)
+        with torch.no_grad(), autocast(device, cfg.SOLVER.PRECISION):
+            pairs = list(box_features(cfg, engine, model, per_image))
     finally:
         model.train(was_training)
     features, labels = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
@@ -55,7 +61,7 @@ def score_backbone(cfg: CfgNode, engine: Engine, model: nn.Module) -> float:
 
 
 def box_features(
-    cfg: CfgNode, engine: Engine, model: nn.Module
+    cfg: CfgNode, engine: Engine, model: nn.Module, per_image: PerImage | None = None
 ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
     """Yield features (R, C) and classes (R,) of each image; -1 is background."""
     keys, records = cfg.INPUT, training_records(cfg)
@@ -68,6 +74,8 @@ def box_features(
         boxes, size = sample["boxes"], sample["image"].shape[-2:]
         background = background_boxes(boxes, (size[0], size[1]), rng)
         batch = engine.to_model([sample])
+        if per_image:
+            per_image.see(batch)
         to_network: Any = getattr(model, "preprocess_image", None)  # Detectron2's
         images = to_network(batch).tensor if to_network else model.get_submodule("images")(batch)[1]
         pooled = pool(network(images), strides, torch.cat([boxes, background]))

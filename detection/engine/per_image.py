@@ -19,8 +19,11 @@ of its pixels as the mapper made them, and the precision.
 import hashlib
 import json
 import logging
+import math
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,18 +44,23 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "features"  # in OUTPUT_DIR or in the folder of a suite
 _GB = 1e9
+_RESCAN = 64  # writes after which the bytes of other runs are counted again
 _DIGITS = 32
 # Keys of MODEL that change no map.
 _NO_MAPS = ("MODEL.WEIGHTS", "MODEL.BACKBONE.CACHE_GB", "MODEL.BACKBONE.CACHE_DIR")
 
 
-def run_per_image(model: nn.Module, cfg: CfgNode, engine: str) -> None:
+def run_per_image(model: nn.Module, cfg: CfgNode, engine: str) -> "PerImage":
     """Have the backbone of a model compute or read the maps of each image by itself (in place).
 
     Args:
         model: Model of either engine with its weights loaded; names of tensors do not change.
         cfg: Configuration of the task, with MODEL.BACKBONE.PER_IMAGE.
         engine: Name of the engine.
+
+    Returns:
+        What computes the maps; it has to see the samples before the backbone gets their batch,
+        which a call of the model does by itself.
 
     Raises:
         UserError: If a parameter of the backbone is trained.
@@ -68,18 +76,18 @@ def run_per_image(model: nn.Module, cfg: CfgNode, engine: str) -> None:
             f"MODEL.BACKBONE.PER_IMAGE True: {plural(len(trained), 'tensor')} of the backbone "
             f"would be trained ({first_few(trained)}); freeze all of it by MODEL.BACKBONE.FREEZE_AT"
         )
+    backbone: Any = model.get_submodule("backbone")
+    used = getattr(backbone, "in_features", None)  # of an FPN
+    padding = Padding(max(backbone.size_divisibility, 1), cfg.MODEL.BACKBONE.SQUARE_PAD)
     cache = None
     if why := _why_not_cached(cfg):
         logger.info("the backbone's maps are not cached: %s", why)
     else:
-        cache = FeatureCache(cache_folder(cfg) / _context(net, cfg, engine), cfg)
-    backbone: Any = model.get_submodule("backbone")
-    used = getattr(backbone, "in_features", None)  # of an FPN
-    divisor = max(backbone.size_divisibility, 1)
-    square = bool(cfg.MODEL.BACKBONE.SQUARE_PAD)
-    per_image = _PerImage(net, getattr(net, method), used, divisor, square=square, cache=cache)
-    model.register_forward_pre_hook(per_image.see)
+        cache = FeatureCache(cache_folder(cfg) / _context(net, cfg, engine), cfg, padding)
+    per_image = PerImage(net, getattr(net, method), used, padding, cache)
+    model.register_forward_pre_hook(lambda _, inputs: per_image.see(inputs[0]))
     setattr(net, method, per_image)
+    return per_image
 
 
 def cache_folder(cfg: CfgNode) -> Path:
@@ -120,15 +128,28 @@ def _context(net: nn.Module, cfg: CfgNode, engine: str) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:_DIGITS]
 
 
-class _PerImage:
+@dataclass(frozen=True)
+class Padding:
+    """Padding of an image by itself: to multiples of a number of px, or to a square if not 0."""
+
+    divisor: int
+    square: int
+
+    def __call__(self, height: int, width: int) -> tuple[int, int]:
+        """Return the padded height and width."""
+        sides = (self.square or height, self.square or width)
+        padded_height, padded_width = (-(-side // self.divisor) * self.divisor for side in sides)
+        return padded_height, padded_width
+
+
+class PerImage:
     """Function from a batch of images to the maps of a frozen network, image by image.
 
     Args:
         net: Network, which is kept in eval mode.
         maps: Its function from images (N, 3, H, W) to maps by name.
         used: Names of the maps that are used; None for all.
-        divisor: Both sides of an image are padded to a multiple of it.
-        square: Whether images are padded to a square instead, as in the batch.
+        padding: Padding of an image.
         cache: Cache of the maps, if any.
     """
 
@@ -137,18 +158,16 @@ class _PerImage:
         net: nn.Module,
         maps: Any,
         used: Sequence[str] | None,
-        divisor: int,
-        *,
-        square: bool,
+        padding: Padding,
         cache: "FeatureCache | None",
     ) -> None:
         self._net, self._maps, self._used, self._cache = net, maps, used, cache
-        self._divisor, self._square = divisor, square
+        self._padding = padding
         self._images: list[Tensor] = []
 
-    def see(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
-        """Keep the images (3, H, W) uint8 of the samples that the model is called with."""
-        self._images = [sample["image"] for sample in inputs[0]]
+    def see(self, samples: Sequence[Mapping[str, Any]]) -> None:
+        """Keep the images (3, H, W) uint8 of the samples that the backbone gets next."""
+        self._images = [sample["image"] for sample in samples]
 
     @torch.no_grad()
     def __call__(self, batch: Tensor) -> dict[str, Tensor]:
@@ -158,9 +177,8 @@ class _PerImage:
         return {name: _stack([maps[name] for maps in found]) for name in found[0]}
 
     def _of_one(self, image: Tensor, padded: Tensor) -> Mapping[str, Tensor]:
-        if not self._square:
-            height, width = (-(-side // self._divisor) * self._divisor for side in image.shape[-2:])
-            padded = padded[..., :height, :width]
+        height, width = self._padding(*image.shape[-2:])
+        padded = padded[..., :height, :width]
         kind = padded.device.type
         precise = not torch.is_autocast_enabled(kind)
         dtype = padded.dtype if precise else torch.get_autocast_dtype(kind)
@@ -170,7 +188,7 @@ class _PerImage:
         maps = self._maps(padded.contiguous())
         computed = {key: maps[key] for key in self._used or maps}
         if self._cache:
-            self._cache.write(name, computed, padded.shape[-2] * padded.shape[-1])
+            self._cache.write(name, computed, height * width)
         return computed
 
 
@@ -195,12 +213,14 @@ class FeatureCache:
     Args:
         folder: Folder of the context.
         cfg: Configuration of the task, for the limit and the forecast.
+        padding: Padding of an image, for the forecast.
     """
 
-    def __init__(self, folder: Path, cfg: CfgNode) -> None:
-        self._folder, self._cfg = folder, cfg
+    def __init__(self, folder: Path, cfg: CfgNode, padding: Padding) -> None:
+        self._folder, self._cfg, self._padding = folder, cfg, padding
         self._limit = cfg.MODEL.BACKBONE.CACHE_GB * _GB
-        self._is_forecast = self._is_full = False
+        self._is_full = False
+        self._writes = self._bytes = 0
 
     def read(self, name: str) -> dict[str, Tensor] | None:
         """Return the maps of an entry; None if there is none, or it is damaged."""
@@ -222,11 +242,13 @@ class FeatureCache:
 
         kept = {key: value.detach().cpu().contiguous() for key, value in maps.items()}
         size = sum(value.nbytes for value in kept.values())
-        if not self._is_forecast:
-            self._log_forecast(size / pixels)
         if self._is_full:
             return
-        if self._bytes() + size > self._limit:
+        if self._writes % _RESCAN == 0:
+            self._bytes = self._bytes_of_all_runs()
+        if self._writes == 0:
+            self._log_forecast(kept, pixels)
+        if self._bytes + size > self._limit:
             self._stop(f"CACHE_GB {self._limit / _GB:g} is reached")
             return
         content = save(kept, {"maps": " ".join([_checksum(kept), *kept])})
@@ -234,25 +256,31 @@ class FeatureCache:
             atomic_write(self._path(name), lambda file: file.write(content))
         except UserError as error:
             self._stop(str(error))
+        self._writes, self._bytes = self._writes + 1, self._bytes + size
 
     def _stop(self, why: str) -> None:
         self._is_full = True
         logger.warning("feature cache: %s; further maps are computed each time", why)
 
-    def _bytes(self) -> int:
-        """Return the bytes in the folder, which other runs may have written."""
-        if not self._folder.is_dir():
-            return 0
-        return sum(path.stat().st_size for path in self._folder.glob("*.safetensors"))
+    def _bytes_of_all_runs(self) -> int:
+        found = 0
+        for path in self._folder.parent.glob("*/*.safetensors"):
+            with suppress(FileNotFoundError):  # another run may remove its cache
+                found += path.stat().st_size
+        return found
 
-    def _log_forecast(self, bytes_per_pixel: float) -> None:
-        self._is_forecast = True
-        images, pixels = forecast_pixels(self._cfg)
+    def _log_forecast(self, maps: Mapping[str, Tensor], pixels: int) -> None:
+        size = sum(value.nbytes for value in maps.values())
+        in_fp32 = 4 * sum(value.numel() for value in maps.values())  # as tests compute
+        train, test = image_sizes(self._cfg)
+        train_pixels, test_pixels = (
+            sum(math.prod(self._padding(*size)) for size in sizes) for sizes in (train, test)
+        )
         logger.info(
-            "feature cache: %s, %.2f GB forecast for %s (MODEL.BACKBONE.CACHE_GB %g)",
+            "feature cache: %s, forecast: %.4g GB for %s (MODEL.BACKBONE.CACHE_GB %g)",
             self._folder,
-            pixels * bytes_per_pixel / _GB,
-            plural(images, "image"),
+            (train_pixels * size + test_pixels * in_fp32) / pixels / _GB,
+            plural(len(train) + len(test), "image"),
             self._limit / _GB,
         )
 
@@ -268,21 +296,22 @@ def _checksum(maps: Mapping[str, Tensor]) -> str:
     return f"{checksum:08x}"
 
 
-def forecast_pixels(cfg: CfgNode) -> tuple[int, int]:
-    """Return the number of different images that a run shows to the backbone, and their pixels.
+def image_sizes(cfg: CfgNode) -> list[list[tuple[int, int]]]:
+    """Return the sizes of the different images that a run shows to the backbone: training, test.
 
     A training image counts once for each training size and each direction of the random flip.
     """
     keys, flips = cfg.INPUT, 1 if cfg.INPUT.RANDOM_FLIP == "none" else 2
     short = [keys.SEM_SEG_SIZE] if is_semantic(cfg) else keys.MIN_SIZE_TRAIN
     train, test = training_records(cfg), read_split(cfg.DATASETS.TEST[0], cfg).records
-    sizes = [
-        resized_size((record["height"], record["width"]), side, limit)
+    return [
+        [
+            resized_size((record["height"], record["width"]), side, limit)
+            for record in records
+            for side in sides
+        ]
         for records, sides, limit in (
             (train, [*short] * flips, keys.MAX_SIZE_TRAIN),
             (test, [keys.MIN_SIZE_TEST], keys.MAX_SIZE_TEST),
         )
-        for record in records
-        for side in sides
     ]
-    return len(sizes), sum(height * width for height, width in sizes)

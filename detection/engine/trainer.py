@@ -29,6 +29,7 @@ from detection.data.records import records_forgotten
 from detection.data.sample import Sample
 from detection.datasets.doctor import command as doctor_command
 from detection.datasets.files import resumable
+from detection.engine.box_features import score_backbone
 from detection.engine.checkpoint import (
     FINAL,
     last_checkpoint,
@@ -56,7 +57,7 @@ from detection.engine.weights import (
     load_trained,
     read_trained,
 )
-from detection.evaluation.metrics import canonical
+from detection.evaluation.metrics import LOGME, canonical
 from detection.modeling.backbones import backbone_type
 from detection.modeling.norms import with_process_norms
 from detection.modeling.optimizer import build_optimizer
@@ -83,20 +84,23 @@ def work(job: Job, stop: StopRequest) -> EngineResult:
         seed_all(cfg.SEED + distributed.rank())
         model = engine.build_model(cfg)
         distributed.broadcast_from_main(model)
-        iterations, coverage = 0, None
+        iterations, coverage, score = 0, None, {}
         if job.eval_only:
             load_trained(model, read_trained(cfg.MODEL.WEIGHTS), cfg.MODEL.WEIGHTS)
             metrics = evaluate(model, cfg, engine)
         else:
             kind = backbone_type(cfg.MODEL.BACKBONE.NAME)
             coverage = load_converted(model, job.weights.model, kind) if job.weights else None
+            per_image = None
             if cfg.MODEL.BACKBONE.PER_IMAGE:
-                run_per_image(model, cfg, job.engine)
+                per_image = run_per_image(model, cfg, job.engine)
+            if cfg.TEST.LOGME:
+                score = {LOGME: score_backbone(cfg, engine, model, per_image)}
             iterations = cfg.SOLVER.MAX_ITER
             trainer = Trainer(cfg, job.engine, model, stop)
             with closing(trainer.log), counting(lambda: trainer.done):
                 metrics = trainer.train(trainer.resume() if job.resume else None)
-        metrics = canonical(metrics)
+        metrics = canonical(metrics) | score
         if (augmented := engine.augmented(cfg, model)) is not None:
             found = canonical(evaluate(augmented, cfg, engine, "inference_TTA"))
             metrics |= {name.replace("/", "_TTA/", 1): value for name, value in found.items()}
