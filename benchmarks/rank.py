@@ -47,9 +47,9 @@ def frozen_keys(architecture: Architecture) -> dict[str, Any]:
     from detection.modeling.backbones import backbone_type
 
     example, _, _ = architecture.example_task()
-    name = flatten(read_yaml(resolve(example)))["MODEL.BACKBONE.NAME"]
-    if name == "build_resnet_backbone":  # C4
-        name = "build_resnet_fpn_backbone"
+    # Example tasks of ResNets are C4's, which have no pyramid and the default builder.
+    given = flatten(read_yaml(resolve(example)))
+    name = given.get("MODEL.BACKBONE.NAME", "build_resnet_fpn_backbone")
     kind = backbone_type(name)
     frozen = -1 if kind.freezes_whole else kind.num_parts(default_task())
     keys = {

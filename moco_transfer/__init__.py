@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from convert.backbone import Backbone
     from moco.common.run import RunRecord
 
-__all__ = ["DataError", "Result", "UserError", "evaluate", "load_backbone"]
+__all__ = ["DataError", "Result", "UserError", "evaluate", "load_backbone", "rank"]
 
 _PAGE_PX = 720  # height of the page in a notebook
 
@@ -65,7 +65,7 @@ def load_backbone(source: str | os.PathLike[str] | nn.Module, **options: Any) ->
 
 @dataclass(frozen=True)
 class Result:
-    """Result of `evaluate`, printed as the table, and shown in a notebook as the report's page.
+    """Result of `evaluate` or `rank`, printed as the table, and shown in a notebook as the page.
 
     Attributes:
         folder: Folder of the evaluation.
@@ -171,8 +171,51 @@ def evaluate(
             the runs have saved their state.
         DataError: If weights or data are missing or damaged, or a module is of no known family.
     """
+    return _evaluate("evaluate", locals())
+
+
+def rank(
+    inits: Mapping[str, str | os.PathLike[str] | nn.Module | None],
+    *,
+    data: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    seeds: int | Sequence[int] = 3,
+    options: Mapping[str, object] | None = None,
+    baseline: str | None = None,
+    engine: str = "auto",
+    executor: str = "auto",
+    workers: int = 0,
+    gpus_per_run: int | None = None,
+) -> Result:
+    """Rank frozen backbones on a dataset by a small detector on their cached maps, and by LogME.
+
+    The call is equivalent to `moco-transfer rank`; backbones of several architectures get a table
+    each.
+
+    Args:
+        inits: As for `evaluate`.
+        data: Folder of a dataset, whose layout is found.
+        out: Folder of the runs and tables.
+        seeds: As for `evaluate`, as are the other arguments.
+        options: Keys of the tasks and their values.
+        baseline: Init that gaps refer to.
+        engine: Detection engine.
+        executor: Place of the runs.
+        workers: Number of simultaneous runs.
+        gpus_per_run: GPUs of each run.
+
+    Raises:
+        UserError: If an argument is invalid, all rows are random, or a run failed.
+        DataError: If weights or data are missing or damaged, or a module is of no known family.
+    """
+    return _evaluate("rank", locals())
+
+
+def _evaluate(name: str, given: dict[str, Any]) -> Result:
+    """Run the suite of `evaluate` or `rank`, whose arguments are `given`."""
     from benchmarks import run_suite
     from benchmarks.evaluate import chosen_suite
+    from benchmarks.rank import ranked_suite
     from benchmarks.run_suite import ENGINES, SuiteOptions
     from benchmarks.suites.checks import option_pairs
     from benchmarks.suites.executors.base import EXECUTORS
@@ -186,13 +229,15 @@ def evaluate(
 
     if threading.current_thread() is not threading.main_thread():
         raise UserError(
-            "evaluate: got another thread, expected the main one, which alone can handle Ctrl-C; "
+            f"{name}: got another thread, expected the main one, which alone can handle Ctrl-C; "
             "start a process for each evaluation"
         )
-    _check_arguments(locals())
-    if engine not in ENGINES:
+    _check_arguments(given)
+    if (engine := given["engine"]) not in ENGINES:
         raise UserError(f"engine: got {engine!r}, expected one of {', '.join(ENGINES)}")
-    lookup(EXECUTORS, executor, "executor")
+    lookup(EXECUTORS, given["executor"], "executor")
+    inits, data, options, seeds = (given[key] for key in ("inits", "data", "options", "seeds"))
+    task = given.get("task")
     files = [task] if isinstance(task, str | os.PathLike) else (task or [])
     if data is None and not files:
         raise UserError(
@@ -201,25 +246,21 @@ def evaluate(
         )
     if data is not None and len(files) > 1:
         raise UserError(f"task: got {len(files)} tasks, expected at most one with data")
-    own = SuiteOptions(
-        baseline=baseline,
-        engine=engine,
-        executor=executor,
-        workers=workers,
-        gpus_per_run=gpus_per_run,
-        retry_failed=True,
-    )
+    passed = {key: given[key] for key in ("baseline", "executor", "workers", "gpus_per_run")}
+    own = SuiteOptions(engine=engine, retry_failed=True, **passed)
     numbers = range(seeds) if isinstance(seeds, SupportsIndex) else tuple(map(index, seeds))
     pairs = [text for key, value in (options or {}).items() for text in (key, str(value))]
-    folder = SuiteFolder(Path(out))
+    folder = SuiteFolder(Path(given["out"]))
     with tempfile.TemporaryDirectory() as modules:
         weights = {
-            name: _weights(init, f"inits: {name}", Path(modules, f"{number}.pth"))
-            for number, (name, init) in enumerate(inits.items())
+            row: _weights(init, f"inits: {row}", Path(modules, f"{number}.pth"))
+            for number, (row, init) in enumerate(inits.items())
         }
         trials = check("seeds", len(numbers), TRIALS)
-        if data is not None:
-            rows = [f"{name}={text}" for name, text in weights.items()]
+        rows = [f"{row}={text}" for row, text in weights.items()]
+        if name == "rank":
+            suite = ranked_suite(expand_home(data), rows, pairs, trials)
+        elif data is not None:
             chosen = os.fspath(files[0]) if files else None
             suite = chosen_suite(expand_home(data), rows, chosen, pairs, trials)
         else:
@@ -262,7 +303,7 @@ def _are_named(value: Any) -> bool:
     return isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
 
 
-# Argument of `evaluate` → predicate of values of a fitting type, and their description.
+# Argument of `evaluate` or `rank` → predicate of values of a fitting type, and their description.
 _ARGUMENTS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "inits": (_are_named, "a mapping of names to weights"),
     "out": (_is_path, "a folder"),
@@ -279,11 +320,11 @@ _ARGUMENTS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def _check_arguments(values: Mapping[str, Any]) -> None:
-    """Raise UserError for an argument of `evaluate` of a wrong type."""
+    """Raise UserError for an argument of a wrong type."""
     from moco.common.errors import first_few, format_value
 
     for name, (is_valid, expected) in _ARGUMENTS.items():
-        if not is_valid(value := values[name]):
+        if name in values and not is_valid(value := values[name]):
             several = isinstance(value, list | tuple)
             got = f"[{first_few([*map(format_value, value)])}]" if several else format_value(value)
             raise UserError(f"{name}: got {got}, expected {expected}")

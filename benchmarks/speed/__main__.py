@@ -1,4 +1,4 @@
-"""Command that measures speed: moco-transfer speed {pretrain,input,detection,gpu}.
+"""Command that measures speed: moco-transfer speed {pretrain,input,detection,cached,gpu}.
 
 The sides of a comparison run alternately, so that other load on the machine affects both. The
 reported speed is the ratio of the smallest CPU times over several rounds.
@@ -21,7 +21,7 @@ from moco.common.command import program
 from moco.common.errors import UserError, run_cli
 from moco.common.files import read_text
 
-MIN_ROUNDS, SUITES = 5, ("pretrain", "input", "detection", "gpu")
+MIN_ROUNDS, SUITES = 5, ("pretrain", "input", "detection", "cached", "gpu")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -34,7 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("suite", choices=SUITES, help="part of the project to measure")
     add("--goals", metavar="loss,step", help="measure only these cases; default: all")
-    add("--images", metavar="DIR", help="JPEG images for `input`; default: generated ones")
+    add("--images", metavar="DIR", help="JPEG images for `input`, or a VOC layout for `cached`")
     add("--rounds", type=int, default=MIN_ROUNDS, help="rounds of each timing (%(default)s)")
     add("--quick", action="store_true", help="use tiny sizes and one round, as a smoke test")
     add("--output", metavar="FILE.md", help="insert the table between its <!-- SUITE [GOALS] -->")
