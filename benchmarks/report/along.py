@@ -79,7 +79,7 @@ class Along:
     @property
     def metric(self) -> str:
         """Canonical name of the metric."""
-        return _metric(self.table)
+        return ap_of(self.table)
 
     @property
     def what(self) -> str:
@@ -195,7 +195,7 @@ def along_pretraining(table: Table, stem: str, title: str, tables: Sequence[Tabl
     kind = table.runs[0].record.kind
     rows: dict[str, dict[int, Row]] = {}
     for row in table.rows:
-        if (at := epoch_of(row.init)) and row.cells[_metric(table)] is not None:
+        if (at := epoch_of(row.init)) and row.cells[ap_of(table)] is not None:
             rows.setdefault(at[0], {})[at[1]] = row
     cheaper = CHEAP[: CHEAP.index(kind)] if kind in CHEAP else CHEAP
     others = [other for other in tables if other.runs[0].record.kind in cheaper]
@@ -207,8 +207,8 @@ def along_pretraining(table: Table, stem: str, title: str, tables: Sequence[Tabl
     return Along(table, stem, title, found) if found and kind != CHEAP[0] else None
 
 
-def _metric(table: Table) -> str:
-    """Return AP if the table has it, else the first metric."""
+def ap_of(table: Table) -> str:
+    """Return the name of AP if the table has it, else of the first metric."""
     return next((name for name in table.metrics if name.endswith("/AP")), table.metrics[0])
 
 
@@ -217,7 +217,7 @@ def _recorded(rows: Mapping[int, Row], tables: Sequence[Table]) -> dict[str, dic
     found: dict[str, dict[int, float]] = {}
     for table in tables:
         cells = {
-            run.record.weights_sha256: row.cells[_metric(table)]
+            run.record.weights_sha256: row.cells[ap_of(table)]
             for row in table.rows
             for run in row.runs
         }

@@ -33,6 +33,7 @@ from benchmarks.report.report import (
 )
 from benchmarks.report.style import FORMATS, PAGE_NAME, csv_text
 from benchmarks.report.table import Cell, Table, has_logme, logme_cell, voc_metric
+from benchmarks.report.trust import KENDALL, SPEARMAN, Trust
 from detection.evaluation.metrics import titles
 from moco.common.errors import printable
 
@@ -80,6 +81,7 @@ def csv(report: Report) -> dict[str, str]:
         "table.summary.csv": _summary(report.summary) if report.summary else (),
         "table.datasets.csv": _datasets(report.collections),
         "table.along.csv": _along(report.along),
+        "table.trust.csv": _trust(report.trust),
         "table.literature.csv": _literature(report.sections),
     }
     return {name: csv_text(own) for name, of in lines.items() if (own := list(of))}
@@ -309,6 +311,23 @@ def _along(parts: Sequence[Along]) -> Iterator[Line]:
         for measure, values in series.cheap.items():
             for epoch, value in values.items():
                 yield _named(names, (*setting, epoch, measure, None, value))
+
+
+def _trust(parts: Sequence[Trust]) -> Iterator[Line]:
+    """Yield a line per init of a frozen and a fine-tuned task, with the correlations over all."""
+    for part in parts:
+        for point in part.points:
+            yield {
+                "tested_on": " ".join(part.table.tested_on),
+                **_named("engine metric init", (part.table.engine, part.metric, point.init)),
+                "frozen_task": point.frozen_task,
+                **_numbers(point.frozen, ("frozen_n", "frozen_mean", "frozen_std")),
+                "tuned_task": point.tuned_task,
+                **_numbers(point.tuned, ("tuned_n", "tuned_mean", "tuned_std")),
+                "inits": len(part.points),
+                **_named("tau tau_low tau_high", part.correlations.get(KENDALL)),
+                **_named("rho rho_low rho_high", part.correlations.get(SPEARMAN)),
+            }
 
 
 def _runs(tables: Sequence[Table]) -> Iterator[Line]:

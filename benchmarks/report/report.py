@@ -77,6 +77,7 @@ from benchmarks.report.table import (
     stems,
     untuned,
 )
+from benchmarks.report.trust import Trust, frozen_against_tuned
 from detection.config.keys import at_edge, tuned_axes, tuned_values
 from detection.evaluation.metrics import titles
 from detection.modeling.backbones import frozen_random
@@ -576,10 +577,15 @@ class Report:
         parts = (along_pretraining(s.table, s.stem, s.heading, self.tables) for s in self.sections)
         return [each for each in parts if each is not None]
 
+    @cached_property
+    def trust(self) -> list[Trust]:
+        """Agreement of frozen with fine-tuned backbones, for each dataset that has both."""
+        return frozen_against_tuned(self.tables)
+
     @property
-    def parts(self) -> list[Collection | Along]:
+    def parts(self) -> list[Collection | Along | Trust]:
         """Sections above the tables, each with a heading, grids and notes."""
-        return [*self.collections, *self.along]
+        return [*self.collections, *self.along, *self.trust]
 
     @property
     def citation(self) -> str:

@@ -6,3 +6,4 @@ from detection.modeling.backbones import vit as vit
 from detection.modeling.backbones.base import backbone_type as backbone_type
 from detection.modeling.backbones.base import check_backbone as check_backbone
 from detection.modeling.backbones.base import frozen_random as frozen_random
+from detection.modeling.backbones.base import is_frozen as is_frozen

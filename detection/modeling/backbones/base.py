@@ -84,6 +84,25 @@ def frozen_random(config: Mapping[str, Any]) -> list[str]:
     return notes
 
 
+def is_frozen(config: Mapping[str, Any]) -> bool:
+    """Return whether the whole backbone is frozen; False for a builder that is not registered.
+
+    Args:
+        config: Flat config of a task or of a record.
+    """
+    name, at = config.get("MODEL.BACKBONE.NAME", ""), config.get("MODEL.BACKBONE.FREEZE_AT")
+    if name not in BACKBONE_TYPES or not at:
+        return False
+    cfg = CfgNode()
+    for key in (key for key in config if key.startswith("MODEL.")):
+        *nodes, last = key.split(".")
+        inner = cfg
+        for node in nodes:
+            inner = inner.setdefault(node, CfgNode())
+        inner[last] = config[key]
+    return bool(at < 0 or at == backbone_type(name).num_parts(cfg))
+
+
 def check_backbone(cfg: CfgNode) -> list[str]:
     """Check the keys of the backbone, and return the names of its feature maps.
 

@@ -14,9 +14,10 @@ from detection.config.task import default_task
 from detection.datasets.base import Split
 from detection.datasets.coco import flip_pairs
 from detection.engine.solver import build_schedule
-from detection.modeling.backbones import frozen_random
-from moco.common.cfgnode import flatten
+from detection.modeling.backbones import frozen_random, is_frozen
+from moco.common.cfgnode import flatten, load_cfg
 from moco.common.errors import UserError
+from tests.conftest import ROOT
 from tests.oracles import tiny_detector as tiny
 
 LSJ = {"INPUT.LSJ.ENABLED": True}
@@ -126,3 +127,20 @@ def test_layers_frozen_at_random_weights_are_noted():
     assert noted() == ["MODEL.BACKBONE.FREEZE_AT"]
     cfg.MODEL.BACKBONE.FREEZE_AT = 0
     assert noted() == []
+
+
+@pytest.mark.parametrize(
+    ("file", "frozen"),
+    [
+        ("coco/mask_rcnn_DINOv3_ViT_B_25ep_frozen", True),
+        ("coco/mask_rcnn_R_50_FPN_1x_frozen", True),
+        ("coco/mask_rcnn_timm_FPN_1x_frozen", True),
+        ("voc/faster_rcnn_R_18_FPN_small", False),
+        ("voc/faster_rcnn_R_50_C4_24k_frozen_to_res4", False),
+        ("voc/faster_rcnn_ViT_Ti_small", False),
+    ],
+)
+def test_a_backbone_is_frozen_if_all_of_its_parts_are(file, frozen):
+    cfg = load_cfg(default_task(), str(ROOT / "configs" / f"{file}.yaml"), [])
+    assert is_frozen(flatten(cfg)) is frozen
+    assert not is_frozen(flatten(cfg) | {"MODEL.BACKBONE.NAME": "build_a_users_backbone"})

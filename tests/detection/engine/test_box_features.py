@@ -8,7 +8,7 @@ from torchvision.models import resnet18
 from torchvision.ops import roi_align
 
 from detection.config.engines import find_engine
-from detection.config.task import load_task
+from detection.config.task import default_task, load_task
 from detection.data.pipeline import training_records
 from detection.engine.box_features import (
     background_boxes,
@@ -134,3 +134,12 @@ def test_a_transformers_map_is_its_own(engine, name, small_options):
     network, strides = network_of(cfg, model)
     assert set(strides.values()) == {16} and not isinstance(network, type(model.backbone))
     assert np.isfinite(score_backbone(cfg, own, model))
+
+
+def test_below_the_pyramid_of_a_users_backbone():
+    cfg = default_task()
+    cfg.MODEL.BACKBONE.NAME = "build_a_users_fpn_backbone"
+    model, below = torch.nn.Module(), torch.nn.Conv2d(3, 8, 1)
+    model.backbone, below.strides = torch.nn.Module(), {"res4": 16}
+    model.backbone.bottom_up = below
+    assert network_of(cfg, model) == (below, {"res4": 16})
