@@ -1,8 +1,8 @@
 """Speed of a frozen backbone's cached maps: iterations of `voc/frozen_R_18_small` with networks.
 
 Without the cache an iteration takes T, of which the backbone takes B, so that the cache can make it
-T / (T - B) times as fast at most. `--images` is a dataset in VOC's layout, by default a generated
-one of a single image.
+T / (T - B) times as fast at most. `--images` is a dataset in VOC's layout with the splits train
+and test, by default a generated one of a single image.
 """
 
 from collections.abc import Callable
@@ -51,11 +51,13 @@ def measure(name: str, setting: Setting) -> list[Row]:
     keys = {**TASK, **own, "SEED": 1}
     if setting.quick:
         keys |= {"SOLVER.IMS_PER_BATCH": 1, "MODEL.VIT.DEPTH": 4}
-    if setting.images:
-        keys["DATASETS.VOC_DIR"] = str(Path(setting.images).resolve())
     data = Generated("cached", setting.scratch, 32, IMAGE_PX)
-    folder = str(setting.scratch / name.replace("/", "_"))
-    cached = task_config(data, EMBEDDED, keys, {"MODEL.BACKBONE.CACHE_DIR": folder})
+    if setting.images:
+        folder = Path(setting.images).resolve()
+        keys |= {"DATASETS.VOC_DIR": str(folder)}
+        keys |= {f"DATASETS.{key.upper()}": [f"{folder.name}_{key}"] for key in ("train", "test")}
+    maps = str(setting.scratch / name.replace("/", "_"))
+    cached = task_config(data, EMBEDDED, keys, {"MODEL.BACKBONE.CACHE_DIR": maps})
     without = task_config(data, EMBEDDED, keys, {"MODEL.BACKBONE.CACHE_GB": 0.0})
     fill, _ = iteration(cached)
     for _ in range(2 if setting.quick else FILLING):
