@@ -170,6 +170,9 @@ def test_readme_and_plan(here):
             "evaluate": r"\g<0> --dry-run --seconds-per-iteration 0.1 --executor cpu",
         },
     )
+    save_resnet("mine.pth")
+    dry = r"\g<0> --dry-run --seconds-per-iteration 0.1 --executor cpu"
+    run("docs/guides/rank.md", {"my_dataset": "datasets/VOC2007", "rank": dry})
     save_resnet("my.pth", depth=50)
     suite = "name: voc\ntitle: tiny\ntasks:\n  - config: faster_rcnn_R_50_C4_24k\n    trials: 1"
     tiny = re.sub(r"^  - config: (\S+)", tiny_suite(NARROW_50), suite, flags=re.M)
