@@ -8,6 +8,7 @@ used by detection to open converted weights.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from convert.contract import InputContract
-from convert.families.base import LEFT_AT_INIT, Architecture, first_rule
+from convert.families.base import LEFT_AT_INIT, Architecture, Family, first_rule
 from convert.modeling.reference import TOLERANCE, fill_network, on_meta_device, reference_features
 from convert.read import CONVERSION, describe, format_keys, is_converted, read_file, to_tensor
 from moco.common.command import converter
@@ -133,8 +134,13 @@ def verification_image(contract: InputContract) -> Tensor:
 
 def target_tensors(contract: InputContract) -> dict[str, Tensor]:
     """Return the tensors of the contract's backbone on the meta device, by name."""
+    return dict(_meta_tensors(contract.family, contract.architecture))
+
+
+@functools.lru_cache(maxsize=16)  # a conversion needs them three times
+def _meta_tensors(family: Family, architecture: Architecture) -> Mapping[str, Tensor]:
     with on_meta_device():
-        return build_backbone(contract).state_dict()
+        return family.build(architecture).state_dict()
 
 
 def check_model(

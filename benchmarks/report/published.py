@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from detection.config.keys import OURS
-from moco.common.cfgnode import read_yaml, same_value
+from moco.common.cfgnode import read_own_yaml, same_value
 from moco.common.keys import defaults_of
 
 OWN = "this paper"
@@ -103,7 +103,7 @@ class PaperTable:
 @cache
 def load_paper() -> tuple[str, tuple[PaperTable, ...]]:
     """Load the citation and all tables."""
-    tree = read_yaml(Path(__file__).with_name("paper.yaml"))
+    tree = read_own_yaml(Path(__file__).with_name("paper.yaml"))
     return tree["citation"], tuple(_table(**entry) for entry in tree["tables"])
 
 
@@ -180,7 +180,7 @@ class LiteratureRow:
 
 @cache
 def _tree() -> dict[str, Any]:
-    return read_yaml(Path(__file__).with_name("literature.yaml"))
+    return read_own_yaml(Path(__file__).with_name("literature.yaml"))
 
 
 @cache

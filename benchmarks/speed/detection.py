@@ -185,7 +185,7 @@ def worker_bytes(engine: str, folder: Path, number: int, mapped: int) -> int:
     data = Generated("shared", folder, number, SMALL_PX)
     cfg = task_config(data, engine, MASK_FPN, keys, {"INPUT.MIN_SIZE_TRAIN": [48]})
     start = training_loader(cfg, engine)
-    with records_forgotten():
+    with records_forgotten(WORKERS):
         batches = start()
     for _ in islice(batches, mapped // BATCH):
         pass

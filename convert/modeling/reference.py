@@ -17,18 +17,19 @@ from convert.families.base import LEFT_AT_INIT, Family, first_rule
 TOLERANCE = 1e-5
 
 
-_INITIALIZERS = {"kaiming_normal_", "kaiming_uniform_", "normal_", "uniform_"}
-_INITIALIZERS |= {"clamp_", "erfinv_", "mul_", "add_"}  # of truncated normal values
+_KAIMING = {"kaiming_normal_", "kaiming_uniform_"}
+# torch redraws values outside of bounds, in a loop that needs the values; on the meta device not.
+_OTHERS = {"normal_", "uniform_", "clamp_", "erfinv_", "mul_", "add_"}
 
 
-class _WithoutInitialValues(TorchFunctionMode):
-    """Mode without the computation of initial values, the slowest part on the meta device."""
+class WithoutInitialValues(TorchFunctionMode):
+    """Mode without most initial values, the slowest part of building a network to be filled."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        named = kwargs or {}
-        if func.__name__ in _INITIALIZERS:
+        named, name = kwargs or {}, func.__name__
+        if name in _KAIMING or name in _OTHERS:
             target = args[0] if args else named["tensor"]
-            if target.is_meta:
+            if name in _KAIMING or target.is_meta:
                 return target
         return func(*args, **named)
 
@@ -36,7 +37,7 @@ class _WithoutInitialValues(TorchFunctionMode):
 @contextmanager
 def on_meta_device() -> Iterator[None]:
     """Build networks on the meta device, without their initial values."""
-    with torch.device("meta"), _WithoutInitialValues():
+    with torch.device("meta"), WithoutInitialValues():
         yield
 
 
@@ -45,8 +46,9 @@ def fill_network(build: Callable[[], nn.Module], state: Mapping[str, Tensor]) ->
     with on_meta_device():
         net = build()
     targets = net.state_dict()
-    if any(name not in targets for name, _ in net.named_buffers()):
-        net = build()  # no state has these buffers, e.g. the filters of timm's BlurPool2d
+    if any(name not in targets and value.is_meta for name, value in net.named_buffers()):
+        with WithoutInitialValues():
+            net = build()  # no state has these buffers, e.g. the filters of timm's BlurPool2d
     left = [key for key in targets if first_rule(key, LEFT_AT_INIT)]
     counters = {key: torch.zeros((), dtype=torch.int64) for key in left}
     net.load_state_dict({**state, **counters}, strict=True, assign=True)

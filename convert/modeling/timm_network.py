@@ -27,7 +27,12 @@ from torch import Tensor, nn
 from convert.families.base import LEFT_AT_INIT, STRIDES, Family, first_rule
 from convert.families.timm import format_arguments, in_timm, parse_arguments
 from convert.families.vit import FEATURE
-from convert.modeling.reference import TOLERANCE, module_outputs, on_meta_device
+from convert.modeling.reference import (
+    TOLERANCE,
+    WithoutInitialValues,
+    module_outputs,
+    on_meta_device,
+)
 from moco.common.errors import DataError, UserError, first_few, format_value
 from moco.modeling import soundness
 
@@ -370,9 +375,10 @@ def load_network(
     usual = meta_tensors(name, arguments)
     zeros = {key: torch.zeros(value.shape, dtype=value.dtype) for key, value in usual.items()}
     overlay = {"state_dict": {**zeros, **tensors}}
-    net: nn.Module = _create(
-        name, arguments, pretrained=True, pretrained_cfg_overlay=overlay, **options
-    )
+    with WithoutInitialValues():
+        net: nn.Module = _create(
+            name, arguments, pretrained=True, pretrained_cfg_overlay=overlay, **options
+        )
     return net
 
 

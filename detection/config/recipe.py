@@ -17,7 +17,7 @@ from detection.config.weights import TORCHVISION_INPUT
 from detection.datasets.base import official_counts
 from detection.modeling.backbones import backbone_type
 from detection.modeling.backbones.base import BACKBONE_TYPES
-from moco.common.cfgnode import flatten, read_yaml, same_value
+from moco.common.cfgnode import flatten, read_own_yaml, same_value
 from moco.common.command import RANDOM
 from moco.common.keys import Role, names_of
 
@@ -126,7 +126,7 @@ def compare_with_recipe(
 
 @cache
 def _data() -> dict[str, Any]:
-    return read_yaml(Path(__file__).with_name("recipes.yaml"))
+    return read_own_yaml(Path(__file__).with_name("recipes.yaml"))
 
 
 @cache

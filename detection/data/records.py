@@ -13,13 +13,16 @@ from detection.datasets.base import Record
 
 
 @contextmanager
-def records_forgotten() -> Iterator[None]:
-    """Clear the cached records, and exclude the remaining objects from garbage collection.
+def records_forgotten(num_workers: int) -> Iterator[None]:
+    """Clear the cached records, and exclude what workers share from garbage collection.
 
     The records of a large dataset are millions of objects. The garbage collector would visit them,
     and thereby copy them into every worker.
     """
     cache_clear()
+    if num_workers == 0:
+        yield
+        return
     gc.collect()
     gc.freeze()
     try:

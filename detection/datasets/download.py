@@ -26,7 +26,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
-import yaml
 from filelock import FileLock, Timeout
 from PIL import Image
 from tabulate import tabulate
@@ -34,6 +33,7 @@ from tqdm import tqdm
 
 from detection.datasets.base import doctor_command
 from detection.datasets.files import DATASETS_VARIABLE, check_relative, read_ids
+from moco.common.cfgnode import read_own_yaml
 from moco.common.command import program, quote
 from moco.common.download import download, has_digest
 from moco.common.errors import DataError, LockedError, UserError, echo, format_value
@@ -41,7 +41,6 @@ from moco.common.files import (
     TEMPORARY_PREFIX,
     existing_folder,
     open_file,
-    read_text,
     require_regular,
     write_error,
 )
@@ -102,7 +101,7 @@ class Dataset:
 @functools.cache
 def datasets() -> dict[str, Dataset]:
     """Return all datasets that can be fetched, by name."""
-    facts = yaml.safe_load(read_text(FILE))
+    facts = read_own_yaml(FILE)
     archives = {name: Archive(name, **_fields(a)) for name, a in facts["archives"].items()}
     for dataset in facts["datasets"].values():
         dataset["archives"] = [archives[name] for name in dataset["archives"]]

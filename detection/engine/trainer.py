@@ -192,8 +192,8 @@ class Trainer:
         self.data = TrainingData(cfg, engine.mapper(cfg, training=True), engine.open_url)
         silent = not distributed.is_main()
         with (
-            records_forgotten(),
-            closing(self.data.batches(cfg.DATALOADER.NUM_WORKERS, skip=start)) as batches,
+            records_forgotten(num_workers := cfg.DATALOADER.NUM_WORKERS),
+            closing(self.data.batches(num_workers, skip=start)) as batches,
             Progress(self.max_iter, "fine-tune", initial=start, silent=silent) as progress,
         ):
             if random is not None:  # Creating the batches has advanced the random state.

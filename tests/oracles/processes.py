@@ -19,9 +19,10 @@ _START = torch.multiprocessing.start_processes
 def server() -> ForkServerContext:
     """Return a server whose processes have imported everything, and start ten times as fast."""
     context = multiprocessing.get_context("forkserver")
-    modules = ["pytest", "moco.pretraining.run", "torch.nn.parallel", "detection.engine.trainer"]
-    # Without Detectron2 the last one is not imported, which the server passes over.
-    context.set_forkserver_preload([*modules, "detection.d2.engine"])
+    modules = ["pytest", "moco.pretraining.run", "torch.nn.parallel", "torch.utils.tensorboard"]
+    # Without Detectron2 its engine is not imported, which the server passes over.
+    modules += ["detection.engine.trainer", "detection.embedded.engine", "detection.d2.engine"]
+    context.set_forkserver_preload([*modules, "tests.oracles.preloaded"])
     return context
 
 

@@ -17,13 +17,12 @@ import torch
 import moco.data.shards
 import moco.pretraining.run
 from moco.common import distributed
-from moco.common.errors import DataError, NumericError, UserError
+from moco.common.errors import DataError, NumericError, Preempted, UserError
 from moco.data.images import open_images
 from moco.modeling.mechanisms.momentum_queue import MomentumQueue
 from moco.pretraining.config import load_pretrain_cfg
 from moco.pretraining.run import open_pretraining_images
 from tests.moco.commands import pretrain as main
-from tests.oracles import commands
 from tests.oracles.commands import TORCHRUN, Fault, run
 from tests.oracles.processes import run_on
 from tests.oracles.training import newest
@@ -60,11 +59,16 @@ def straight(images, tiny, tmp_path_factory):
     def run(mechanism="queue"):
         tmp, keys = tmp_path_factory.mktemp("straight"), MECHANISMS[mechanism]
         words = tiny(DATA__ROOT=images, OUTPUT_DIR=tmp / "run", **keys)
-        done = commands.run([*TORCHRUN, *PRETRAIN, *words], tmp)
-        assert done.code == 0, done.err
+        run_on(2, main, words, connect=False)
         return newest(tmp / "run")["state_dict"]
 
     return run
+
+
+def stopped(words):
+    """Run the command until it stops by itself."""
+    with pytest.raises(Preempted):
+        main(words)
 
 
 def session_error(work, seconds=20):
@@ -167,12 +171,12 @@ class TestOtherProcesses:
     """Row 8; tests/test_stop_and_resume.py: they are refused unless requested."""
 
     @pytest.mark.parametrize("mechanism", ["queue", "memory_bank", "moco_v3"])
-    @pytest.mark.parametrize("before, after", [((), TORCHRUN), (TORCHRUN, ())])
+    @pytest.mark.parametrize("before, after", [(1, TORCHRUN), (2, ())])
     def test_continues_with_the_same_batch_if_requested(
         self, words, straight, tmp_path, mechanism, before, after
     ):
-        stop = ("SOLVER.STOP_AT_ITERS", 3)
-        assert run([*before, *PRETRAIN, *words(mechanism), *stop], tmp_path).code != 0
+        stop = ("SOLVER.STOP_AT_ITERS", "3")
+        run_on(before, stopped, [*words(mechanism), *stop], connect=False)
         flags = ("--resume", "--other-processes")
         done = run([*after, *PRETRAIN, *words(mechanism), *flags], tmp_path)
         assert done.code == 0 and f"batch 8: {2 if after else 1} process" in done.out, done
