@@ -17,10 +17,9 @@ def make_resnet(
     """Torchvision's ResNet with `base` instead of 64 channels and random batch-norm statistics."""
     torch.manual_seed(seed)
     block = tv.Bottleneck if depth >= 50 else tv.BasicBlock
-    with torch.device("cpu" if base == 64 else "meta"):
-        net = tv.ResNet(block, [1, 1, 1, 1] if base != 64 else BLOCKS[depth], num_classes=16)
+    net = tv.ResNet(block, [1, 1, 1, 1] if base != 64 else BLOCKS[depth], num_classes=16)
     if base != 64:
-        # torchvision has no argument for it: rebuild all layers from fewer planes.
+        # torchvision has no argument for it: rebuild the layers from fewer planes.
         net.inplanes = base
         net.conv1 = nn.Conv2d(3, base, 7, 2, 3, bias=False)
         net.bn1 = nn.BatchNorm2d(base)
