@@ -117,6 +117,16 @@ def test_a_run_is_the_same_without_a_cache_and_with_that_of_another(name, voc, t
     assert {path: path.stat().st_mtime_ns for path in entries(tmp_path / "cache")} == written
 
 
+def test_an_evaluation_alone_has_the_same_numbers(voc, tmp_path):
+    keys = {**R18, "SOLVER.MAX_ITER": 4, "TEST.EVAL_PERIOD": 0}
+    _, text = train(voc, tmp_path / "run", keys)
+    words = ["MODEL.WEIGHTS", tmp_path / "run/model_final.pth", "OUTPUT_DIR", tmp_path / "alone"]
+    task = load_task(tmp_path / "run/config.yaml", [*map(str, words)], "embedded", eval_only=True)
+    with RunFolder(tmp_path / "alone"):
+        found = launch.run(Job("embedded", task.cfg, eval_only=True)).metrics
+    assert json.dumps(found) == json.dumps(json.loads(text)[1])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["r18", "vit"])
 def test_two_processes_share_a_cache(name, voc, tmp_path):
