@@ -96,7 +96,7 @@ REFUSED = (
     (tiny.DINO, "VIT.NUM_HEADS", 16, "multiple of 4"),
     (tiny.VIT_FPN, "VIT.EMBED_DIM", 40, "multiple of 32"),
     (CONVNEXT, "CONVNEXT.DIMS", [8, 12, 16], "MODEL.CONVNEXT"),
-    (CONVNEXT, "FPN.IN_FEATURES", ["res3", "res4", "res5"], "MODEL.FPN.IN_FEATURES"),
+    (CONVNEXT, "FPN.IN_FEATURES", ["res3", "res5"], "MODEL.FPN.IN_FEATURES"),
     (CONVNEXT, "BACKBONE.FREEZE_AT", 6, "FREEZE_AT"),
     (CONVNEXT, "ROI_HEADS.NAME", "Res5ROIHeads", "ROI_HEADS.NAME"),
     (SWIN, "SWIN.NUM_HEADS", [1, 2, 4, 7], "MODEL.SWIN: num_heads"),

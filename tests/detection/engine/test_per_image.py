@@ -120,6 +120,8 @@ def test_a_run_is_the_same_without_a_cache_and_with_that_of_another(name, voc, t
 def test_an_evaluation_alone_has_the_same_numbers(voc, tmp_path):
     keys = {**R18, "SOLVER.MAX_ITER": 4, "TEST.EVAL_PERIOD": 0}
     _, text = train(voc, tmp_path / "run", keys)
+    cfg = load(voc, tmp_path / "run", keys)
+    (tmp_path / "run/config.yaml").write_text(cfg.dump(), encoding="utf-8")
     words = ["MODEL.WEIGHTS", tmp_path / "run/model_final.pth", "OUTPUT_DIR", tmp_path / "alone"]
     task = load_task(tmp_path / "run/config.yaml", [*map(str, words)], "embedded", eval_only=True)
     with RunFolder(tmp_path / "alone"):
