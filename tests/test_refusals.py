@@ -99,8 +99,9 @@ def environment(row: Row, folder: Path) -> dict[str, str]:
 
 
 def content(folder: Path) -> dict[str, str]:
-    """Return the hash of each file below a folder; locks, which are empty, may stay."""
-    files = [path for path in folder.rglob("*") if path.name != ".lock" and path.is_file()]
+    """Return the hash of each file below a folder; empty locks and bytecode may stay."""
+    kept = [path for path in folder.rglob("*") if path.name != ".lock" and path.suffix != ".pyc"]
+    files = [path for path in kept if path.is_file()]
     hashes = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
     return {str(path.relative_to(folder)): h for path, h in zip(files, hashes, strict=True)}
 
