@@ -3,9 +3,9 @@
 moco-transfer rank --data DIR --init mine=FILE --init other=timm://NAME --init random
 
 Each backbone stays frozen under a small detector, which is trained, so that the maps of an image
-are computed once for all seeds. Backbones of one architecture share a task, with random weights of
-it. Beside AP, the table has LogME, which trains nothing. docs/guides/rank.md says how the ranks of
-frozen backbones agree with those of fine-tuned ones.
+are computed once for all seeds. All are of one architecture, as are the random weights. Beside AP,
+the table has LogME, which trains nothing. docs/guides/rank.md says how the ranks of frozen
+backbones agree with those of fine-tuned ones.
 """
 
 import argparse
@@ -73,36 +73,35 @@ def frozen_keys(architecture: Architecture) -> dict[str, Any]:
 def ranked_suite(
     data: Path, inits: Sequence[str], opts: Sequence[str], trials: int = SEEDS
 ) -> Suite:
-    """Choose a task for each architecture, print what is run, and return the suite of these tasks.
+    """Choose the task of the backbones, print what is run, and return its suite.
 
     Args:
         data: Folder of the dataset, which the suite is named after.
-        inits: Rows as for `--init`; random weights get a row in each task.
+        inits: Rows as for `--init`.
         opts: `KEY VALUE` overrides, which replace what is chosen; they are not yet in the suite.
         trials: Seeds per row.
 
     Raises:
-        UserError: If all rows are random, or a backbone fits no task.
+        UserError: If all rows are random, or of several architectures.
         DataError: If the dataset or weights are missing or damaged.
     """
     rows = parse_inits(inits)
-    architectures = {
+    backbones = {
         name: read_backbone(text, TASK, opts) for name, text in rows.items() if text != RANDOM
     }
-    if not architectures:
+    if not backbones:
         raise UserError("rank: give the weights to rank, e.g. --init mine=FILE --init random")
-    groups: dict[str, list[str]] = {}
-    for name, architecture in architectures.items():
-        groups.setdefault(str(architecture), []).append(name)
-    tasks = []
-    for title, names in groups.items():
-        keys = {**frozen_keys(architectures[names[0]]), "TEST.LOGME": True}
-        file, chosen = choose_schedule(data, TASK, keys, opts, f"{TASK} with a frozen {title}")
-        others = [name for name in architectures if name not in names]
-        task = as_name(f"{data.resolve().name}_{title}".replace(" ", "_"))
-        tasks.append({"config": file, "name": task, "overrides": chosen, "without": others})
-    suite = read_suite({"tasks": tasks, "trials": trials}, Path(as_name(data.resolve().name)))
-    return replace(suite, inits=rows)
+    (first, architecture), *others = backbones.items()
+    for name, other in others:
+        if str(other) != str(architecture):
+            raise UserError(
+                f"rank: --init {first} is a {architecture}, {name} a {other}, whose tasks are two "
+                "protocols; rank each architecture by a command and --output of its own"
+            )
+    keys = {**frozen_keys(architecture), "TEST.LOGME": True}
+    file, chosen = choose_schedule(data, TASK, keys, opts, f"{TASK} with a frozen {architecture}")
+    content = {"tasks": [{"config": file, "overrides": chosen}], "trials": trials}
+    return replace(read_suite(content, Path(as_name(data.resolve().name))), inits=rows)
 
 
 def build_parser() -> argparse.ArgumentParser:

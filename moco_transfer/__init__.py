@@ -189,8 +189,7 @@ def rank(
 ) -> Result:
     """Rank frozen backbones on a dataset by a small detector on their cached maps, and by LogME.
 
-    The call is equivalent to `moco-transfer rank`; backbones of several architectures get a table
-    each.
+    The call is equivalent to `moco-transfer rank`; all backbones are of one architecture.
 
     Args:
         inits: As for `evaluate`.
