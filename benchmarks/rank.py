@@ -33,7 +33,7 @@ from moco.common.errors import UserError, echo, run_cli
 from moco.common.files import expand_home
 from moco.common.shipped import resolve
 
-TASK = "voc/frozen_R_18_small"
+TASK = "voc/frozen_small"
 SQUARE_PX = 320  # of the images of TASK, at most
 TRUST = (
     "note: the backbones were frozen; how far these ranks agree with those of fine-tuned backbones "

@@ -1,4 +1,4 @@
-"""Speed of a frozen backbone's cached maps: iterations of `voc/frozen_R_18_small` with networks.
+"""Speed of a frozen backbone's cached maps: iterations of `voc/frozen_small` with networks.
 
 Without the cache an iteration takes T, of which the backbone takes B, so that the cache can make it
 T / (T - B) times as fast at most. `--images` is a dataset in VOC's layout with the splits train
@@ -25,7 +25,7 @@ from detection.engine.trainer import Trainer
 from moco.engine.device import autocast
 from moco.engine.stop import StopRequest
 
-TASK = {"config": "voc/frozen_R_18_small", "SOLVER.PRECISION": "auto"}
+TASK = {"config": "voc/frozen_small", "SOLVER.PRECISION": "auto"}
 VIT = {
     "MODEL.BACKBONE.NAME": "build_vit_sfp_backbone",
     "MODEL.BACKBONE.FREEZE_AT": -1,

@@ -51,7 +51,7 @@ def test_shipped_files_name_no_weights_and_no_normalization(path):
     flat = flatten(read_yaml(path))
     forbidden = {"MODEL.WEIGHTS", "MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD", "INPUT.FORMAT"}
     assert not forbidden & set(flat)
-    frozen_at = {"1x_frozen": 5, "frozen_to_res4": 4, "25ep_frozen": 13, "frozen_R_18_small": 5}
+    frozen_at = {"1x_frozen": 5, "frozen_to_res4": 4, "25ep_frozen": 13, "frozen_small": 5}
     expected = next((n for end, n in frozen_at.items() if path.stem.endswith(end)), 0)
     is_whole = path.stem.startswith("linear_frozen") or ("_timm_" in path.stem and expected)
     expected = -1 if is_whole else expected
@@ -59,7 +59,7 @@ def test_shipped_files_name_no_weights_and_no_normalization(path):
     if backbone_type(flat.get("MODEL.BACKBONE.NAME", "")).family == "resnet":
         frozen = "frozen_bn" in path.name
         # mmsegmentation evaluates with running averages; the other trains no batch norm.
-        precise = not frozen and not path.name.startswith(("upernet", "frozen_R_18_small"))
+        precise = not frozen and not path.name.startswith(("upernet", "frozen_small"))
         assert flat["TEST.PRECISE_BN.ENABLED"] is precise
         tuned = ("naiveSyncBN", "SyncBN")  # As in the official release, or in other work.
         assert flat["MODEL.RESNETS.NORM"] in (("FrozenBN",) if frozen else tuned)
