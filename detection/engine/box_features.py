@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from detection.config.engines import Engine
 from detection.data.mapper import AugmentationParams, Mapper
 from detection.data.pipeline import training_records
-from detection.engine.per_image import PerImage
+from detection.engine.per_image import PerImage, network_of
 from detection.evaluation.logme import logme
-from detection.modeling.backbones import backbone_type
 from detection.modeling.roi_align import roi_align
 from moco.engine.device import autocast
 
@@ -67,7 +66,7 @@ def box_features(
     keys, records = cfg.INPUT, training_records(cfg)
     chosen = np.linspace(0, len(records) - 1, min(len(records), MOST_IMAGES)).round().astype(int)
     mapper = Mapper(keys.MAX_SIZE_TEST, keys.FORMAT, open_url=engine.open_url)
-    network, strides = network_of(cfg, model)
+    network, strides = with_strides(network_of(cfg, model))
     rng = np.random.default_rng(SEED)
     for index in chosen.tolist():
         sample = mapper(records[index], AugmentationParams(keys.MIN_SIZE_TEST))
@@ -83,11 +82,8 @@ def box_features(
         yield pooled.float().cpu().numpy(), torch.cat(classes).numpy()
 
 
-def network_of(cfg: CfgNode, model: nn.Module) -> tuple[nn.Module, Mapping[str, int]]:
-    """Return the network of a model that has the weights, below any pyramid, and its strides."""
-    modules = dict(model.named_modules())
-    names = [prefix.rstrip(".") for prefix in backbone_type(cfg.MODEL.BACKBONE.NAME).prefixes]
-    network: Any = modules[max((n for n in names if n in modules and "heads" not in n), key=len)]
+def with_strides(network: Any) -> tuple[nn.Module, Mapping[str, int]]:
+    """Return a network and the strides of its maps by name."""
     if hasattr(network, "output_shape"):  # Detectron2's
         return network, {name: shape.stride for name, shape in network.output_shape().items()}
     return network, network.strides

@@ -65,8 +65,7 @@ def run_per_image(model: nn.Module, cfg: CfgNode, engine: str) -> "PerImage":
     Raises:
         UserError: If a parameter of the backbone is trained.
     """
-    prefix = backbone_type(cfg.MODEL.BACKBONE.NAME).prefixes[0]
-    net = model.get_submodule(prefix.removesuffix("."))
+    net = network_of(cfg, model)
     # The norms of a network's output maps are trained; the part before them is frozen.
     method = "stage_maps" if hasattr(net, "stage_maps") else "forward"
     norms = tuple(f"{name}." for name in getattr(net, "norms", ()))
@@ -88,6 +87,13 @@ def run_per_image(model: nn.Module, cfg: CfgNode, engine: str) -> "PerImage":
     model.register_forward_pre_hook(lambda _, inputs: per_image.see(inputs[0]))
     setattr(net, method, per_image)
     return per_image
+
+
+def network_of(cfg: CfgNode, model: nn.Module) -> nn.Module:
+    """Return the network of a model that has the weights, below any pyramid."""
+    modules = dict(model.named_modules())
+    names = [prefix.rstrip(".") for prefix in backbone_type(cfg.MODEL.BACKBONE.NAME).prefixes]
+    return modules[max((n for n in names if n in modules and "heads" not in n), key=len)]
 
 
 def cache_folder(cfg: CfgNode) -> Path:
@@ -217,7 +223,9 @@ class FeatureCache:
     """
 
     def __init__(self, folder: Path, cfg: CfgNode, padding: Padding) -> None:
-        self._folder, self._cfg, self._padding = folder, cfg, padding
+        self._folder = folder
+        # Of training and test images. They are read here, as trainings soon forget the records.
+        self._pixels = [[math.prod(padding(*size)) for size in part] for part in image_sizes(cfg)]
         self._limit = cfg.MODEL.BACKBONE.CACHE_GB * _GB
         self._is_full = False
         self._writes = self._bytes = 0
@@ -272,14 +280,11 @@ class FeatureCache:
     def _log_forecast(self, maps: Mapping[str, Tensor], pixels: int) -> None:
         size = sum(value.nbytes for value in maps.values())
         in_fp32 = 4 * sum(value.numel() for value in maps.values())  # as tests compute
-        train, test = image_sizes(self._cfg)
-        train_pixels, test_pixels = (
-            sum(math.prod(self._padding(*size)) for size in sizes) for sizes in (train, test)
-        )
+        train, test = self._pixels
         logger.info(
             "feature cache: %s, forecast: %.4g GB for %s (MODEL.BACKBONE.CACHE_GB %g)",
             self._folder,
-            (train_pixels * size + test_pixels * in_fp32) / pixels / _GB,
+            (sum(train) * size + sum(test) * in_fp32) / pixels / _GB,
             plural(len(train) + len(test), "image"),
             self._limit / _GB,
         )

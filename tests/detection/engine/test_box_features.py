@@ -13,10 +13,11 @@ from detection.data.pipeline import training_records
 from detection.engine.box_features import (
     background_boxes,
     box_features,
-    network_of,
     pool,
     score_backbone,
+    with_strides,
 )
+from detection.engine.per_image import network_of
 from detection.engine.weights import load_converted
 from detection.evaluation.logme import logme
 from detection.modeling.backbones import backbone_type
@@ -131,7 +132,7 @@ def test_a_transformers_map_is_its_own(engine, name, small_options):
     }
     more |= {"MODEL.BACKBONE.NAME": name, "INPUT.MAX_SIZE_TRAIN": 128}
     cfg, own, model = built("faster_rcnn_ViT_Ti_small", engine, small_options, "random", None, more)
-    network, strides = network_of(cfg, model)
+    network, strides = with_strides(network_of(cfg, model))
     assert set(strides.values()) == {16} and not isinstance(network, type(model.backbone))
     assert np.isfinite(score_backbone(cfg, own, model))
 
@@ -142,4 +143,4 @@ def test_below_the_pyramid_of_a_users_backbone():
     model, below = torch.nn.Module(), torch.nn.Conv2d(3, 8, 1)
     model.backbone, below.strides = torch.nn.Module(), {"res4": 16}
     model.backbone.bottom_up = below
-    assert network_of(cfg, model) == (below, {"res4": 16})
+    assert with_strides(network_of(cfg, model)) == (below, {"res4": 16})
