@@ -203,12 +203,24 @@ def chosen_suite(
         DataError: If the dataset or the weights are missing or damaged.
     """
     rows = parse_inits(inits)
-    weights = [text for text in rows.values() if text != RANDOM]
-    if not weights:
-        raise UserError(
-            "evaluate: give the weights to evaluate, e.g. --init mine=FILE --init random"
-        )
-    file, keys = choose(data, weights[0], task, opts)
+    weights = trained_rows(rows, "evaluate")
+    return suite_of(data, choose(data, next(iter(weights.values())), task, opts), rows, trials)
+
+
+def trained_rows(rows: Mapping[str, str], command: str) -> dict[str, str]:
+    """Return the rows that are not random; raise UserError if all are."""
+    if weights := {name: text for name, text in rows.items() if text != RANDOM}:
+        return weights
+    raise UserError(
+        f"{command}: give the weights to {command}, e.g. --init mine=FILE --init random"
+    )
+
+
+def suite_of(
+    data: Path, chosen: tuple[str, Mapping[str, Any]], rows: dict[str, str], trials: int
+) -> Suite:
+    """Return the suite of a task file with keys, named after the folder of a dataset."""
+    file, keys = chosen
     content = {"tasks": [{"config": file, "overrides": keys}], "trials": trials}
     return replace(read_suite(content, Path(as_name(data.resolve().name))), inits=rows)
 

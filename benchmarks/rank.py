@@ -11,7 +11,7 @@ backbones agree with those of fine-tuned ones.
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,22 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks import run_suite
-from benchmarks.evaluate import LAYOUTS, SEEDS, choose_schedule, read_backbone
+from benchmarks.evaluate import (
+    LAYOUTS,
+    SEEDS,
+    choose_schedule,
+    read_backbone,
+    suite_of,
+    trained_rows,
+)
 from benchmarks.run_suite import SuiteOptions, add_arguments
 from benchmarks.suites.folder import SuiteFolder
 from benchmarks.suites.runs import Programs
 from benchmarks.suites.suite import Suite
-from benchmarks.suites.suite_file import as_name, parse_inits, read_suite
+from benchmarks.suites.suite_file import parse_inits
 from convert.families.base import Architecture
 from moco.common.cfgnode import flatten, read_yaml
-from moco.common.command import RANDOM, parse_options, program
+from moco.common.command import parse_options, program
 from moco.common.errors import UserError, echo, run_cli
 from moco.common.files import expand_home
 from moco.common.shipped import resolve
@@ -87,10 +94,8 @@ def ranked_suite(
     """
     rows = parse_inits(inits)
     backbones = {
-        name: read_backbone(text, TASK, opts) for name, text in rows.items() if text != RANDOM
+        name: read_backbone(text, TASK, opts) for name, text in trained_rows(rows, "rank").items()
     }
-    if not backbones:
-        raise UserError("rank: give the weights to rank, e.g. --init mine=FILE --init random")
     (first, architecture), *others = backbones.items()
     for name, other in others:
         if str(other) != str(architecture):
@@ -99,9 +104,8 @@ def ranked_suite(
                 "protocols; rank each architecture by a command and --output of its own"
             )
     keys = {**frozen_keys(architecture), "TEST.LOGME": True}
-    file, chosen = choose_schedule(data, TASK, keys, opts, f"{TASK} with a frozen {architecture}")
-    content = {"tasks": [{"config": file, "overrides": chosen}], "trials": trials}
-    return replace(read_suite(content, Path(as_name(data.resolve().name))), inits=rows)
+    chosen = choose_schedule(data, TASK, keys, opts, f"{TASK} with a frozen {architecture}")
+    return suite_of(data, chosen, rows, trials)
 
 
 def build_parser() -> argparse.ArgumentParser:
