@@ -103,6 +103,7 @@ class Runner:
         self._states = {run.name: run.state() for run in self.runs}
         self._open = {run.name: run for run in self.runs}  # neither settled nor started
         self._active: dict[str, _Active] = {}
+        self._left: set[str] = set()  # runs without a result that only the next call continues
         self._not_before: dict[str, float] = {}
         self._interruptions: dict[str, int] = {}
         self._signals: list[int] = []
@@ -138,6 +139,9 @@ class Runner:
                     self._periodically(self._show, seconds)
                     if self._open or self._active:
                         time.sleep(POLL_SECONDS)
+                for run in self.runs:
+                    if run.name in self._left:
+                        self._fail_with_dependency(run)
             except OSError as error:
                 where = error.filename or self.runs[0].folder
                 raise UserError(
@@ -203,11 +207,25 @@ class Runner:
                 raise
         self.executor.submit()
 
+    def _fail_with_dependency(self, run: Run) -> bool:
+        """Settle a run if one that it depends on failed; return whether it did."""
+        failed = [name for name in run.after if self._states[name].kind == FAILED]
+        if failed:
+            self._settle(run, State(FAILED, text=f"{failed[0]} failed, which it depends on"))
+        return bool(failed)
+
+    def _leave(self, run: Run, why: str) -> None:
+        """Do not start a run again before the next call of the command."""
+        self._left.add(run.name)
+        self._open.pop(run.name, None)
+        self._states[run.name] = replace(run.state(locked=True), text=why)
+
     def _is_ready(self, run: Run) -> bool:
-        for name in run.after:
-            if self._states[name].kind == FAILED:
-                self._settle(run, State(FAILED, text=f"{name} failed, which it depends on"))
-                return False
+        if self._fail_with_dependency(run):
+            return False
+        if left := [name for name in run.after if name in self._left]:
+            self._leave(run, f"the job of {left[0]}, which it depends on, was cancelled")
+            return False
         # The queue of a cluster delays a job until those that it depends on are done.
         waits = any(
             self._states[name].kind != DONE and not (self.executor.remote and name in self._active)
@@ -256,9 +274,8 @@ class Runner:
                 remove_checkpoints(run.folder, self.keep, done=True)
             self._settle(run, state)
             return
-        if process.cancelled and all(self._states[name].kind == DONE for name in run.after):
-            # A cancelled job is not submitted again before the next call of the command.
-            self._states[run.name] = replace(state, text=process.why)
+        if process.cancelled:  # by a user, or by Slurm with a job that it depends on
+            self._leave(run, process.why)
             return
         interrupted = code in INTERRUPTED or (self._stopping and code != 0)
         if (interrupted and not self._is_stuck(active)) or code == LockedError.exit_code:

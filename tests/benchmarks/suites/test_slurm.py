@@ -154,6 +154,29 @@ def test_jobs_wait_for_their_dependencies(lab, capsys):
     assert "failed, which it depends on" in capsys.readouterr().err
 
 
+def test_what_depends_on_a_cancelled_job_is_left(lab, capsys):
+    """Slurm cancels the jobs that depend on it; the command ends and says how to go on."""
+    own = {"values": {"SOLVER.BASE_LR": [0.1, 0.2]}}
+    write_suite(lab.path, {"name": "a"}, name="small", trials=1, tune=own)
+
+    def cancel() -> None:
+        lab.wait_for(lambda: len(lab.count("iteration-2")) == 3)
+        time.sleep(0.5)  # until the runner has seen it in the queue
+        subprocess.run(["scancel", "101_1"], check=True)
+        lab.release()
+
+    lab.hold()
+    with ThreadPoolExecutor() as pool, pytest.raises(SuiteFailed, match="jobs of 3 of 5 runs"):
+        pool.submit(cancel)
+        lab.run("--tune")
+    done, cancelled = "COMPLETED", "CANCELLED"
+    states = dict.fromkeys(["101_0", "101_2"], done)
+    states |= dict.fromkeys(["101_1", "102_0", "103_0"], cancelled)
+    assert lab.slurm.ended() == states, "none is submitted again"
+    lab.run("--tune")
+    assert list(lab.slurm.ended().values())[5:] == [done] * 3
+
+
 def test_lost_again_and_again(lab, capsys):
     """Jobs that leave the queue without a result are submitted again, but not forever."""
     (lab.slurm.folder / "lose").write_text("NODE_FAIL")
