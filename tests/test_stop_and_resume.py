@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.oracles.commands import TORCHRUN, Done, Fault, run, start, wait, wait_for_fault
+from tests.oracles.commands import AGENT, TORCHRUN, Done, Fault, run, start, wait, wait_for_fault
 from tests.oracles.drivers import (
     DETECTRON2,
     SAVING,
@@ -69,6 +69,8 @@ def straight(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
     def folder(driver: Driver) -> Path:
         if driver == TWO[1]:  # torchrun's processes compute what those of --num-gpus do
             driver = TWO[2]
+        elif driver.launcher:
+            driver = replace(driver, launcher=AGENT)
         return folder_of(tuple(driver.command(data)))
 
     return folder
@@ -335,6 +337,8 @@ def test_two_processes_stop_together(driver, data, straight, tmp_path):
     else:
         log = (tmp_path / "alone/run/log.txt").read_text()
         assert alone.code == 0 and "resumed with other images and random numbers, because" in log
+    if driver.launcher:
+        resume = replace(driver, launcher=AGENT).command(data, "--resume")
     assert run(resume, tmp_path).code == 0
     assert_same(folder, straight(driver))
 
@@ -356,7 +360,7 @@ def test_one_process_is_killed(driver, target, data, tmp_path):
     """If one of two processes or their parent is killed, `wait` sees that none is left."""
     timeout = ("--dist-timeout", "20") if driver.takes_file else ()
     fault = Fault(signal.SIGKILL, *driver.train, to=target, where="child")
-    done = run(driver.command(data, *timeout), tmp_path, fault)
+    done = run(driver.command(data, *timeout), tmp_path, fault, is_fresh=True)
     assert done.code not in (0, STOPPED), done
     record = tmp_path / "run/run.json"
     assert not record.exists() or json.loads(record.read_text())["status"] == "failed"

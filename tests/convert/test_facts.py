@@ -195,7 +195,6 @@ IN_TIMM: dict[str, dict[str, Any]] = {
     "vit_tiny_patch16_224": {"img_size": 64, "embed_dim": 48, "depth": 2, "num_heads": 3},
     "vit_base_patch16_clip_224": {"img_size": 64, "embed_dim": 48, "depth": 2, "num_heads": 3},
     "resnet18": {"channels": [16, 32, 64, 128]},
-    "resnet34": {"channels": [16, 32, 64, 128]},
     "swin_tiny_patch4_window7_224": {
         **{"img_size": 64, "window_size": 2, "depths": [1, 1, 2, 1], "embed_dim": 24},
     },

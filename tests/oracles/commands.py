@@ -2,7 +2,8 @@
 
 A fault comes at a chosen event of a file, which Python's audit events tell: nothing waits for a
 time or needs a name of this project. Processes are forked by a server that has imported torch,
-which saves seconds each; what they start themselves is fresh.
+which saves seconds each, and those of --num-gpus by the command, unless they are to be fresh, as
+what a command starts otherwise always is.
 """
 
 import itertools
@@ -14,18 +15,23 @@ import runpy
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
+from typing import Any
+
+import torch
 
 from tests.oracles.processes import processes, server
 
 ROOT = Path(__file__).resolve().parents[2]
 FAULT, GROUP = "MOCO_TEST_FAULT", "MOCO_TEST_GROUP"
 TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
+_START = torch.multiprocessing.start_processes
+AGENT = ("tests.oracles.agent",)  # as torchrun, of forked processes
 SECONDS = 300  # until a command that does not end is an error
 
 
@@ -72,10 +78,12 @@ def start(
     fault: Fault | None = None,
     max_bytes: int = 0,
     is_killed: bool = False,
+    is_fresh: bool = False,
 ) -> BaseProcess:
     """Start `python -m WORDS` in `folder`, in a session of its own.
 
     No file gets more than `max_bytes`, as on a full disk, or the process is killed in that write.
+    With `is_fresh`, the processes of --num-gpus are spawned, as by a user's command.
     """
     (folder / "at_start").mkdir(parents=True, exist_ok=True)
     code = "from tests.oracles import commands\ncommands.build_in('child')\n"
@@ -91,7 +99,7 @@ def start(
         if fault
         else "",
     }
-    args = variables, [str(word) for word in words], str(folder), max_bytes, is_killed
+    args = variables, [str(word) for word in words], str(folder), max_bytes, is_killed, is_fresh
     process = server().Process(target=_command, args=args)
     process.start()
     return process
@@ -183,7 +191,12 @@ def _tell(other: int, number: int) -> None:
 
 
 def _command(
-    variables: dict[str, str], words: list[str], folder: str, max_bytes: int, is_killed: bool
+    variables: dict[str, str],
+    words: list[str],
+    folder: str,
+    max_bytes: int,
+    is_killed: bool,
+    is_fresh: bool,
 ) -> None:
     os.setsid()
     os.chdir(folder)
@@ -195,12 +208,25 @@ def _command(
     multiprocessing.set_start_method("fork", force=True)  # for DataLoader, as without a server
     signal.signal(signal.SIGINT, signal.default_int_handler)
     build_in()
+    if not is_fresh:
+        torch.multiprocessing.start_processes = _fork
     if is_killed:
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it
     if max_bytes:
         resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, max_bytes))
     sys.argv = words
     runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+
+
+def _fork(function: Callable[..., None], args: tuple[Any, ...], nprocs: int, **keys: Any) -> Any:
+    return _START(_begin, (function, args), nprocs, **(keys | {"start_method": "fork"}))
+
+
+def _begin(rank: int, function: Callable[..., None], args: tuple[Any, ...]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_DFL)
+    build_in("child")
+    function(rank, *args)
 
 
 def _ends(group: int) -> bool:

@@ -16,7 +16,7 @@ from tests.moco.classification.classify_runs import words as classify
 from tests.moco.classification.classify_runs import write_labeled, write_pretrained
 from tests.moco.conftest import options as pretrain_options
 from tests.oracles import small_tasks
-from tests.oracles.commands import ROOT, TORCHRUN
+from tests.oracles.commands import AGENT, ROOT, TORCHRUN
 from tests.oracles.tiny_voc import write_voc
 
 
@@ -157,7 +157,7 @@ SAVING = [driver.param() for driver in (PRETRAIN, EMBEDDED)]  # the others save 
 # Pre-training and fine-tuning share their loop, and both engines their trainer.
 TWO = [
     replace(PRETRAIN, name="pretrain, torchrun", launcher=TORCHRUN, train=("/images/", 15)),
-    replace(EMBEDDED, name="embedded, torchrun", launcher=TORCHRUN, train=(IMAGE, 12)),
+    replace(EMBEDDED, name="embedded, torchrun", launcher=AGENT, train=(IMAGE, 12)),
     replace(EMBEDDED, name="embedded, two", flags=("--num-gpus", "2"), train=(IMAGE, 9)),
 ]
 V3 = {"MOCO__MECHANISM": "moco_v3", "MOCO__K": 8, "MOCO__BN_SPLITS": 1, "MOCO__SYMMETRIC": True}
