@@ -146,12 +146,13 @@ def measurement(
 
     Args:
         rows: Rows of the table.
-        words: Arguments of `moco-transfer speed`.
+        words: Arguments of `moco-transfer speed`; of absolute paths only the names are shown.
         rounds: Rounds of each timing.
         seconds: Duration of the command.
     """
     facts = provenance()
-    command = quote("moco-transfer", "speed", *words)
+    shown = [Path(word).name if Path(word).is_absolute() else word for word in words]
+    command = quote("moco-transfer", "speed", *shown)
     kept = {name: facts[name] for name in ("utc", "git", "hardware", "versions")}
     lines = [{**row._asdict(), "value": row.value, "met": row.met} for row in rows]
     own = {"command": command, "rounds": rounds, "seconds": round(seconds), "rows": lines}

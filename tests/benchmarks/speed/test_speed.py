@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from benchmarks.speed import __main__ as command
 from benchmarks.speed import branches, detection, gpu, peers, pretrain, reference
-from benchmarks.speed.measure import ROOT, Row
+from benchmarks.speed.measure import ROOT, Row, measurement
 from moco.common import distributed
 from moco.common.errors import UserError
 from moco.modeling.encoder import EncoderSpec, build_encoder
@@ -174,6 +174,12 @@ def test_torchvisions_loop_trains(tmp_path):
 )
 def test_a_row_is_compared_with_its_goal(row, value, met, measured):
     assert (row.value, row.met, row.cells()[3]) == (value, met, measured)
+
+
+def test_a_published_command_names_no_folder_of_the_machine(tmp_path):
+    words = ["cached", "--images", str(tmp_path / "raccoon"), "--output", "docs/rank.md"]
+    found = measurement([], words, rounds=1, seconds=2.0)
+    assert found["command"] == ("moco-transfer speed cached --images raccoon --output docs/rank.md")
 
 
 def test_traffic_counts_what_operations_read_and_write():
