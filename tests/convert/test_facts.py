@@ -65,7 +65,7 @@ def values_for(name: str, value: Any) -> list[Any]:
     if name in _WORDS or name in _STAGED:
         return [other for other in {**_WORDS, **_STAGED}[name] if other != value]
     if isinstance(value, bool):
-        return [not value, value]
+        return [not value]
     if isinstance(value, int):
         return [2 * value or 2, value + 1]
     if isinstance(value, float):

@@ -10,7 +10,7 @@ from tests.golden.regenerate_convert import GOLDEN, GROUPS, verdicts
 
 # Its two networks see L and ab, so neither is one of RGB: both are refused.
 NOT_CONVERTED = {"HobbitLong/PyContrast (CMC)"}
-# Networks of full size, or many.
+# Networks of full size, or many: more than two seconds.
 SLOW = {
     "self-supervised",
     "plain",
@@ -19,6 +19,12 @@ SLOW = {
     "damaged ResNets",
     "damaged records",
     "timm's networks",
+    "own",
+    "unclear",
+    "other files",
+    "damaged others",
+    "Detectron2",
+    "Swin",
 }
 
 

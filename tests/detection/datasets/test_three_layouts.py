@@ -94,10 +94,10 @@ def test_polygons_are_masks(narrow_r50_file, tmp_path):
 
 @pytest.mark.slow
 def test_real_images_have_equal_ap(shared_data, small_config, tmp_path, capsys):
-    """BCCD: 20 iterations on 292 images, tested on 72."""
+    """BCCD: 10 iterations on 292 images, tested on 72."""
     layouts = three_layouts(shared_data / "bccd", tmp_path)
-    values = {**SMALL_VOC, "SOLVER.MAX_ITER": 20, "SOLVER.STEPS": (15,)}
-    values |= {"SOLVER.CHECKPOINT_PERIOD": 20, "TEST.DETECTIONS_PER_IMAGE": 30}
+    values = {**SMALL_VOC, "SOLVER.MAX_ITER": 10, "SOLVER.STEPS": (8,)}
+    values |= {"SOLVER.CHECKPOINT_PERIOD": 10, "TEST.DETECTIONS_PER_IMAGE": 30}
     options = [str(word) for pair in values.items() for word in pair]
     found = run_all(layouts, tmp_path, small_config, options, capsys)
     assert found["voc"] == found["coco"] == found["yolo"]
