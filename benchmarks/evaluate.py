@@ -217,11 +217,15 @@ def trained_rows(rows: Mapping[str, str], command: str) -> dict[str, str]:
 
 
 def suite_of(
-    data: Path, chosen: tuple[str, Mapping[str, Any]], rows: dict[str, str], trials: int
+    data: Path,
+    chosen: tuple[str, Mapping[str, Any]],
+    rows: dict[str, str],
+    trials: int,
+    **task: str,
 ) -> Suite:
     """Return the suite of a task file with keys, named after the folder of a dataset."""
     file, keys = chosen
-    content = {"tasks": [{"config": file, "overrides": keys}], "trials": trials}
+    content = {"tasks": [{"config": file, "overrides": keys, **task}], "trials": trials}
     return replace(read_suite(content, Path(as_name(data.resolve().name))), inits=rows)
 
 

@@ -32,7 +32,7 @@ from benchmarks.run_suite import SuiteOptions, add_arguments
 from benchmarks.suites.folder import SuiteFolder
 from benchmarks.suites.runs import Programs
 from benchmarks.suites.suite import Suite
-from benchmarks.suites.suite_file import parse_inits
+from benchmarks.suites.suite_file import as_name, parse_inits
 from convert.families.base import Architecture
 from moco.common.cfgnode import flatten, read_yaml
 from moco.common.command import parse_options, program
@@ -101,11 +101,14 @@ def ranked_suite(
         if str(other) != str(architecture):
             raise UserError(
                 f"rank: --init {first} is a {architecture}, {name} a {other}, whose tasks are two "
-                "protocols; rank each architecture by a command and --output of its own"
+                "protocols; rank each architecture by a command and --output of its own, and make one "
+                "page of all by `moco-transfer table`"
             )
     keys = {**frozen_keys(architecture), "TEST.LOGME": True}
     chosen = choose_schedule(data, TASK, keys, opts, f"{TASK} with a frozen {architecture}")
-    return suite_of(data, chosen, rows, trials)
+    # One name for each protocol, so that a table may have several datasets and architectures.
+    name = as_name(f"{data.resolve().name} frozen {architecture}")
+    return suite_of(data, chosen, rows, trials, name=name)
 
 
 def build_parser() -> argparse.ArgumentParser:

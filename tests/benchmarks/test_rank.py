@@ -75,6 +75,9 @@ def test_several_architectures_are_refused(tmp_path, files):
     suite = rank.ranked_suite(tmp_path / "scenes", [inits[1], f"c={files[34]}"], SMALL, 2)
     (task,) = suite.tasks
     assert dict(task.overrides)["MODEL.RESNETS.DEPTH"] == "34" and task.trials == 2
+    other = rank.ranked_suite(tmp_path / "scenes", inits[:1], SMALL, 2).tasks[0]
+    # Tables that contain both, and other datasets, tell them apart.
+    assert (task.name, other.name) == ("scenes_frozen_ResNet-34", "scenes_frozen_ResNet-18")
 
 
 def test_random_weights_alone_choose_no_task(tmp_path):
