@@ -101,8 +101,8 @@ def ranked_suite(
         if str(other) != str(architecture):
             raise UserError(
                 f"rank: --init {first} is a {architecture}, {name} a {other}, whose tasks are two "
-                "protocols; rank each architecture by a command and --output of its own, and make one "
-                "page of all by `moco-transfer table`"
+                "protocols; rank each architecture by a command and --output of its own; "
+                "`moco-transfer table` makes one page of all"
             )
     keys = {**frozen_keys(architecture), "TEST.LOGME": True}
     chosen = choose_schedule(data, TASK, keys, opts, f"{TASK} with a frozen {architecture}")
