@@ -67,7 +67,7 @@ def straight(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
         return folder / "run"
 
     def folder(driver: Driver) -> Path:
-        if driver == TWO[1]:  # torchrun's processes compute what those of --num-gpus do
+        if driver == TWO[1]:  # its processes compute what those of --num-gpus do
             driver = TWO[2]
         elif driver.launcher:
             driver = replace(driver, launcher=AGENT)

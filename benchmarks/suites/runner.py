@@ -103,7 +103,6 @@ class Runner:
         self._states = {run.name: run.state() for run in self.runs}
         self._open = {run.name: run for run in self.runs}  # neither settled nor started
         self._active: dict[str, _Active] = {}
-        self._left: set[str] = set()  # runs without a result that only the next call continues
         self._not_before: dict[str, float] = {}
         self._interruptions: dict[str, int] = {}
         self._signals: list[int] = []
@@ -140,7 +139,7 @@ class Runner:
                     if self._open or self._active:
                         time.sleep(POLL_SECONDS)
                 for run in self.runs:
-                    if run.name in self._left:
+                    if not self._states[run.name].settled:
                         self._fail_with_dependency(run)
             except OSError as error:
                 where = error.filename or self.runs[0].folder
@@ -216,14 +215,18 @@ class Runner:
 
     def _leave(self, run: Run, why: str) -> None:
         """Do not start a run again before the next call of the command."""
-        self._left.add(run.name)
         self._open.pop(run.name, None)
         self._states[run.name] = replace(run.state(locked=True), text=why)
 
     def _is_ready(self, run: Run) -> bool:
         if self._fail_with_dependency(run):
             return False
-        if left := [name for name in run.after if name in self._left]:
+        left = [
+            name
+            for name in run.after
+            if not (self._states[name].settled or name in self._open or name in self._active)
+        ]
+        if left:
             self._leave(run, f"the job of {left[0]}, which it depends on, was cancelled")
             return False
         # The queue of a cluster delays a job until those that it depends on are done.

@@ -157,7 +157,7 @@ SAVING = [driver.param() for driver in (PRETRAIN, EMBEDDED)]  # the others save 
 # Pre-training and fine-tuning share their loop, and both engines their trainer.
 TWO = [
     replace(PRETRAIN, name="pretrain, torchrun", launcher=TORCHRUN, train=("/images/", 15)),
-    replace(EMBEDDED, name="embedded, torchrun", launcher=AGENT, train=(IMAGE, 12)),
+    replace(EMBEDDED, name="embedded, as torchrun", launcher=AGENT, train=(IMAGE, 12)),
     replace(EMBEDDED, name="embedded, two", flags=("--num-gpus", "2"), train=(IMAGE, 9)),
 ]
 V3 = {"MOCO__MECHANISM": "moco_v3", "MOCO__K": 8, "MOCO__BN_SPLITS": 1, "MOCO__SYMMETRIC": True}
