@@ -89,7 +89,7 @@ class Along:
 
     @property
     def measures(self) -> list[str]:
-        """Names of all cheap measures."""
+        """Names of the measures that need no fine-tuning."""
         return list(dict.fromkeys(name for each in self.series for name in each.cheap))
 
     def mean(self, series: Series, epoch: int) -> float:

@@ -139,7 +139,7 @@ class TimmNetwork(nn.Module):
 
     @property
     def size_divisibility(self) -> int:
-        """Number of pixels that both sides of a batch are a multiple of, the largest stride."""
+        """Largest stride; both sides of a batch are padded to a multiple of it."""
         return max(self.strides.values())
 
     def _checkpoint_blocks(self, name: str, arguments: str) -> None:
