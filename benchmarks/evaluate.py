@@ -178,11 +178,11 @@ def _options(task: str | None, given: Mapping[str, str | None]) -> dict[str, str
     """
     from detection.modeling.backbones import backbone_type
 
+    if name := given.get("MODEL.TIMM.NAME"):
+        return {"family": TIMM, "timm_model": name}
     keys = flatten(read_yaml(resolve(task))) if task else {}
-    if backbone_type(keys.get("MODEL.BACKBONE.NAME", "")).family != TIMM:
-        return {}
-    name = given.get("MODEL.TIMM.NAME")
-    return {"family": TIMM, **({"timm_model": name} if name else {})}
+    is_timm = backbone_type(keys.get("MODEL.BACKBONE.NAME", "")).family == TIMM
+    return {"family": TIMM} if is_timm else {}
 
 
 def chosen_suite(

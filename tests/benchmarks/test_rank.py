@@ -80,6 +80,15 @@ def test_several_architectures_are_refused(tmp_path, files):
     assert (task.name, other.name) == ("scenes_frozen_ResNet-34", "scenes_frozen_ResNet-18")
 
 
+def test_overrides_name_the_network_of_tensors_alone(tmp_path):
+    timm = pytest.importorskip("timm")
+    write_scenes(tmp_path / "scenes", 4, 2, seed=0)
+    torch.save(timm.create_model("test_efficientnet").state_dict(), tmp_path / "mine.pth")
+    opts = [*SMALL, "MODEL.TIMM.NAME", "test_efficientnet"]
+    (task,) = rank.ranked_suite(tmp_path / "scenes", [f"mine={tmp_path}/mine.pth"], opts).tasks
+    assert task.name == "scenes_frozen_timm_test_efficientnet"
+
+
 def test_random_weights_alone_choose_no_task(tmp_path):
     with pytest.raises(UserError, match="give the weights to rank"):
         rank.main(["--data", str(tmp_path), "--init", "random"])
