@@ -51,6 +51,7 @@ from benchmarks.report.table import (
     printed,
     row_of,
     untuned,
+    without_tuned,
 )
 from detection.config.keys import OURS
 from detection.evaluation.metrics import titles
@@ -380,7 +381,7 @@ def collections(tables: Sequence[Table], results: Results) -> list[Collection]:
     for table in tables:
         first = table.runs[0]
         for root in {_suite_of(run.folder) for run in table.runs if run.suite_task}:
-            tasks.setdefault(root, set()).add(table.task.removesuffix("_tuned"))
+            tasks.setdefault(root, set()).add(without_tuned(table.task))
             if any(first.record.config.get(key) for key in _OWN_DATA):
                 groups.setdefault((root, table.task, table.engine), []).append(table)
     found = [

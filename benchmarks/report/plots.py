@@ -53,7 +53,7 @@ MAX_VALUE = 1e100  # of a curve; larger values overflow matplotlib's axes
 MAX_POINTS = 75  # of a curve; every k-th of longer ones
 MAX_CLASSES = 40  # if there are more (COCO, LVIS), those with the largest differences are plotted
 # The names of tasks end in their schedule: _24k, _2x, _s1x, maybe followed by _frozen_bn.
-_SCHEDULE = re.compile(r"_(\d+k|s?\d+x)(?=_|$)")
+_SCHEDULE = re.compile(r"_(\d+k|s?\d+x)(?=_| \(|$)")
 
 
 def svg_source(plot: "Plot") -> str:

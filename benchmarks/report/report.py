@@ -334,7 +334,7 @@ class Section:
         self.table, self.stem = table, stem
         self.heading = heading(table, tables)
         self.setting = setting(table)
-        self.papers = tables_for(table.task, table.tested_on)
+        self.papers = tables_for(table.runs[0].record.task, table.tested_on)
         groups = rows_for(table.runs[0].record.config, table.metrics, near)
         self.published = [Published(differs, rows) for differs, rows in groups.items()]
         if beside := rows_beside(table, shared):

@@ -7,7 +7,8 @@ weights, folders and devices), so a gap between two rows is due to the weights. 
 any of these are an error.
 
 A task is named after its file, and files in different folders may have the same name (configs/coco,
-configs/lvis), so tables are also grouped by test dataset.
+configs/lvis), so tables are also grouped by test dataset. Some files are for any network
+(faster_rcnn_timm_small, frozen_small), so that each has its table, which names it.
 
 `TextCell` and `Grid` are formatted: their texts are plain, and renderers escape them.
 """
@@ -32,6 +33,7 @@ from benchmarks.report.style import (
     is_strong,
 )
 from detection.evaluation.metrics import LOGME, headline_names, titles
+from detection.modeling.backbones import backbone_type
 from moco.common.command import RANDOM, SEVERAL
 from moco.common.errors import UserError, first_few
 from moco.common.keys import NOT_PROTOCOL, names_of
@@ -47,6 +49,14 @@ LOGME_NOTE = (
     "(You et al., arXiv 2102.11005; for detectors arXiv 2403.09432); mean of the runs, not tested"
 )
 EPOCHS = "SOLVER.MAX_EPOCHS"  # length of classification runs; detection counts iterations
+# Family → key by which its task files differ (`Family.task_key`).
+NETWORK_KEYS = {
+    "convnext": "MODEL.CONVNEXT.DIMS",
+    "resnet": "MODEL.RESNETS.DEPTH",
+    "swin": "MODEL.SWIN.EMBED_DIM",
+    "timm": "MODEL.TIMM.NAME",
+    "vit": "MODEL.VIT.EMBED_DIM",
+}
 
 
 @dataclass(frozen=True)
@@ -164,7 +174,7 @@ class Table:
     """Results of one task on one engine, with a row per init.
 
     Attributes:
-        task: Name of the task's file.
+        task: Name of the task's file, with the network if its runs have several.
         title: Name of the task in the suite if all runs are from one suite task, else `task`.
         tested_on: DATASETS.TEST of the runs, empty for classification.
         engine: Engine of the runs.
@@ -228,7 +238,7 @@ def stems(tables: Sequence[Table]) -> list[str]:
 
 
 def aggregate(runs: Sequence[FinishedRun], baseline: str | None = None) -> list[Table]:
-    """Group runs into one table per task and test dataset, in alphabetical order.
+    """Group runs into one table per task, network and test dataset, in alphabetical order.
 
     Args:
         runs: Finished runs of any tasks.
@@ -241,17 +251,45 @@ def aggregate(runs: Sequence[FinishedRun], baseline: str | None = None) -> list[
     inits = sorted({row_of(run.record.init)[0] for run in runs})
     if baseline is not None and baseline not in inits:
         raise UserError(f"--baseline {baseline}: no such init; choices are {', '.join(inits)}")
-    groups = _groups(runs, lambda run: (run.record.task, run.tested_on))
+    names = _named_tasks(runs)
+    groups = _groups(runs, lambda run: (names[run.record.task, _network(run)], run.tested_on))
     for (task, _), members in groups.items():
         _require_comparable(task, members)
-    return [_table(members, baseline or RANDOM) for _, members in sorted(groups.items())]
+    return [
+        _table(task, members, baseline or RANDOM) for (task, _), members in sorted(groups.items())
+    ]
+
+
+def without_tuned(task: str) -> str:
+    """Return the name of the original of a tuned task; other names are returned as they are."""
+    name, bracket, network = task.partition(" (")
+    return name.removesuffix("_tuned") + bracket + network
+
+
+def _network(run: FinishedRun) -> str:
+    """Return what distinguishes the network of a run among those of one task file."""
+    config = run.record.config
+    family = backbone_type(str(config.get("MODEL.BACKBONE.NAME"))).family
+    return f"{family} {config.get(NETWORK_KEYS.get(family, ''))}"
+
+
+def _named_tasks(runs: Iterable[FinishedRun]) -> dict[tuple[str, str], str]:
+    """Name each task and network: after the task alone, unless its runs have several networks."""
+    found = {(run.record.task, _network(run)) for run in runs}
+    networks: dict[str, set[str]] = {}
+    for task, network in found:
+        networks.setdefault(without_tuned(task), set()).add(network)
+    return {
+        (task, network): f"{task} ({network})" if len(networks[without_tuned(task)]) > 1 else task
+        for task, network in found
+    }
 
 
 def untuned(table: Table, tables: Iterable[Table]) -> Table | None:
     """Return the table of a tuned task's untuned original, or None if there is none."""
     if not table.runs[0].record.config.get("SOLVER.TUNED"):
         return None
-    name, found = table.task.removesuffix("_tuned"), (table.tested_on, table.engine)
+    name, found = without_tuned(table.task), (table.tested_on, table.engine)
     same = (other for other in tables if other.task == name and other is not table)
     return next((other for other in same if (other.tested_on, other.engine) == found), None)
 
@@ -336,7 +374,7 @@ def listed_differences(groups: Sequence[Sequence[FinishedRun]]) -> str:
     return first_few(parts, 6) if parts else "keys that their records do not contain"
 
 
-def _table(runs: list[FinishedRun], baseline: str) -> Table:
+def _table(task: str, runs: list[FinishedRun], baseline: str) -> Table:
     first, tested_on = runs[0].record, runs[0].tested_on
     # The columns are in the order of the paper's table if it has one for this task.
     shown = headline_names({name for run in runs for name in run.record.metrics})
@@ -364,8 +402,8 @@ def _table(runs: list[FinishedRun], baseline: str) -> Table:
         rows.append(Row(init, by_init[init], cells[init], gaps))
     titles = {run.suite_task for run in runs}
     return Table(
-        task=first.task,
-        title=(titles.pop() if len(titles) == 1 else None) or first.task,
+        task=task,
+        title=(titles.pop() if len(titles) == 1 else None) or task,
         tested_on=tested_on,
         engine=first.engine,
         iterations=first.iterations,

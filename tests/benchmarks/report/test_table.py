@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from benchmarks.report.records import FinishedRun
-from benchmarks.report.table import Cell, aggregate, gap, stems
+from benchmarks.report.records import FinishedRun, collect
+from benchmarks.report.table import NETWORK_KEYS, Cell, aggregate, gap, stems, untuned
+from convert.families.base import families
 from moco.common.errors import UserError
+from moco.common.shipped import RESULTS
 from tests.benchmarks.report.fake_runs import CONFIG, record
 
 A, B = (10.0, 12.0, 14.0), (20.0, 21.0, 25.0)
@@ -136,6 +138,40 @@ def test_files_of_one_name_on_other_data_are_other_tasks():
     assert stems(tables) == ["m-coco_2017_val", "m-lvis_v0.5_val", "z"]
     twice = [*tables, *aggregate(runs("random", A, task="z", engine="detectron2"))]
     assert len(set(stems(twice))) == 4 and stems(twice)[-1] == "z-detectron2"
+
+
+def test_each_network_of_one_task_file_has_a_table():
+    """Real MobileNetV2 and EfficientNet-Lite0 on the same photographs."""
+    bundles = [RESULTS / "real_small.zip", RESULTS / "real_lite0.zip"]
+    tables = aggregate(collect(bundles).transfer)
+    lite0, mobilenet = "tf_efficientnet_lite0", "mobilenetv2_100"
+    found = {(t.task, t.tested_on): round(t.rows[1].cells["bbox/AP"].mean, 1) for t in tables}
+    # As printed in docs/results.md and README.md.
+    of_raccoons = {
+        (f"faster_rcnn_timm_small (timm {lite0})", ("raccoon_test",)): 58.3,
+        (f"faster_rcnn_timm_small (timm {mobilenet})", ("raccoon_test",)): 57.9,
+    }
+    assert found.items() > of_raccoons.items() and len(found) == 4
+    assert len(set(stems(tables))) == 4
+    alone = {table.task for table in aggregate(collect(bundles[:1]).transfer)}
+    assert alone == {"faster_rcnn_timm_small"}
+
+
+def test_a_tuned_task_is_that_of_its_network():
+    configs = [{**CONFIG, "MODEL.RESNETS.DEPTH": depth} for depth in (18, 50)]
+    tuned = {**configs[1], "SOLVER.TUNED": True}
+    members = [*runs("random", A, task="m", config=configs[0])]
+    members += runs("random", B, task="m", config=configs[1])
+    members += runs("random", B, task="m_tuned", config=tuned, config_sha256="b" * 64)
+    tables = aggregate(members)
+    names = ["m (resnet 18)", "m (resnet 50)", "m_tuned (resnet 50)"]
+    assert [table.task for table in tables] == names
+    assert untuned(tables[2], tables) is tables[1]
+
+
+def test_the_keys_of_networks_are_those_of_the_families():
+    found = {each.name: each.architecture.task_key(None)[0] for each in families()}
+    assert found == NETWORK_KEYS
 
 
 def test_the_order_of_the_folders_changes_nothing():
