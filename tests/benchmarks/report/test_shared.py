@@ -10,6 +10,7 @@ import pytest
 from benchmarks.make_table import main
 from benchmarks.report.bundle import read_all, read_shared, verify
 from benchmarks.report.records import ABOUT_NAME, MATCHES_NAME
+from moco.common.command import EPOCH
 from moco.common.errors import DataError, UserError
 from moco.common.run import RECORD_NAME
 from moco.common.shipped import RESULTS
@@ -19,7 +20,8 @@ from moco.common.shipped import RESULTS
 def test_a_shipped_result_computed_again(path):
     assert "computed again and equal" in verify(path)
     rows = [row for table in read_shared(path).tables for row in table.rows]
-    assert all(row.n >= 3 for row in rows)
+    # Checkpoints of one pre-training show its curve together.
+    assert all(row.n >= (2 if EPOCH in row.init else 3) for row in rows)
 
 
 def test_all_shipped_results_are_read():
