@@ -1,14 +1,29 @@
 """Frozen against fine-tuned backbones: correlations against scipy and by hand, and the part."""
 
 import itertools
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks.report.trust import FREEZE_AT, inversion, kendall, spearman, with_interval
+from benchmarks.rank import TRUST
+from benchmarks.report.records import collect
+from benchmarks.report.report import make_tables
+from benchmarks.report.style import EACH
+from benchmarks.report.trust import (
+    FREEZE_AT,
+    frozen_against_tuned,
+    inversion,
+    kendall,
+    spearman,
+    with_interval,
+)
+from moco.common.shipped import RESULTS
 from tests.benchmarks.report.fake_runs import CONFIG, csv_rows, rendered, report, write_run
 
+ROOT = Path(__file__).resolve().parents[3]
 RESNET = {**CONFIG, "MODEL.BACKBONE.NAME": "build_resnet_fpn_backbone"}
 VIT = {**CONFIG, "MODEL.BACKBONE.NAME": "build_vit_sfp_backbone", "MODEL.VIT.DEPTH": 12}
 DATA = {"data": [["train", "1"], ["test", "2"]]}
@@ -127,6 +142,21 @@ def test_equal_orders_have_no_inversion(tmp_path):
     [part] = report(both(tmp_path, ap=ap)).trust
     assert inversion(part.points) is None
     assert part.notes[0] == "no two inits are ordered the other way by the frozen ranking"
+
+
+def test_the_published_correlations_are_those_of_the_bundles():
+    """In docs/guides/rank.md, and in the last sentence of `rank`."""
+    tables = make_tables(collect(sorted(RESULTS.glob("*.zip"))), engine=EACH)
+    page = (ROOT / "docs/guides/rank.md").read_text(encoding="utf-8")
+    for part in frozen_against_tuned(tables):
+        [dataset] = part.table.tested_on
+        x, y = ([getattr(p, s).mean for p in part.points] for s in ("frozen", "tuned"))
+        tau, rho = stats.kendalltau(x, y).statistic, stats.spearmanr(x, y).statistic
+        row = rf"\| {dataset} \| {len(x)} \| {tau:.2f} \[.*\] \| {rho:.2f} \[.*\] \|"
+        assert re.search(row, page), row
+        assert f"{tau:.2f} over {len(x)} inits" in TRUST
+        for p in part.points:
+            assert f"| {p.frozen.mean:.1f} ± " in page and f"| {p.tuned.mean:.1f} ± " in page, p
 
 
 def test_few_inits_have_no_correlation(tmp_path):
