@@ -142,7 +142,8 @@ def test_data_as_the_command_has_it(folder, monkeypatch, capsys, task) -> None:
     """The same choices are printed and the same suite is written as by `moco-transfer evaluate`."""
     monkeypatch.chdir(folder)
     programs = FakePrograms(folder / "journal")
-    monkeypatch.setattr(runs, "Programs", lambda: programs)
+    # A class, as a module that is imported now may annotate with it.
+    monkeypatch.setattr(runs, "Programs", type("Given", (), {"__new__": lambda cls: programs}))
     monkeypatch.setattr(run_suite, "time_undone", lambda *arguments: {})
     argv = ["--data", "scenes", "--init", "mine=my_r50.pth.tar", "--init", "random"]
     argv += ["--executor", "cpu", "--trials", "2", "--output", "command"]
