@@ -9,7 +9,6 @@ Shapes: B resamples, I images, D detections of a class, N true positives among t
 thresholds, R recall levels.
 """
 
-import io
 import itertools
 import math
 from collections.abc import Sequence
@@ -151,7 +150,7 @@ def run_matches(run: FinishedRun) -> MatchFile:
         content = run.read(MATCHES_NAME)
         if content is None:
             raise UserError(f"a run has no match records ({MATCHES_NAME}) in its folder")
-        return parse_matches(io.BytesIO(content), MATCHES_NAME)
+        return parse_matches(content, MATCHES_NAME)
     except DataError as error:
         seed = f"seed {run.record.seed}"
         raise UserError(f"the match records of {seed} cannot be read") from error

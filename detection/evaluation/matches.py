@@ -14,14 +14,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from detection.evaluation.metrics import MATCHES_NAME, MAX_MATCHES_BYTES
 from moco.common.errors import DataError
-from moco.common.files import PathLike, atomic_write, open_file
+from moco.common.files import PathLike, atomic_write
 from moco.common.limits import CorruptFileError, open_zip, read_part
 
 THRESHOLDS = 10  # .50:.05:.95, also of keypoints' OKS
@@ -118,23 +118,14 @@ def write_matches(folder: Path, content: MatchFile) -> None:
     atomic_write(folder / MATCHES_NAME, lambda file: np.savez_compressed(file, **arrays))
 
 
-def read_matches(path: Path) -> MatchFile:
-    """Read match records, which may come from an untrusted source.
+def parse_matches(content: bytes, name: PathLike) -> MatchFile:
+    """Parse the content of a file of match records, which may come from an untrusted source.
 
     Raises:
-        DataError: If the file cannot be read, is damaged, or is implausibly large.
+        DataError: If the file is damaged or implausibly large; the message starts with `name`.
     """
     try:
-        with open_file(path) as file:
-            return parse_matches(file, path)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
-
-
-def parse_matches(file: BinaryIO, name: PathLike) -> MatchFile:
-    """Read match records from an open file; errors start with `name`."""
-    try:
-        with open_zip(file) as archive:
+        with open_zip(io.BytesIO(content)) as archive:
             parts = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
             if sum(info.file_size for info in parts.values()) > MAX_MATCHES_BYTES:
                 raise CorruptFileError(f"arrays of more than {MAX_MATCHES_BYTES} bytes")

@@ -72,7 +72,7 @@ def test_resampled_is_ap_of_repeated_images(metric, monkeypatch):
 def test_against_pycocotools_with_repeated_images(tmp_path):
     """An image that counts twice is two images with the same objects and detections."""
     from detection.evaluation.coco import COCOEvaluator
-    from detection.evaluation.matches import read_matches
+    from detection.evaluation.matches import parse_matches
     from tests.oracles.tiny_instances import answers, coco_annotations, coco_split
 
     content = coco_annotations(0, classes=4, keypoints=0)
@@ -107,7 +107,7 @@ def test_against_pycocotools_with_repeated_images(tmp_path):
         return result.evaluate()
 
     evaluated(dict.fromkeys(ids, 1), "all")
-    stored = read_matches(tmp_path / "all" / MATCHES_NAME)
+    stored = parse_matches((tmp_path / "all" / MATCHES_NAME).read_bytes(), MATCHES_NAME)
     sampled = resample("coco", stored.kinds["bbox"], counts)
     for i, own in enumerate(counts):
         metrics = evaluated(dict(zip(ids, own.tolist(), strict=True)), f"{i}")

@@ -7,12 +7,16 @@ import numpy as np
 import pytest
 
 from detection.evaluation import coco, voc
-from detection.evaluation.matches import read_matches, write_matches
+from detection.evaluation.matches import parse_matches, write_matches
 from detection.evaluation.metrics import MATCHES_NAME
 from moco.common.errors import DataError
 from tests.detection.evaluation.test_coco import evaluator, lvis_annotations, ours
 from tests.detection.evaluation.test_voc import NAMES, random_case
 from tests.oracles.tiny_instances import answers, coco_annotations, coco_split
+
+
+def stored_matches(path):
+    return parse_matches(path.read_bytes(), path)
 
 
 def voc_evaluator(folder, year):
@@ -28,7 +32,7 @@ def voc_evaluator(folder, year):
 def test_voc_ap_again(tmp_path, year):
     own = voc_evaluator(tmp_path, year)
     metrics = own.evaluate()
-    stored = read_matches(tmp_path / MATCHES_NAME)
+    stored = stored_matches(tmp_path / MATCHES_NAME)
     assert (stored.metric, len(stored.images)) == (f"voc_{year}", 40)
     again = voc.summarize(stored.kinds["bbox"], own.class_names, year)
     assert all(np.array_equal(again[n], metrics[n], equal_nan=True) for n in metrics)
@@ -53,7 +57,7 @@ def test_coco_ap_again(tmp_path, monkeypatch, package, seed, keypoints):
     split = coco_split(tmp_path / "tiny.json", content)
     kinds = ["bbox", "keypoints" if keypoints else "segm"]
     metrics = ours(split, answers(split, content, seed, keypoints=keypoints), kinds, tmp_path)
-    stored = read_matches(tmp_path / "ours" / MATCHES_NAME)
+    stored = stored_matches(tmp_path / "ours" / MATCHES_NAME)
     assert stored.metric == "coco" and stored.images == tuple(
         str(image["id"]) for image in sorted(content["images"], key=lambda image: image["id"])
     )
@@ -72,7 +76,7 @@ def test_lvis_ap_again(tmp_path, monkeypatch, most, seed):
     split = coco_split(tmp_path / "lvis.json", content, "lvis")
     predictions = answers(split, content, seed)
     metrics = ours(split, predictions, ["bbox", "segm"], tmp_path, cls=coco.LVISEvaluator)
-    stored = read_matches(tmp_path / "ours" / MATCHES_NAME)
+    stored = stored_matches(tmp_path / "ours" / MATCHES_NAME)
     assert stored.metric == "lvis"
     for kind, matches in stored.kinds.items():
         again = coco.summarize(matches)
@@ -88,7 +92,7 @@ def test_without_predictions_there_are_objects_alone(tmp_path):
     content = coco_annotations(0, classes=4, keypoints=0)
     folder = tmp_path / "run"
     evaluator(coco_split(tmp_path / "tiny.json", content), ["bbox"], folder).evaluate()
-    found = read_matches(folder / MATCHES_NAME).kinds["bbox"]
+    found = stored_matches(folder / MATCHES_NAME).kinds["bbox"]
     assert len(found.scores) == 0 and len(found.object_classes) > 0
 
 
@@ -100,7 +104,7 @@ def test_what_is_no_file_of_matches_is_refused(tmp_path, monkeypatch):
     def refused(**changes):
         np.savez(other, **{**arrays, **changes})
         with pytest.raises(DataError, match=r"other\.npz"):
-            read_matches(other)
+            stored_matches(other)
 
     refused(metric=np.array(["x"]))
     refused(images=np.array([object()]))  # pickled
@@ -117,12 +121,10 @@ def test_what_is_no_file_of_matches_is_refused(tmp_path, monkeypatch):
     for content in (other.read_bytes(), path.read_bytes()[:-40], b"", b"PK"):
         other.write_bytes(content)
         with pytest.raises(DataError):
-            read_matches(other)
-    with pytest.raises(DataError):
-        read_matches(tmp_path / "absent.npz")
+            stored_matches(other)
     monkeypatch.setattr("detection.evaluation.matches.MAX_MATCHES_BYTES", 1000)
     with pytest.raises(DataError, match="1000 bytes"):
-        read_matches(path)
+        stored_matches(path)
 
 
 def test_the_same_matches_make_the_same_bytes(tmp_path):
@@ -130,5 +132,5 @@ def test_the_same_matches_make_the_same_bytes(tmp_path):
         voc_evaluator(tmp_path / name, 2007).evaluate()
     a, b = ((tmp_path / name / MATCHES_NAME).read_bytes() for name in ("a", "b"))
     assert a == b
-    write_matches(tmp_path, read_matches(tmp_path / "a" / MATCHES_NAME))
+    write_matches(tmp_path, stored_matches(tmp_path / "a" / MATCHES_NAME))
     assert (tmp_path / MATCHES_NAME).read_bytes() == a
