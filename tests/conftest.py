@@ -8,8 +8,14 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
-# The files that take minutes come first, so that no worker has one left when the other is done.
-LONG = ("test_plain_detectron2.py", "test_stop_and_resume.py")
+# The files that take minutes come first, so that no worker has one left when the other is done, and
+# those that wait, so that what .ci/run runs beside them uses that time.
+LONG = (
+    "test_plain_detectron2.py",
+    "test_stop_and_resume.py",
+    "test_reliability_distributed.py",
+    "test_device.py",
+)
 
 os.environ.setdefault("MOCO_PROGRESS", "off")
 os.environ.setdefault("MPLBACKEND", "Agg")

@@ -12,7 +12,6 @@ import torch
 
 from benchmarks import evaluate, run_suite
 from benchmarks.suites.executors import slurm
-from benchmarks.suites.runs import Programs
 from benchmarks.suites.synthetic import write_scenes
 from detection.config.resolve import resolve_names
 from detection.config.task import default_task, load_task
@@ -381,6 +380,7 @@ def test_from_a_folder_to_a_table(tmp_path, weights, capsys, monkeypatch):
     assert not (tmp_path / "output").exists()
     short = ["SOLVER.MAX_ITER", "4", "SOLVER.STEPS", "(2, 3)", "SOLVER.WARMUP_ITERS", "1"]
     short += ["TEST.PRECISE_BN.NUM_ITER", "1", "INPUT.MIN_SIZE_TRAIN", "(64,)"]
+    short += ["INPUT.MIN_SIZE_TEST", "64", "TEST.EVAL_PERIOD", "0"]
     evaluate.main([*argv, "--opts", *short])
     tables = tmp_path / "output" / "scenes" / "tables"
     assert "mine" in (tables / "table.md").read_text()
@@ -391,32 +391,3 @@ def test_from_a_folder_to_a_table(tmp_path, weights, capsys, monkeypatch):
     assert record.weights_sha256 == source
     assert record.provenance["converted_sha256"] == sha256_file(kept)
     assert dict(flatten(read_yaml(run / "config.yaml")))["MODEL.WEIGHTS"].endswith("/mine.pth")
-
-
-@pytest.mark.slow
-def test_a_suite_continues_that_converted_in_each_run(tmp_path, weights, monkeypatch):
-    """Its run resumes under its id, and ends with the numbers of a run without a stop."""
-    monkeypatch.chdir(tmp_path)
-    write_scenes(tmp_path / "scenes", 8, 4, seed=0)
-    argv = ["--data", "scenes", "--init", f"mine={weights}", "--trials", "1", "--executor", "cpu"]
-    argv += ["--engine", "embedded", "--seconds-per-iteration", "0.1", "--keep", "all"]
-    argv += ["--opts", "SOLVER.MAX_ITER", "4", "SOLVER.STEPS", "(2, 3)", "SOLVER.WARMUP_ITERS", "1"]
-    argv += ["TEST.PRECISE_BN.NUM_ITER", "1", "INPUT.MIN_SIZE_TRAIN", "(64,)"]
-    argv += ["SOLVER.CHECKPOINT_PERIOD", "2"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Programs, "convert", lambda self, specs, folder: [s.weights for s in specs])
-        evaluate.main(argv)
-    [run] = (tmp_path / "output/scenes/runs").glob("*/mine/*")
-    before = read_record(run / "run.json")
-    assert "converted_sha256" not in before.provenance
-    for name in ("run.json", "model_final.pth"):
-        (run / name).unlink()
-    (run / "last_checkpoint").write_text("model_0000001.pth")
-    evaluate.main(argv)
-    assert [run] == list((tmp_path / "output/scenes/runs").glob("*/mine/*"))
-    after = read_record(run / "run.json")
-    assert "converted_sha256" in after.provenance
-    assert "resum" in (run / "suite.log").read_text()
-    assert after.metrics == before.metrics
-    assert after.notes[:2] == before.notes[:2], "the notes on the weights"
-    assert after.weights_sha256 == before.weights_sha256

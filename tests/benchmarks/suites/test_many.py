@@ -161,6 +161,8 @@ def test_a_broken_dataset_is_named_before_the_first_run(written, tmp_path, capfd
 
 
 SMOKE = {
+    "MODEL.RESNETS.STEM_OUT_CHANNELS": 16,
+    "MODEL.RESNETS.RES2_OUT_CHANNELS": 16,
     "MODEL.FPN.OUT_CHANNELS": 16,
     "MODEL.ROI_BOX_HEAD.FC_DIM": 32,
     "MODEL.ROI_HEADS.SCORE_THRESH_TEST": 0.0,
@@ -178,7 +180,7 @@ SMOKE = {
 
 @pytest.mark.slow
 def test_a_complete_table(written, tmp_path, capfd):
-    torch.save(own(depth=18, base=64), tmp_path / "checkpoint.pth.tar")
+    torch.save(own(depth=18, base=16), tmp_path / "checkpoint.pth.tar")
     convert_file(tmp_path / "checkpoint.pth.tar", tmp_path / "r18.pth")
     out = tmp_path / "out"
     words = ["many_small", "--data", str(written), "--init", "random"]
