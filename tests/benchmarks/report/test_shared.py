@@ -129,7 +129,7 @@ def test_two_rows_that_were_exchanged_are_refused(quickstart, tmp_path):
 
 def test_what_is_only_recorded_is_named():
     assert verify(RESULTS / "real_small.zip").endswith(
-        "AP of 30, also of each class; only recorded: bbox/APl, bbox/APm, bbox/APs"
+        "AP of 40, also of each class; only recorded: bbox/APl, bbox/APm, bbox/APs"
     )
 
 
