@@ -77,16 +77,12 @@ def written(out: Path) -> dict[str, int]:
 
 
 @pytest.mark.slow
-def test_readme_as_printed_then_again(folder: Path) -> None:
+def test_readme_as_printed(folder: Path) -> None:
     code = printed("README.md", **{"seeds=3": "seeds=1"})
     assert len(code.split("\n\n")[1].splitlines()) <= 4
     said = run(code, folder)
     assert "2 to do" in said and said.count("random  ") == said.count("mine  ") == 1
-    first = written(folder / "runs")
-    assert len(first) == 2
-    again = run(code, folder)
-    assert "0 to do" in again and written(folder / "runs") == first
-    assert said.partition("pre-train ")[2] == again.partition("pre-train ")[2] != ""
+    assert len(written(folder / "runs")) == 2
 
 
 @pytest.mark.slow

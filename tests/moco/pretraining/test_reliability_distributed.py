@@ -23,7 +23,7 @@ from moco.modeling.mechanisms.momentum_queue import MomentumQueue
 from moco.pretraining.config import load_pretrain_cfg
 from moco.pretraining.run import open_pretraining_images
 from tests.moco.commands import pretrain as main
-from tests.oracles.commands import TORCHRUN, Fault, run
+from tests.oracles.commands import AGENT, TORCHRUN, Fault, run
 from tests.oracles.processes import run_on
 from tests.oracles.training import newest
 
@@ -171,7 +171,7 @@ class TestOtherProcesses:
     """Row 8; tests/test_stop_and_resume.py: they are refused unless requested."""
 
     @pytest.mark.parametrize("mechanism", ["queue", "memory_bank", "moco_v3"])
-    @pytest.mark.parametrize("before, after", [(1, TORCHRUN), (2, ())])
+    @pytest.mark.parametrize("before, after", [(1, AGENT), (2, ())])
     def test_continues_with_the_same_batch_if_requested(
         self, words, straight, tmp_path, mechanism, before, after
     ):
@@ -239,7 +239,7 @@ class TestLostProcess:
         folder = tmp_path / "one_bad"
         shutil.copytree(images, folder)
         (folder / "004.jpg").write_bytes(b"")
-        done = run([*TORCHRUN, *PRETRAIN, *words(), "DATA.ROOT", folder], tmp_path)
+        done = run([*AGENT, *PRETRAIN, *words(), "DATA.ROOT", folder], tmp_path)
         assert done.code != 0 and "one_bad/004.jpg: the file is empty" in done.err
 
 
