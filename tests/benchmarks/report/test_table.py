@@ -151,8 +151,8 @@ def test_each_network_of_one_task_file_has_a_table():
         (f"faster_rcnn_timm_small (timm {lite0})", ("raccoon_test",)): 58.3,
         (f"faster_rcnn_timm_small (timm {mobilenet})", ("raccoon_test",)): 57.9,
     }
-    assert found.items() > of_raccoons.items() and len(found) == 4
-    assert len(set(stems(tables))) == 4
+    assert found.items() > of_raccoons.items() and len(found) == 5
+    assert len(set(stems(tables))) == 5
     alone = {table.task for table in aggregate(collect(bundles[:1]).transfer)}
     assert alone == {"faster_rcnn_timm_small"}
 
