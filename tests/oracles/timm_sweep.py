@@ -47,6 +47,7 @@ SMALLER: tuple[dict[str, Any], ...] = (
     {"depths": (1, 1, 2, 1)},
     {"layers": [1] * 4},
     {"layers": [1] * 5},
+    {"stages": (1, 1, 2, 1)},
 )
 TOLERANCE = 1e-5  # relative to the largest feature
 # Outcomes.
