@@ -23,7 +23,7 @@ from detection.evaluation.metrics import ERRORS_NAME, HEADLINE, ROBUSTNESS_NAME,
 from moco.classification import config as classification
 from moco.common.cfgnode import cfg_sha256
 from moco.common.command import RANDOM
-from moco.common.errors import DataError, UserError, format_value
+from moco.common.errors import DataError, UserError, format_value, plural
 from moco.common.files import PathLike, open_file, read_bytes
 from moco.common.keys import Keys
 from moco.common.limits import CorruptFileError, open_zip, read_part
@@ -258,7 +258,7 @@ class FinishedRun:
             return ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus))
         if not hardware.get("cpu"):
             return ""
-        return f"{hardware['cpu']}, {hardware.get('cpu_threads')} threads"
+        return f"{hardware['cpu']}, {plural(hardware.get('cpu_threads', 0), 'thread')}"
 
     @property
     def finished(self) -> str:

@@ -60,6 +60,13 @@ def test_time_is_utc_whatever_the_zone_of_the_record_or_of_the_reader(utc, text)
     time.tzset()
 
 
+@pytest.mark.parametrize(("threads", "text"), [(1, "1 thread"), (2, "2 threads")])
+def test_a_processor_with_its_threads(threads, text):
+    hardware = {"cpu": "AMD EPYC", "cpu_threads": threads, "gpus": []}
+    run = FinishedRun(Path("x"), record(provenance={"hardware": hardware}))
+    assert run.hardware == f"AMD EPYC, {text}"
+
+
 KNN = {"kind": "knn", "engine": "moco"}
 LINEAR = {"kind": "linear", "engine": "moco", "metrics": {"linear/top1": 1.0}}
 
