@@ -133,7 +133,8 @@ def test_a_retry_forgets_what_was(lab, capsys):
     for text, more in (("error: old", ()), ("something new", ("--retry-failed",))):
         with pytest.raises(SuiteFailed):
             lab.main(Failing(lab.journal), "--trials", "1", *more)
-        assert text.removeprefix("error: ") in capsys.readouterr().err
+        out, err = capsys.readouterr()
+        assert text.removeprefix("error: ") in err and "\n4 to do" in out
     texts = [json.loads(p.read_text())["error"] for p in lab.out.glob("runs/*/*/*/failed.json")]
     assert texts == ["something new"] * 4
 
