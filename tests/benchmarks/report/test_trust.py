@@ -20,7 +20,6 @@ from benchmarks.report.trust import (
     spearman,
     with_interval,
 )
-from moco.common.shipped import RESULTS
 from tests.benchmarks.report.fake_runs import CONFIG, csv_rows, rendered, report, write_run
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -146,22 +145,33 @@ def test_equal_orders_have_no_inversion(tmp_path):
 
 def test_the_published_correlations_are_those_of_the_bundles():
     """In docs/guides/rank.md, and in the last sentence of `rank`."""
-    tables = make_tables(collect(sorted(RESULTS.glob("*.zip"))), engine=EACH)
     page = (ROOT / "docs/guides/rank.md").read_text(encoding="utf-8")
+    bundles = [ROOT / name for name in re.findall(r"results/\w+\.zip", page)]
+    tables = make_tables(collect(bundles), engine=EACH)
     parts = frozen_against_tuned(tables)
-    assert parts
+    assert len(parts) == 4
+    taus, sizes, inversions = [], [], []
     for part in parts:
-        [dataset] = part.table.tested_on
+        dataset = part.points[0].frozen_task.partition("_frozen_")[0]
         x, y = ([getattr(p, s).mean for p in part.points] for s in ("frozen", "tuned"))
         tau, rho = stats.kendalltau(x, y).statistic, stats.spearmanr(x, y).statistic
-        row = rf"\| {dataset} \| {len(x)} \| {tau:.2f} \[.*\] \| {rho:.2f} \[.*\] \|"
-        assert re.search(row, page), row
-        assert f"{tau:.2f} over {len(x)} inits" in TRUST
         above, below = inversion(part.points)
-        assert f"inversion was {below.tuned.mean - above.tuned.mean:.1f} AP" in TRUST
+        lost = below.tuned.mean - above.tuned.mean
+        correlations = rf"{tau:.2f} \[.*\] \| {rho:.2f} \[.*\]"
+        row = rf"\| {dataset} \| {len(x)} \| {correlations} \| {lost:.1f} AP \|"
+        assert re.search(row, page), row
+        own = ["ResNet-18" in p.frozen_task for p in part.points]
+        x, y = (list(itertools.compress(values, own)) for values in (x, y))
+        assert f"{stats.kendalltau(x, y).statistic:.2f}" in page.partition("alone τ is")[2][:40]
+        taus.append(tau)
+        sizes.append(len(part.points))
+        inversions.append(lost)
         for p in part.points:
-            row = rf"\| {p.init} \| {p.frozen.mean:.1f} ± [\d.]+ \| {p.tuned.mean:.1f} ± "
+            row = rf"\| {p.init} \|.* {p.frozen.mean:.1f} ± [\d.]+ \| {p.tuned.mean:.1f} ± "
             assert re.search(row, page), row
+    assert f"on {len(parts)} datasets" in TRUST
+    assert f"{min(taus):.2f} to {max(taus):.2f} over {min(sizes)} to {max(sizes)} inits" in TRUST
+    assert f"inversion was {max(inversions):.1f} AP" in TRUST
 
 
 def test_few_inits_have_no_correlation(tmp_path):
