@@ -15,6 +15,7 @@ LONG = (
     "test_stop_and_resume.py",
     "test_reliability_distributed.py",
     "test_device.py",
+    "test_refusals.py",
 )
 
 os.environ.setdefault("MOCO_PROGRESS", "off")
