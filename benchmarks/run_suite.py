@@ -50,7 +50,6 @@ from benchmarks.suites.forecast import (
     measured_speeds,
     print_status,
     time_runs,
-    with_retries,
 )
 from benchmarks.suites.runner import Runner
 from benchmarks.suites.runs import DONE, Programs, Run, State, raise_failures, shared_cache
@@ -446,7 +445,7 @@ def compute_runs(
 ) -> dict[str, State]:
     """Compute runs while the page shows the progress, and return name → state."""
     folder, title = prepared.folder, suite.title or suite.name
-    states = with_retries({each.name: each.state() for each in runs}, options.retry_failed)
+    states = {each.name: each.state().retried(options.retry_failed) for each in runs}
     if number := sum(not state.settled for state in states.values()):
         parallel = prepared.executor.parallel(max(each.gpus for each in runs))
         left = make_forecast(runs, states, prepared.measured, parallel).seconds_left

@@ -246,16 +246,6 @@ def _ran_on(run: Run, hardware: Mapping[str, Any]) -> bool:
     return same_gpus and bool(run.gpus or recorded.get("cpu") == hardware.get("cpu"))
 
 
-def with_retries(states: Mapping[str, State], retry_failed: bool) -> dict[str, State]:
-    """Return the states by run, where a failed run that is repeated is one to continue."""
-    return {
-        name: replace(state, kind=STOPPED)
-        if state.kind == FAILED and retry_failed and not state.foreign
-        else state
-        for name, state in states.items()
-    }
-
-
 def format_listing(
     specs: Sequence[RunSpec],
     runs: Sequence[Run],
@@ -266,7 +256,7 @@ def format_listing(
     """Format a table of all runs with their hours, and the total of the hours that are left."""
     unit = "GPU hours" if executor.gpus else "CPU hours"
     found = {each.name: each.state() for each in runs}
-    states = with_retries(found, retry_failed)
+    states = {name: state.retried(retry_failed) for name, state in found.items()}
     rows, hours, unknown, number = [], 0.0, [], 0
     for spec, each in zip(specs, runs, strict=True):
         state, expected = found[each.name], estimate(each, measured)

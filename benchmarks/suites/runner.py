@@ -155,9 +155,7 @@ class Runner:
     def _begin(self, run: Run) -> None:
         """Settle a run that is over, or adopt its job that is in the queue."""
         state = self._states[run.name]
-        if state.kind == DONE or (
-            state.kind == FAILED and (state.foreign or not self.retry_failed)
-        ):
+        if state.retried(self.retry_failed).settled:
             self._settle(run, state)
         elif (process := self.executor.adopt(run)) is not None:
             self._active[run.name] = _Active(self._open.pop(run.name), process)

@@ -16,10 +16,10 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from benchmarks.suites import forkserver, locks
 from benchmarks.suites.checks import Findings, check, command_keys
@@ -83,6 +83,11 @@ class State:
     def settled(self) -> bool:
         """True if the run is over: done or failed."""
         return self.kind in (DONE, FAILED)
+
+    def retried(self, retry_failed: bool) -> Self:
+        """Return the state with which a runner begins: a failed run may be one to continue."""
+        is_repeated = self.kind == FAILED and retry_failed and not self.foreign
+        return replace(self, kind=STOPPED) if is_repeated else self
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,11 @@ def test_the_published_correlations_are_those_of_the_bundles():
     tables = make_tables(collect(bundles), engine=EACH)
     parts = frozen_against_tuned(tables)
     assert len(parts) == 4
-    taus, sizes, inversions = [], [], []
+    table = page[page.index("| network | init |") :].partition("\n\n")[0].splitlines()
+    head, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in table)
+    cells = {(network, init): values for network, init, *values in rows}
+    columns = {name.removesuffix(": frozen"): i for i, name in enumerate(head[2::2])}
+    taus, sizes, inversions, of_resnet = [], [], [], {}
     for part in parts:
         dataset = part.points[0].frozen_task.partition("_frozen_")[0]
         x, y = ([getattr(p, s).mean for p in part.points] for s in ("frozen", "tuned"))
@@ -160,15 +164,21 @@ def test_the_published_correlations_are_those_of_the_bundles():
         correlations = rf"{tau:.2f} \[.*\] \| {rho:.2f} \[.*\]"
         row = rf"\| {dataset} \| {len(x)} \| {correlations} \| {lost:.1f} AP \|"
         assert re.search(row, page), row
+        taus.append(tau)
+        sizes.append(len(x))
+        inversions.append(lost)
         own = ["ResNet-18" in p.frozen_task for p in part.points]
         x, y = (list(itertools.compress(values, own)) for values in (x, y))
-        assert f"{stats.kendalltau(x, y).statistic:.2f}" in page.partition("alone τ is")[2][:40]
-        taus.append(tau)
-        sizes.append(len(part.points))
-        inversions.append(lost)
+        of_resnet[columns[dataset]] = f"{stats.kendalltau(x, y).statistic:.2f}"
         for p in part.points:
-            row = rf"\| {p.init} \|.* {p.frozen.mean:.1f} ± [\d.]+ \| {p.tuned.mean:.1f} ± "
-            assert re.search(row, page), row
+            network = p.frozen_task.removeprefix(f"{dataset}_frozen_").removeprefix("timm_")
+            at = 2 * columns[dataset]
+            frozen, tuned = cells[network, p.init][at : at + 2]
+            assert frozen.startswith(f"{p.frozen.mean:.1f} ± "), (dataset, network, p.init)
+            assert tuned.startswith(f"{p.tuned.mean:.1f} ± "), (dataset, network, p.init)
+    assert sum("±" in value for values in cells.values() for value in values) == 2 * sum(sizes)
+    *others, last = (of_resnet[i] for i in sorted(of_resnet))
+    assert f"alone τ is {', '.join(others)} and {last}." in page
     assert f"on {len(parts)} datasets" in TRUST
     assert f"{min(taus):.2f} to {max(taus):.2f} over {min(sizes)} to {max(sizes)} inits" in TRUST
     assert f"inversion was {max(inversions):.1f} AP" in TRUST
