@@ -18,9 +18,9 @@ from benchmarks.suites.checkpoints import Checkpoints
 from benchmarks.suites.suite import (
     CHOOSE,
     DETECTION,
+    GRID_POINT,
     LINEAR,
     MOCO,
-    POINT,
     RunSpec,
     SuiteTask,
 )
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from detection.evaluation.reachable import Reachable
 
 DATASETS_VARIABLE = "DETECTRON2_DATASETS"
-_DETECTION = (DETECTION, POINT)
+_DETECTION = (DETECTION, GRID_POINT)
 DECODING_SECONDS = 20.0  # of all images together
 
 

@@ -30,7 +30,7 @@ from benchmarks.suites.runs import Run, holder_info, read_json
 from benchmarks.suites.suite import (
     CHOOSE,
     DETECTION,
-    POINT,
+    GRID_POINT,
     Init,
     RunSpec,
     Suite,
@@ -91,7 +91,7 @@ class SuiteFolder:
             "init": spec.init,
             "weights_sha256": spec.weights_sha256,
         }
-        if spec.program == POINT:
+        if spec.program == GRID_POINT:
             expected["kind"] = DETECTION
         elif spec.program == CHOOSE:
             expected = {"kind": spec.program}

@@ -28,7 +28,7 @@ from benchmarks.suites.suite import (
     DETECTION,
     DETECTRON2,
     EMBEDDED,
-    POINT,
+    GRID_POINT,
     RunSpec,
 )
 from convert.read import find_file
@@ -54,7 +54,7 @@ TAIL_BYTES = 1 << 18  # more than the longest line, with the AP of each of a tho
 PER_IMAGE, CACHE_DIR = "MODEL.BACKBONE.PER_IMAGE", "MODEL.BACKBONE.CACHE_DIR"
 _T = TypeVar("_T")
 PLOTTED_IMAGES = 4  # images with plotted predictions, for the report
-_DETECTION = {DETECTION: "detection.train_net", POINT: "benchmarks.suites.point"}
+_DETECTION = {DETECTION: "detection.train_net", GRID_POINT: "benchmarks.suites.grid_point"}
 _SIGNALS = "SIGTERM,SIGINT,SIGUSR1,SIGUSR2"  # by default the last two would kill torchrun
 
 

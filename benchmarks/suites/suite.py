@@ -27,7 +27,7 @@ _PART_INDEX = "DATASETS.PART_INDEX"
 _JSON_FILES = ("DATASETS.COCO_TRAIN_JSON", "DATASETS.COCO_TEST_JSON")
 DETECTION, LINEAR, FINETUNE = "detection", "linear", "finetune"
 PROGRAMS = (DETECTION, LINEAR, FINETUNE)
-POINT, CHOOSE = "point", "choose"  # the training of one point of a grid, the choice of the best
+GRID_POINT, CHOOSE = "point", "choose"  # the training of a grid's point, the choice of the best
 DETECTRON2, EMBEDDED, MOCO = "detectron2", "embedded", "moco"
 DETECTION_ENGINES = (DETECTRON2, EMBEDDED)
 
@@ -129,7 +129,7 @@ class RunSpec:
         id: 10 hex digits, see `run_id`.
         name: `<task>/<init>/seed<k>-<id>`, the folder of the run below `runs/`.
         task: Name of the task.
-        program: One of `PROGRAMS`, `POINT` and `CHOOSE`.
+        program: One of `PROGRAMS`, `GRID_POINT` and `CHOOSE`.
         config: YAML file of the task.
         overrides: `KEY VALUE` pairs on top of `config`.
         init: Name of the init.
@@ -337,7 +337,7 @@ def expand(
             id=digits,
             name=f"{task.name}/{name}/seed{seed}-{digits}",
             task=task.name,
-            program=POINT if task.point_of else task.program,
+            program=GRID_POINT if task.point_of else task.program,
             config=task.config,
             overrides=task.keys(name),
             init=name,

@@ -54,7 +54,7 @@ from detection.modeling.fcn16s import FCN16s, FCN16sHead, only_feature
 from detection.modeling.focal_loss import compile_focal_loss
 from detection.modeling.memory_format import set_memory_format
 from detection.modeling.sem_seg_heads import SegmentationHead, build_head
-from moco.common.transfers import to_device_async
+from moco.common.async_copy import to_device_async
 
 
 def stack(

@@ -21,7 +21,7 @@ from detection.data.sample import nonempty
 from detection.embedded.backbone import Backbone
 from detection.embedded.boxes import Weights, decode, encode, match, sample
 from detection.embedded.layers import conv, normal_fill
-from moco.common.transfers import to_device_async
+from moco.common.async_copy import to_device_async
 
 Sizes = Sequence[tuple[int, int]]  # height and width of each image
 

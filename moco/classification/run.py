@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from moco.classification.config import Protocol, default_cfg, scale_to_batch
 from moco.common import distributed
+from moco.common.async_copy import to_device_async
 from moco.common.errors import DataError, UserError, plural
 from moco.common.files import PathLike, sha256_state
 from moco.common.run import DIGITS
-from moco.common.transfers import to_device_async
 from moco.data.augment import Augmentation, apply_colors
 from moco.data.images import LabeledSets, describe_images, read_labeled_sets
 from moco.data.inaturalist import find_inaturalist, read_inaturalist

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moco.common.transfers import to_device_async
+from moco.common.async_copy import to_device_async
 from moco.data import opencv
 from moco.data.opencv import BRIGHTNESS, CONTRAST, GRAYSCALE, HUE, LUMA, SATURATION
 

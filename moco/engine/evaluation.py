@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from moco.common import distributed
+from moco.common.async_copy import to_device_async
 from moco.common.errors import DataError, UserError
 from moco.common.progress import Progress
-from moco.common.transfers import to_device_async
 from moco.data.augment import normalize
 from moco.data.images import Images
 from moco.data.views import CenterCrops

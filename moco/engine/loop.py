@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from moco.common import distributed
+from moco.common.async_copy import AsyncScalars
 from moco.common.cfgnode import flatten
 from moco.common.errors import DataError, UserError, echo, plural
 from moco.common.files import atomic_write_text
@@ -23,7 +24,6 @@ from moco.common.run import (
     provenance,
     write_record,
 )
-from moco.common.transfers import AsyncScalars
 from moco.engine.checkpoint import PREFIX, Found, load_checkpoint, resume_run
 from moco.engine.config import protocol_sha256
 from moco.engine.keys import FORMER, RESUMABLE

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moco.common.transfers import to_device_async
+from moco.common.async_copy import to_device_async
 
 
 def shuffle_plan(

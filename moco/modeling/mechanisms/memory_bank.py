@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from moco.common.async_copy import to_device_async
 from moco.common.distributed import gather_rows, rank, sum_over_ranks, world_size
-from moco.common.transfers import to_device_async
 from moco.modeling.loss import info_nce
 from moco.modeling.mechanisms.base import (
     Dictionary,

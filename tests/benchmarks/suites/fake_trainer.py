@@ -24,7 +24,7 @@ from benchmarks.suites import forkserver
 from benchmarks.suites.checkpoints import Checkpoints
 from benchmarks.suites.checks import Findings
 from benchmarks.suites.runs import Programs
-from benchmarks.suites.suite import DETECTION, POINT, RunSpec
+from benchmarks.suites.suite import DETECTION, GRID_POINT, RunSpec
 from benchmarks.suites.tables import TablesSoFar
 from moco.common.cfgnode import flatten, read_yaml
 from moco.common.errors import LockedError, Preempted, run_cli
@@ -58,7 +58,7 @@ class FakePrograms(Programs):
         return Findings(tuple(self.problems), (), lengths, HARDWARE, sizes)
 
     def command(self, spec: RunSpec, folder: Path, machines: int = 1) -> list[str]:
-        if spec.program not in (DETECTION, POINT):
+        if spec.program not in (DETECTION, GRID_POINT):
             return super().command(spec, folder, machines)
         fields = asdict(spec) | {"config": str(spec.config), "delay": self.delay}
         return [sys.executable, "-m", MODULE, str(folder), str(self.journal), json.dumps(fields)]

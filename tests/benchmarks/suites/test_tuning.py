@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.run_suite import SuiteFailed
 from benchmarks.suites.folder import SuiteFolder
-from benchmarks.suites.suite import CHOOSE, DETECTION, POINT, Init, Suite, SuiteTask, expand
+from benchmarks.suites.suite import CHOOSE, DETECTION, GRID_POINT, Init, Suite, SuiteTask, expand
 from benchmarks.suites.suite_file import load_suite
 from benchmarks.suites.tuning import Choice, choose, describe, grid_of, with_grids
 from detection.config.keys import protocol_sha256
@@ -66,7 +66,7 @@ def test_what_is_chosen_comes_after_the_grid_and_before_the_tuned_task(suite):
     inits = {"random": Init("random", None), "mine": Init("/w", "a" * 64)}
     specs = expand(with_grids(suite), inits, ["embedded"], version="1")
     [choice] = [spec for spec in specs if spec.program == CHOOSE and spec.init == "mine"]
-    grid = [spec for spec in specs if spec.program == POINT and spec.init == "mine"]
+    grid = [spec for spec in specs if spec.program == GRID_POINT and spec.init == "mine"]
     tuned = [spec for spec in specs if spec.task == "voc_tuned" and spec.init == "mine"]
     assert choice.after == tuple(spec.name for spec in grid) and len(grid) == 4
     assert len(tuned) == 5 and all(spec.after == (choice.name,) for spec in tuned)
@@ -159,7 +159,7 @@ def test_a_tuned_suite(lab, capsys):
 
     def points() -> Counter:
         specs = SuiteFolder(lab.out).read()[1]
-        return Counter(spec.init for spec in specs if spec.program == POINT)
+        return Counter(spec.init for spec in specs if spec.program == GRID_POINT)
 
     assert points() == {"mine": 4, "random": 4}
     runs = (lab.out / "tables" / "runs.csv").read_text()
