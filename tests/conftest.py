@@ -1,7 +1,9 @@
 """Fixtures and settings of all tests: one thread, quiet progress, and the real data, if any."""
 
+import gc
 import os
 import signal
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,20 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     Processes that share the tests must give each test the same name.
     """
     return argname if isinstance(val, bytes) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect the tests without garbage collections, and exempt what is there from later ones.
+
+    They would visit the objects of all tests, and again in each process that a test forks.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
