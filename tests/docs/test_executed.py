@@ -54,6 +54,7 @@ BLOCKS = {
     if page.name != "CONTRIBUTING.md"
 }
 SMALL = words(SMALL_VOC)
+NARROW_18 = {f"MODEL.RESNETS.{part}_OUT_CHANNELS": 16 for part in ("STEM", "RES2")}
 PIXELS = ("INPUT.MAX_SIZE_TRAIN", "INPUT.MAX_SIZE_TEST", "MODEL.BACKBONE.SQUARE_PAD")
 SMALL_VIT_VOC = SMALL_VOC | dict.fromkeys(PIXELS, 96)
 PRETRAIN_VIT = PRETRAIN.replace("MOCO.K 32", "MOCO.K 8")
@@ -84,9 +85,9 @@ def here(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def save_resnet(*files: str, depth: int = 18) -> None:
+def save_resnet(*files: str, depth: int = 18, base: int | None = None) -> None:
     for file in files:
-        torch.save(own(depth=depth, base=64 if depth == 18 else 16), file)
+        torch.save(own(depth=depth, base=base or (64 if depth == 18 else 16)), file)
 
 
 @pytest.mark.slow
@@ -120,17 +121,18 @@ def test_datasets_then_the_report(here):
     as_yolo(Path("without_splits"), {"train": splits["train"]})
     as_roboflow(Path("export"), splits)
     write_coco(Path("datasets"), {"train2017": 2, "val2017": 2})
-    save_resnet("moco.pth")
+    save_resnet("moco.pth", base=16)
+    small = f"{SMALL} {words(NARROW_18)}"
     run(
         "docs/guides/datasets.md",
         {
             "split path/to/yolo": "split without_splits",
             "path/to/": "",
-            r"(VOC_DIR|COCO_DIR|YOLO_YAML)(.*)runs/own/moco_0": rf"\1\2runs/\1/moco_0 {SMALL}",
+            r"(VOC_DIR|COCO_DIR|YOLO_YAML)(.*)runs/own/moco_0": rf"\1\2runs/\1/moco_0 {small}",
         },
     )
     train = "train --config-file faster_rcnn_R_18_C4_small DATASETS.VOC_DIR voc_layout SEED 0"
-    random = f"{train} MODEL.WEIGHTS random OUTPUT_DIR runs/VOC_DIR/random_0 {SMALL}"
+    random = f"{train} MODEL.WEIGHTS random OUTPUT_DIR runs/VOC_DIR/random_0 {small}"
     assert not main(shlex.split(random))
     run(
         "docs/guides/report.md",
