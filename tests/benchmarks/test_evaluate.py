@@ -24,6 +24,7 @@ from tests.benchmarks.suites.fake_slurm import FakeSlurm
 from tests.benchmarks.suites.fake_trainer import FakePrograms
 from tests.benchmarks.suites.lab import ROOT, Lab
 from tests.oracles.resnets import make_resnet
+from tests.oracles.small_tasks import SMALL_VOC
 
 
 @pytest.fixture(scope="module")
@@ -378,10 +379,10 @@ def test_from_a_folder_to_a_table(tmp_path, weights, capsys, monkeypatch):
     assert "faster_rcnn_R_18_C4_small" in shown and "no run was started" in shown
     assert "budget: 2400 iterations of 4 images, 1200 epochs" in shown
     assert not (tmp_path / "output").exists()
-    short = ["SOLVER.MAX_ITER", "4", "SOLVER.STEPS", "(2, 3)", "SOLVER.WARMUP_ITERS", "1"]
-    short += ["TEST.PRECISE_BN.NUM_ITER", "1", "INPUT.MIN_SIZE_TRAIN", "(64,)"]
-    short += ["INPUT.MIN_SIZE_TEST", "64", "TEST.EVAL_PERIOD", "0"]
-    evaluate.main([*argv, "--opts", *short])
+    short = SMALL_VOC | {"TEST.EVAL_PERIOD": 0}
+    del short["SEED"]
+    words = [str(word) for pair in short.items() for word in pair]
+    evaluate.main([*argv, "--opts", *words])
     tables = tmp_path / "output" / "scenes" / "tables"
     assert "mine" in (tables / "table.md").read_text()
     source = hashlib.sha256(weights.read_bytes()).hexdigest()

@@ -27,6 +27,7 @@ SMALL = [
     *("INPUT.MIN_SIZE_TEST", "64", "INPUT.MAX_SIZE_TEST", "64"),
     *("SOLVER.MAX_ITER", "6", "SOLVER.IMS_PER_BATCH", "2", "SOLVER.STEPS", "()"),
     *("SOLVER.WARMUP_ITERS", "1", "TEST.EVAL_PERIOD", "3", "MODEL.DEVICE", "cpu"),
+    *("SOLVER.PRECISION", "fp32"),
 ]
 ARCHITECTURES = {
     "ConvNeXt": ConvNeXtArchitecture((1, 1, 2, 1), (8, 16, 32, 64), True, False, 1e-6),
