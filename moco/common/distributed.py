@@ -308,13 +308,13 @@ def exchange_rows(
     """
     import torch
 
-    from moco.common import transfers
+    from moco.common import async_copy
 
     arrived = torch.empty_like(x)
-    outgoing = x[transfers.to_device_async(sent, x.device)].contiguous()
+    outgoing = x[async_copy.to_device_async(sent, x.device)].contiguous()
     _dist().all_to_all_single(arrived, outgoing, counts, sent_counts)
     rows = torch.empty_like(x)
-    rows[transfers.to_device_async(place, x.device)] = arrived
+    rows[async_copy.to_device_async(place, x.device)] = arrived
     return rows
 
 

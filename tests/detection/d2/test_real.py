@@ -72,7 +72,6 @@ SHORT = {
     "SEED": 5,
 }
 FIFTY = {"SOLVER.MAX_ITER": 50, "SOLVER.STEPS": (35, 45)}
-TWENTY_FIVE = {"SOLVER.MAX_ITER": 25, "SOLVER.STEPS": (17, 22)}
 # A quarter of a ResNet-18.
 NARROW = {"MODEL.RESNETS.STEM_OUT_CHANNELS": 16, "MODEL.RESNETS.RES2_OUT_CHANNELS": 16}
 # The task files at full width. Each object fills its image, so that 50 iterations are enough to
@@ -102,9 +101,6 @@ WIDE = (SLOW, pytest.mark.timeout(3600))
     [
         pytest.param(
             R18, "random", options(R18) | SHORT | FIFTY | NARROW, "bbox/AP50", 0, id="r18"
-        ),
-        pytest.param(
-            R50, "narrow_r50_file", options(R50) | SHORT | TWENTY_FIVE, "bbox/AP50", 0, id="r50"
         ),
         pytest.param(R18, "r18_file", FULL_WIDTH, "bbox/AP", 2, id="r18-full-width", marks=WIDE),
         pytest.param(R50, "random", FULL_WIDTH, "bbox/AP", 2, id="r50-full-width", marks=WIDE),

@@ -52,12 +52,12 @@ pytestmark = [
 ]
 
 COCO = {"DATASETS.TRAIN": ("coco_2017_train",), "DATASETS.TEST": ("coco_2017_val",)}
-TWELVE = {
+EIGHT = {
     "SOLVER.IMS_PER_BATCH": 4,
-    "SOLVER.MAX_ITER": 12,
-    "SOLVER.STEPS": (8, 10),
-    "SOLVER.WARMUP_ITERS": 4,
-    "SOLVER.CHECKPOINT_PERIOD": 12,
+    "SOLVER.MAX_ITER": 8,
+    "SOLVER.STEPS": (5, 7),
+    "SOLVER.WARMUP_ITERS": 3,
+    "SOLVER.CHECKPOINT_PERIOD": 8,
     "SOLVER.PRECISION": "fp32",
     "SOLVER.AMP.ENABLED": False,
     "DATALOADER.NUM_WORKERS": 0,
@@ -70,7 +70,7 @@ TWELVE = {
     "INPUT.MAX_SIZE_TEST": 120,
     "SEED": 3,
 }
-BOXES = {**SMALL, **COCO, **TWELVE}
+BOXES = {**SMALL, **COCO, **EIGHT}
 ADAMW = {"SOLVER.BASE_LR": 1e-3, "SOLVER.OPTIMIZER": "AdamW"}
 JITTER = {"INPUT.LSJ.ENABLED": True, "INPUT.LSJ.SIZE": 64, "INPUT.LSJ.SCALE_RANGE": [0.3, 3.0]}
 CLIP = {
@@ -112,7 +112,7 @@ SWIN = {
     "MODEL.SWIN.DEPTHS": layouts_swin.DEPTHS,
     "MODEL.SWIN.NUM_HEADS": layouts_swin.HEADS,
     "MODEL.SWIN.WINDOW_SIZE": layouts_swin.WINDOW,
-    "SOLVER.MAX_ITER": 20,
+
 }
 SWIN_CASCADE = {
     **SWIN,
@@ -144,7 +144,7 @@ ROWS: dict[str, tuple[str, dict[str, Any], str]] = {
         "polygons",
     ),
     "retinanet": ("coco/retinanet_R_50_FPN_90k", {**BOXES, **WITH_EMPTY}, "polygons"),
-    "fcn-16s": ("voc/fcn16s_R_50_30k", {**TWELVE, **SMALL_SEM_SEG, "INPUT.MIN_SIZE_TEST": 0}, ""),
+    "fcn-16s": ("voc/fcn16s_R_50_30k", {**EIGHT, **SMALL_SEM_SEG, "INPUT.MIN_SIZE_TEST": 0}, ""),
     "vitdet": ("coco/mask_rcnn_ViT_B_100ep", VITDET, "polygons"),
     "convnext": ("coco/mask_rcnn_ConvNeXt_T_FPN_3x", CONVNEXT, "polygons"),
     "swin": ("coco/mask_rcnn_Swin_T_FPN_3x", SWIN, "polygons"),
@@ -212,7 +212,7 @@ def predictions(file: Path) -> list[Any]:
     ]
 
 
-def assert_equal(theirs: Path, own: Path, num_processes: int, iterations: int = 12) -> None:
+def assert_equal(theirs: Path, own: Path, num_processes: int, iterations: int = 8) -> None:
     """Compare inputs, losses, weights, predictions and metrics of two trainings."""
     expected, actual = lines(theirs / "seen"), lines(own / "seen")
     assert len(expected) == num_processes
@@ -250,7 +250,7 @@ def assert_equal(theirs: Path, own: Path, num_processes: int, iterations: int = 
     ("row", "num_processes"),
     [*((row, 1) for row in IN_ONE), *((row, 2) for row in IN_TWO)],
 )
-def test_twelve_iterations(
+def test_eight_iterations(
     row, num_processes, data, narrow_r50_file, swin_file, tmp_path, monkeypatch
 ):
     from tests.oracles.plain_detectron2 import incompatible_keys
