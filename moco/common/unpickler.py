@@ -142,9 +142,11 @@ class Unpickler(_Unpickler):
         names: Mapping[str, Any] = MappingProxyType({}),
         persistent: Callable[[Any], Any] | None = None,
     ) -> None:
-        def read(count: int) -> bytes:
-            self._take(_STEP)
-            data = file.read(min(count, size))  # read() allocates the requested size
+        def read(count: int) -> bytes:  # called for every opcode, so inlined
+            self._memory -= _STEP
+            if self._memory < 0:
+                self._take(0)
+            data = file.read(count if count < size else size)  # read() allocates what is requested
             if len(data) < count:
                 raise EOFError(f"{count} bytes are claimed where {len(data)} are left")
             return data
