@@ -112,7 +112,6 @@ SWIN = {
     "MODEL.SWIN.DEPTHS": layouts_swin.DEPTHS,
     "MODEL.SWIN.NUM_HEADS": layouts_swin.HEADS,
     "MODEL.SWIN.WINDOW_SIZE": layouts_swin.WINDOW,
-
 }
 SWIN_CASCADE = {
     **SWIN,
