@@ -51,7 +51,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Along:
+class TransferCurves:
     """AP, or else the first metric, of a table's rows against the epochs of their pre-trainings.
 
     Attributes:
@@ -148,7 +148,7 @@ class Along:
         ]
 
 
-def along_figure(along: Along) -> "Figure":
+def transfer_figure(along: TransferCurves) -> "Figure":
     """Plot the metric and the cheap measures of each pre-training against epochs."""
     measures = along.measures
     figure, axes = new_figure(2 if measures else 1, width=5.2, height=3.4, title=along.title)
@@ -183,7 +183,9 @@ def epoch_of(init: str) -> tuple[str, int] | None:
     return (found[1], int(found[2])) if found else None
 
 
-def along_pretraining(table: Table, stem: str, title: str, tables: Sequence[Table]) -> Along | None:
+def transfer_curves(
+    table: Table, stem: str, title: str, tables: Sequence[Table]
+) -> TransferCurves | None:
     """Return the section of a table, or None without two checkpoints of one pre-training.
 
     Args:
@@ -204,7 +206,7 @@ def along_pretraining(table: Table, stem: str, title: str, tables: Sequence[Tabl
         for name, of in rows.items()
         if len(of) > 1 and (ordered := dict(sorted(of.items())))
     ]
-    return Along(table, stem, title, found) if found and kind != CHEAP[0] else None
+    return TransferCurves(table, stem, title, found) if found and kind != CHEAP[0] else None
 
 
 def ap_of(table: Table) -> str:

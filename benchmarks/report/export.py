@@ -19,7 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from benchmarks.report import style
-from benchmarks.report.along import Along
+from benchmarks.report.along import TransferCurves
 from benchmarks.report.datasets import Collection, Summary
 from benchmarks.report.published import OWN, PaperTable
 from benchmarks.report.report import (
@@ -80,7 +80,7 @@ def csv(report: Report) -> dict[str, str]:
         "table.paper.csv": _paper(papers.values()),
         "table.summary.csv": _summary(report.summary) if report.summary else (),
         "table.datasets.csv": _datasets(report.collections),
-        "table.along.csv": _along(report.along),
+        "table.along.csv": _transfer_curves(report.transfer_curves),
         "table.trust.csv": _trust(report.trust),
         "table.literature.csv": _literature(report.sections),
     }
@@ -299,7 +299,7 @@ def _datasets(collections: Sequence[Collection]) -> Iterator[Line]:
             }
 
 
-def _along(parts: Sequence[Along]) -> Iterator[Line]:
+def _transfer_curves(parts: Sequence[TransferCurves]) -> Iterator[Line]:
     """Yield a line per checkpoint and measure: the metric of the table, and the cheap ones."""
     names = "task engine pretraining epoch measure n mean std"
     for part, series in ((each, series) for each in parts for series in each.series):

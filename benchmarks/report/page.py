@@ -96,7 +96,9 @@ def overviews(report: Report) -> dict[str, str]:
         for each in report.collections
         if each.figure in report.plots
     }
-    found |= {each.heading: svg_source(report.plots[each.figure]) for each in report.along}
+    found |= {
+        each.heading: svg_source(report.plots[each.figure]) for each in report.transfer_curves
+    }
     for (task, data, engine), members in families.items():
         if (figure := plots.schedule_figure(members)) is not None:
             title = f"{task}, {', '.join((*data, engine))}: by length of the fine-tuning"

@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.report.along import Along, along_figure, along_pretraining
+from benchmarks.report.along import TransferCurves, transfer_curves, transfer_figure
 from benchmarks.report.analysis import (
     Cells,
     analysis_grids,
@@ -531,7 +531,9 @@ class Report:
         for each in self.collections:
             if (figure := plots.differences_figure(each)) is not None:
                 found[each.figure] = plots.Plot(figure)
-        return found | {each.figure: plots.Plot(along_figure(each)) for each in self.along}
+        return found | {
+            each.figure: plots.Plot(transfer_figure(each)) for each in self.transfer_curves
+        }
 
     @cached_property
     def compared(self) -> dict[tuple[str, str], str]:
@@ -572,9 +574,9 @@ class Report:
         return collections(self.tables, self.results)
 
     @cached_property
-    def along(self) -> list[Along]:
+    def transfer_curves(self) -> list[TransferCurves]:
         """Transfer along pre-training, for tables with several checkpoints of a pre-training."""
-        parts = (along_pretraining(s.table, s.stem, s.heading, self.tables) for s in self.sections)
+        parts = (transfer_curves(s.table, s.stem, s.heading, self.tables) for s in self.sections)
         return [each for each in parts if each is not None]
 
     @cached_property
@@ -583,9 +585,9 @@ class Report:
         return frozen_against_tuned(self.tables)
 
     @property
-    def parts(self) -> list[Collection | Along | Trust]:
+    def parts(self) -> list[Collection | TransferCurves | Trust]:
         """Sections above the tables, each with a heading, grids and notes."""
-        return [*self.collections, *self.along, *self.trust]
+        return [*self.collections, *self.transfer_curves, *self.trust]
 
     @property
     def citation(self) -> str:

@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from benchmarks.make_table import main
-from benchmarks.report.along import along_figure, epoch_of, rank_correlation
+from benchmarks.report.along import epoch_of, rank_correlation, transfer_figure
 from benchmarks.report.records import collect
 from benchmarks.report.report import Report, make_tables
 from tests.benchmarks.report.fake_runs import (
@@ -86,14 +86,14 @@ def write_logged(root: Path, top1: dict[int, float]) -> None:
 
 def test_the_part_of_a_report(tmp_path):
     made = report(write_series(tmp_path))
-    [along] = made.along
-    assert not along.measures and len(along.grids) == 1 and len(along_figure(along).axes) == 1
+    [along] = made.transfer_curves
+    assert not along.measures and len(along.grids) == 1 and len(transfer_figure(along).axes) == 1
     write_cheap(tmp_path, "knn", {10: 40.0, 50: 50.0, 100: 60.0, 1000: 70.0})
     write_cheap(tmp_path, "linear", {10: 50.0, 100: 55.0, 1000: 60.0})
     write_logged(tmp_path, {5: 10.0, 10: 20.0, 50: 100.0, 1000: 2000.0})
     results = collect([tmp_path])
     made = Report(make_tables(results, engine="each"), results)
-    [along] = made.along  # neither kNN nor linear have names of checkpoints here
+    [along] = made.transfer_curves  # neither kNN nor linear have names of checkpoints here
     assert along.measures == ["kNN during pre-training", "knn_r18", "linear_r18"]
     points, correlations = along.grids
     rows = [[cell.text for cell in row] for row in points.rows]
@@ -107,7 +107,7 @@ def test_the_part_of_a_report(tmp_path):
         "knn_r18": ["4", "0.80", "–"],
         "linear_r18": ["3", "1.00", "–"],
     }
-    ap, accuracy = along_figure(along).axes
+    ap, accuracy = transfer_figure(along).axes
     labels = [text.get_text() for text in accuracy.get_legend().get_texts()]
     assert labels == [f"mine, {name}" for name in along.measures]
     assert [line.get_xdata()[-1] for line in accuracy.lines] == [1000, 1000, 1000]
@@ -141,8 +141,10 @@ def test_a_bundle_keeps_the_logged_accuracies(tmp_path):
 
 
 def test_a_single_checkpoint_or_none_has_no_part(tmp_path):
-    assert report(write_series(tmp_path, {10: [20.0]})).along == []
-    assert report(write_pair(tmp_path / "x", {"random": [5.0], "mine": [6.0]})).along == []
+    assert report(write_series(tmp_path, {10: [20.0]})).transfer_curves == []
+    assert (
+        report(write_pair(tmp_path / "x", {"random": [5.0], "mine": [6.0]})).transfer_curves == []
+    )
 
 
 def test_linear_accuracy_is_compared_with_knn_alone(tmp_path):
@@ -152,5 +154,5 @@ def test_linear_accuracy_is_compared_with_knn_alone(tmp_path):
             keys = {"iterations": 0, "config": {}, "weights_sha256": f"{epoch}" * 64}
             init, metrics = f"mine-epoch{epoch:04d}", {f"{kind}/top1": value}
             write_run(tmp_path / kind / str(epoch), init=init, metrics=metrics, **names, **keys)
-    [along] = report(tmp_path).along
+    [along] = report(tmp_path).transfer_curves
     assert along.table.task == "linear_r18" and along.measures == ["knn_r18"]

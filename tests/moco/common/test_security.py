@@ -24,7 +24,7 @@ from tests.oracles.bombs import bombs
 from tests.oracles.payloads import saved, zip_of
 
 ROOT = Path(__file__).resolve().parents[3]
-ROOMS = ("moco", "convert", "detection", "benchmarks", "moco_transfer")
+PACKAGES = ("moco", "convert", "detection", "benchmarks", "moco_transfer")
 LINUX = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc here")
 # These describe something inert that takes no memory, or that is nothing but a number to this
 # reader, or are in a part of a zip that is never read.
@@ -281,6 +281,6 @@ UNSAFE = re.compile(r"allow_pickle=(?!False)|weights_only=(?!True)|_module\(.pic
 
 
 def test_no_source_asks_for_an_unsafe_reader():
-    paths = [path for room in ROOMS for path in (ROOT / room).rglob("*.py")]
+    paths = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     assert len(paths) > 100
     assert [path for path in paths if UNSAFE.search(path.read_text())] == []
