@@ -9,13 +9,9 @@ from moco.common import distributed
 from moco.common.errors import UserError
 
 
-def gloo_threads() -> list[tuple[list[str], list[str]]]:
-    """Return gloo's threads within and after a session, and within and after one that fails."""
+def gloo_threads(fails: bool) -> tuple[list[str], list[str]]:
+    """Return the names of gloo's threads within a session, which may fail, and after it."""
     gc.disable()  # or its end is a matter of luck
-    return [_of_session(fails) for fails in (False, True)]
-
-
-def _of_session(fails: bool) -> tuple[list[str], list[str]]:
     within: list[str] = []
     try:
         with distributed.session(torch.device("cpu"), timeout_seconds=60):
