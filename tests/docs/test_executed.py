@@ -86,14 +86,14 @@ def here(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def save_resnet(*files: str, depth: int = 18, base: int | None = None) -> None:
+def save_resnet(*files: str, depth: int = 18, base: int = 64) -> None:
     for file in files:
-        torch.save(own(depth=depth, base=base or (64 if depth == 18 else 16)), file)
+        torch.save(own(depth=depth, base=base), file)
 
 
 @pytest.mark.slow
 def test_faq(here):
-    save_resnet("my_checkpoint.pth.tar", "mine.pth", depth=50)
+    save_resnet("my_checkpoint.pth.tar", "mine.pth", depth=50, base=16)
     run("docs/faq.md", {"path/to/voc_layout": "datasets/VOC2007"})
 
 
@@ -148,7 +148,7 @@ def test_datasets_then_the_report(here):
 
 @pytest.mark.slow
 def test_finetuning_pretraining_and_resuming(here):
-    save_resnet("moco_v2.pth", depth=50)
+    save_resnet("moco_v2.pth", depth=50, base=16)
     vit = timm_vit(0, 48, 4, depth=4, patch_size=16, img_size=32)
     torch.save({"model": vit.state_dict()}, "vit.pth")
     assert not main(["convert", "vit.pth", "vit_tiny.pth", "--num-heads", "4"])
@@ -176,7 +176,7 @@ def test_readme_and_plan(here):
     save_resnet("mine.pth")
     dry = r"\g<0> --dry-run --seconds-per-iteration 0.1 --executor cpu"
     run("docs/guides/rank.md", {"my_dataset": "datasets/VOC2007", "rank": dry})
-    save_resnet("my.pth", depth=50)
+    save_resnet("my.pth", depth=50, base=16)
     suite = "name: voc\ntitle: tiny\ntasks:\n  - config: faster_rcnn_R_50_C4_24k\n    trials: 1"
     tiny = re.sub(r"^  - config: (\S+)", tiny_suite(NARROW_50), suite, flags=re.M)
     Path("tiny.yaml").write_text(tiny, encoding="utf-8")

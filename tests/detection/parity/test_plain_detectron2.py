@@ -211,9 +211,10 @@ def predictions(file: Path) -> list[Any]:
     ]
 
 
-def assert_equal(theirs: Path, own: Path, num_processes: int, iterations: int = 8) -> None:
+def assert_equal(theirs: Path, own: Path, num_processes: int) -> None:
     """Compare inputs, losses, weights, predictions and metrics of two trainings."""
     expected, actual = lines(theirs / "seen"), lines(own / "seen")
+    iterations = EIGHT["SOLVER.MAX_ITER"]
     assert len(expected) == num_processes
     for rank, seen in expected.items():
         # PreciseBN's batches come after the training's.
