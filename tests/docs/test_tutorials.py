@@ -25,7 +25,6 @@ from tests.oracles.checkpoints import own
 from tests.oracles.layouts_vit import timm_vit
 from tests.oracles.resnets import make_resnet
 from tests.oracles.small_tasks import SHORT, SMALL, SMALL_VOC
-from tests.oracles.tiny_coco import write_coco
 from tests.oracles.tiny_voc import VOC_NAMES, write_voc
 
 pytestmark = pytest.mark.slow
@@ -209,16 +208,11 @@ def test_own_images(tmp_path, shell):
 
 def test_own_annotations(tmp_path, shell):
     voc_layout(tmp_path / "mine")
-    for split in ("train", "test"):
-        write_coco(tmp_path / split, {f"{split}2017": 6}, crowd=False, one_large=True)
-        (tmp_path / split / "coco").rename(tmp_path / f"own_{split}")
     torch.save(make_resnet(18, base=64).state_dict(), tmp_path / "mine_r18.pth")
     text = script(
         "tutorials/own_dataset",
         {
             r"path/to/voc_layout": "mine",
-            r"own/train\.json": "own_train/annotations/instances_train2017.json",
-            r"own/test\.json": "own_test/annotations/instances_test2017.json",
             r"OUTPUT_DIR runs/.*": rf"\g<0> {words(SMALL_VOC)}",
             r"evaluate": r"\g<0> --seconds-per-iteration 0.1 --executor cpu",
             r"--trials 5": f"--trials 1 --opts {words(SMALL_VOC)}",
@@ -229,7 +223,6 @@ def test_own_annotations(tmp_path, shell):
     assert rows(tmp_path / "tables" / "table.md") == ["random", "mine_r18"]
     assert rows(tmp_path / "output" / "mine" / "tables" / "table.md") == ["random", "mine"]
     assert len(list((tmp_path / "runs/own_voc/mine_0/inference/visualize").iterdir())) == 3
-    assert records(tmp_path / "runs/own_coco")["mine_0"]["metrics"]["bbox/AP"] is not None
 
 
 def tiny_suite(narrow: Mapping[str, int]) -> str:
