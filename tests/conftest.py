@@ -69,6 +69,17 @@ def shared_data() -> Path:
     return path.resolve()
 
 
+@pytest.fixture
+def register(monkeypatch):
+    """Return a function that registers what comes from outside for the duration of a test."""
+
+    def add(registry, function):
+        monkeypatch.setattr(registry, "_obj_map", dict(registry))
+        registry.register(function)
+
+    return add
+
+
 @pytest.fixture(scope="session")
 def detectron2():
     """Return the real Detectron2, or skip the test where it is not installed."""

@@ -4,20 +4,18 @@ They mix no devices, and the CPU waits for the GPU at the places listed here and
 """
 
 import json
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable
 
 import pytest
 import torch
 
-from tests.conftest import ROOT
 from tests.moco.conftest import write_images
 from tests.oracles import commands, device_cases
 from tests.oracles.commands import Done
 from tests.oracles.device_collectives import collectives
 from tests.oracles.processes import run_on
+from tests.oracles.python import run_python
 
 pytestmark = [pytest.mark.device, pytest.mark.slow]
 
@@ -111,10 +109,8 @@ def test_detectron2s_engine(run, detectron2):
 def test_speed_of_a_gpu_is_measured_by_one_command(tmp_path):
     """Its numbers mean nothing here; on a GPU it runs the same lines with larger sizes."""
     table, file = tmp_path / "table.md", tmp_path / "gpu.json"
-    words = [sys.executable, "-m", "tests.oracles.pretend_run", "speed", "gpu", "--quick"]
-    words += ["--goals", "step,momentum,grouped_bn,files", "--output", table, "--json", file]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    words = ["--goals", "step,momentum,grouped_bn,files", "--output", table, "--json", file]
+    run_python("-m", "tests.oracles.pretend_run", "speed", "gpu", "--quick", *words)
     found = json.loads(file.read_text())
     assert found["hardware"]["gpus"] == ["pretended GPU"]
     assert "GPU pretended GPU" in table.read_text()

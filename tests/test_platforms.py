@@ -2,13 +2,12 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from moco.common.distributed import usable_cores
+from tests.oracles.python import run_python
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = sorted(
@@ -33,20 +32,6 @@ for name in ("SIGUSR1", "SIGUSR2", "SIGHUP", "SIGKILL", "SIGCHLD", "SIGALRM"):
     delattr(signal, name)
 """
 OPTIONAL = ("detectron2", "densepose", "lightly", "webdataset", "hotcoco")
-
-
-def run_python(*arguments: object, path: object = ROOT) -> str:
-    """Run Python with its modules in `path` and return what it prints."""
-    done = subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(path), "MOCO_PROGRESS": "off"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_cores_without_linuxs_affinity(monkeypatch):

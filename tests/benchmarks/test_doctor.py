@@ -10,7 +10,6 @@ from benchmarks.list_configs import HIDDEN
 from detection import train_net
 from moco import __version__
 from moco.common import shipped
-from moco.common.errors import UserError
 from tests.oracles.tiny_voc import write_voc
 
 
@@ -78,8 +77,3 @@ def test_the_machine_is_described(tmp_path, capsys, monkeypatch):
     ):
         assert re.search(pattern, text, re.M), pattern
     assert not any(tmp_path.iterdir())
-
-
-def test_verify_needs_a_dataset():
-    with pytest.raises(UserError, match="--verify: name the dataset"):
-        doctor.main(["--verify"])

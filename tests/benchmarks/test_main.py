@@ -14,6 +14,7 @@ from benchmarks.suites.synthetic import write_scenes
 from moco import __version__
 from moco.common import command, shipped
 from tests.benchmarks.suites.lab import Lab
+from tests.oracles.python import run_python
 from tests.oracles.resnets import make_resnet
 
 # Packages that take long to import; only a command that runs may do so.
@@ -23,12 +24,9 @@ HEAVY = ("torch", "torchvision", "detectron2", "matplotlib", "scipy", "hotcoco",
 def cpu_seconds(*arguments: str) -> tuple[float, str]:
     """Return user and system time of a Python process that has to succeed, and its output."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=shipped.ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    shown = run_python(*arguments)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done.stdout
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, shown
 
 
 @pytest.mark.parametrize("name", console.COMMANDS)
@@ -74,13 +72,12 @@ def test_every_command_starts_as_a_module_and_as_a_script(name, tmp_path, capsys
 def run_without(modules, argv, cwd):
     """Run a command, and check that it has not imported any of `modules`."""
     code = (
-        f"import sys; sys.path.insert(0, {str(shipped.ROOT)!r}); sys.argv = ['x', *{argv!r}]\n"
+        f"import sys; sys.argv = ['x', *{argv!r}]\n"
         "from benchmarks import __main__ as m\ncode = m.main()\n"
         f"found = [name for name in {modules!r} if name in sys.modules]\n"
         "sys.exit(f'imported: {found}' if found or code else 0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True)
-    assert done.returncode == 0, (argv, done.stderr)
+    run_python("-c", code, cwd=cwd)
 
 
 @pytest.mark.slow

@@ -254,7 +254,10 @@ def test_open_clips_configuration(tmp_path: Path) -> None:
         ({"norm_kwargs": {"eps": 1e-6}}, "has norm_kwargs a dict"),
         ({"a_new_key": 0}, "has 'a_new_key' 0, and what it does is not known here"),
         ({"timm_model_name": "vit_base_patch16_siglip_224", "qk_norm": True}, "has 'qk_norm' True"),
-        ({"timm_model_name": "vit_base_patch16_siglip_224"}, "x"),
+        (
+            {"timm_model_name": "vit_base_patch16_siglip_224"},
+            "is not a plain ViT of 2 blocks",
+        ),
     ):
         with pytest.raises(DataError, match=reason):
             convert_file(write_open_clip(tmp_path, **changes), tmp_path / "out.pth")

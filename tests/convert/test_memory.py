@@ -1,13 +1,11 @@
 """Memory: a conversion takes at most three times its file, besides what importing torch takes."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from moco.common import shipped
+from tests.oracles.python import run_python
 from tests.oracles.resnets import make_resnet
 
 # The most memory that a process had so far; getrusage starts with that of the process before it.
@@ -38,6 +36,4 @@ def test_at_most_three_times_the_file(suffix: str, tmp_path: Path) -> None:
     torch.save(net.state_dict(), source)
     size = source.stat().st_size
     assert 45e6 < size < 70e6
-    command = [sys.executable, "-c", PROGRAM, str(source), str(target)]
-    done = subprocess.run(command, cwd=shipped.ROOT, capture_output=True, text=True, check=True)
-    assert size < int(done.stdout) <= 3 * size
+    assert size < int(run_python("-c", PROGRAM, source, target)) <= 3 * size

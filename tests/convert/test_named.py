@@ -15,6 +15,7 @@ from convert.metadata import recorded_names
 from convert.verify import build_backbone, read_converted
 from moco.common.errors import DataError, UserError
 from moco.modeling.soundness import fixed_image
+from tests.oracles.resnets import as_if_trained
 
 PLACES = {
     "arch": lambda name, state: {"state_dict": state, "arch": name, "version": 2, "epoch": 1},
@@ -32,11 +33,7 @@ def weights(name: str) -> dict[str, torch.Tensor]:
     import timm
 
     torch.manual_seed(0)
-    state = timm.create_model(name, num_classes=2).state_dict()
-    for value in state.values():
-        if value.is_floating_point() and value.dim() == 1:
-            value += 0.1 * torch.rand_like(value)
-    return state
+    return as_if_trained(timm.create_model(name, num_classes=2)).state_dict()
 
 
 def write(folder: Path, name: str, place: str) -> Path:

@@ -20,6 +20,7 @@ from moco.common.errors import DataError, UserError
 from moco.modeling.soundness import fixed_image
 from tests.convert.test_named import weights
 from tests.golden.regenerate_timm_index import has_maps, shapes_of
+from tests.oracles.resnets import as_if_trained
 
 same_timm = pytest.mark.skipif(
     timm.__version__ != index().version, reason="the index is of another version of timm"
@@ -30,11 +31,7 @@ SPREAD = timm.list_models()[::46]
 def of_torchvision(name: str) -> nn.Module:
     """Return torchvision's network as if it was trained."""
     torch.manual_seed(0)
-    net: nn.Module = get_model(name, num_classes=7).eval()
-    for value in net.state_dict().values():
-        if value.is_floating_point() and value.dim() == 1:
-            value += 0.1 * torch.rand_like(value)
-    return net
+    return as_if_trained(get_model(name, num_classes=7).eval())
 
 
 @same_timm

@@ -19,6 +19,7 @@ from convert.modeling.timm_network import TimmNetwork, layers, network_maps, par
 from convert.translate import TYPES_IN_TIMM
 from convert.verify import build_backbone, read_converted
 from moco.common.errors import DataError, UserError
+from tests.oracles.resnets import as_if_trained
 
 VIT: dict[str, Any] = {"depth": 2, "embed_dim": 48, "num_heads": 3}
 SQUARE = {**VIT, "img_size": 64}
@@ -27,11 +28,7 @@ SQUARE = {**VIT, "img_size": 64}
 def state_of(name: str, **arguments: Any) -> dict[str, Tensor]:
     """Return the tensors of timm's network as if it was trained."""
     torch.manual_seed(0)
-    state: dict[str, Tensor] = timm.create_model(name, num_classes=3, **arguments).state_dict()
-    for value in state.values():
-        if value.is_floating_point() and value.dim() == 1:
-            value += 0.1 * torch.rand_like(value)
-    return state
+    return as_if_trained(timm.create_model(name, num_classes=3, **arguments)).state_dict()
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,6 @@
 """Site: its navigation, the pages generated from the code, and that it builds offline."""
 
-import os
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -16,6 +13,7 @@ from moco.classification.config import default_cfg
 from moco.common.cfgnode import flatten
 from moco.finetune import FINETUNE
 from moco.pretraining.config import default_cfg as default_pretraining
+from tests.oracles.python import run_python
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -80,10 +78,7 @@ def test_the_site_is_built_with_the_versions_that_ci_has():
 @pytest.mark.slow
 def test_the_site_builds_and_loads_nothing_from_the_network(tmp_path):
     pytest.importorskip("material")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
-    env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    run_python("-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path, NO_MKDOCS_2_WARNING="1")
     pages = [*tmp_path.rglob("*.html")]
     assert len(pages) > 40
     remote = re.compile(

@@ -2,15 +2,13 @@
 
 import itertools
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from moco.common.run import read_record
+from tests.oracles.python import run_python
 from tests.oracles.tiny_voc import write_voc
 
 HERE = Path(__file__).resolve().parent
@@ -20,16 +18,7 @@ ROOT = HERE.parent.parent
 def run(folder: Path, *arguments: object) -> str:
     """Run `moco-transfer` in a process that imports the family first; return its output."""
     code = "import tests.example_family.toy; from benchmarks.__main__ import cli; cli()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return run_python("-c", code, *arguments, cwd=folder)
 
 
 @pytest.fixture(scope="module")

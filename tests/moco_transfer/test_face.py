@@ -3,8 +3,6 @@
 import json
 import os
 import re
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from tests.benchmarks.suites.fake_slurm import FakeSlurm
 from tests.benchmarks.suites.fake_trainer import FakePrograms
 from tests.conftest import ROOT
 from tests.oracles.checkpoints import own
+from tests.oracles.python import run_python
 from tests.oracles.resnets import make_resnet, randomize
 from tests.oracles.tiny_voc import write_voc
 
@@ -60,16 +59,7 @@ def printed(page: str, **replace: str) -> str:
 def run(code: str, folder: Path) -> str:
     """Run a script without a guard of its `__main__`; return its output."""
     (folder / "script.py").write_text(code)
-    done = subprocess.run(
-        [sys.executable, "script.py"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return run_python("script.py", cwd=folder)
 
 
 def written(out: Path) -> dict[str, int]:
@@ -283,9 +273,8 @@ def test_options_that_are_refused(options, message, folder) -> None:
 
 
 def test_it_is_imported_at_once() -> None:
-    code = "import sys, moco_transfer; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    packages = {name.partition(".")[0] for name in done.stdout.split()}
+    names = run_python("-c", "import sys, moco_transfer; print(*sys.modules)").split()
+    packages = {name.partition(".")[0] for name in names}
     assert "moco_transfer" in packages
     assert not packages & {"torch", "numpy", "pandas", "convert", "detection", "benchmarks"}
     assert mt.__all__ == sorted(mt.__all__) and all(map(mt.__dict__.get, mt.__all__))

@@ -6,7 +6,6 @@ without objects, and with crowds alone. With `runs`, masks are polygons, run len
 run lengths.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from PIL import Image
 
 from detection.datasets.coco import COCO_CATEGORIES, PERSON_KEYPOINTS
 from tests.oracles.shapes import COLORS
-from tests.oracles.tiny_coco import KINDS
+from tests.oracles.tiny_coco import KINDS, write_annotations
 from tests.oracles.tiny_instances import rectangle, rle
 from tests.oracles.tiny_voc_seg import voc_palette
 
@@ -45,10 +44,12 @@ def write_edge_cases(root: Path, *, runs: bool = False) -> Path:
             size = {"height": height, "width": width}
             images.append({"id": image_id, "file_name": name, **size})
         kinds = [{"id": id_, "name": kind} for id_, kind in COCO_CATEGORIES]
-        _write(root, f"instances_{split}", images, annotations, kinds)
+        write_annotations(root, f"instances_{split}", images, annotations, kinds)
         people = [_with_keypoints(item, rng) for item in annotations if item["category_id"] == 1]
         points = {"keypoints": PERSON_KEYPOINTS, "skeleton": [[1, 2]]}
-        _write(root, f"person_keypoints_{split}", images, people, [{**kinds[0], **points}])
+        write_annotations(
+            root, f"person_keypoints_{split}", images, people, [{**kinds[0], **points}]
+        )
     return root
 
 
@@ -139,10 +140,3 @@ def _with_keypoints(item: dict[str, Any], rng: np.random.RandomState) -> dict[st
     rows = (np.concatenate([points, visible], axis=1) * (visible > 0)).round(2)
     values = [int(v) if v == int(v) else v for v in rows.ravel().tolist()]
     return {**item, "keypoints": values, "num_keypoints": int((visible > 0).sum())}
-
-
-def _write(root: Path, name: str, images: list, annotations: list, kinds: list) -> None:
-    path = root / "coco" / "annotations" / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"images": images, "annotations": annotations, "categories": kinds}
-    path.write_text(json.dumps({"info": {}, "licenses": [], **content}))

@@ -54,6 +54,14 @@ def randomize(net: nn.Module, scale: tuple[float, float] = (0.5, 1.5)) -> None:
                 module.num_batches_tracked.fill_(7)
 
 
+def as_if_trained(net: nn.Module) -> nn.Module:
+    """Change norms and biases, which are 0 and 1 in new networks, in place."""
+    for value in net.state_dict().values():
+        if value.is_floating_point() and value.dim() == 1:
+            value += 0.1 * torch.rand_like(value)
+    return net
+
+
 def parallel(model: nn.Module) -> dict[str, Tensor]:
     """Return the state dict under DistributedDataParallel, whose only child is `module`."""
     wrapper = nn.Module()

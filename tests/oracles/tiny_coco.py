@@ -54,17 +54,17 @@ def write_coco(
                 annotations.append(_annotation(10 * len(annotations) + 5, image_id, shape))
             if crowd and index == 0:
                 annotations.append(_crowd(10 * len(annotations) + 5, image_id, height, width))
-        _write(folder, f"instances_{split}", images, annotations, _categories())
+        write_annotations(folder, f"instances_{split}", images, annotations, _categories())
         if keypoints:
             people = [_with_keypoints(a) for a in annotations if a["category_id"] == KINDS[0]]
-            _write(folder, f"person_keypoints_{split}", images, people, [_person()])
+            write_annotations(folder, f"person_keypoints_{split}", images, people, [_person()])
         if densepose:
             people = [
                 _with_densepose(_with_keypoints(a), rng)
                 for a in annotations
                 if a["category_id"] == KINDS[0] and not a["iscrowd"]
             ]
-            _write(folder, f"densepose_{split}", images, people, [_person()])
+            write_annotations(folder, f"densepose_{split}", images, people, [_person()])
     return folder
 
 
@@ -72,7 +72,9 @@ def _images(split: str) -> str:
     return split if split.startswith(("train", "val2")) else "val2014"
 
 
-def _write(folder: Path, name: str, images: list, annotations: list, categories: list) -> None:
+def write_annotations(
+    folder: Path, name: str, images: list, annotations: list, categories: list
+) -> None:
     path = folder / "coco" / "annotations" / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {"images": images, "annotations": annotations, "categories": categories}

@@ -4,31 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks.report.fake_runs import CONFIG, record
 from tests.oracles.refused_files import Edit, both, folder_of, text
 from tests.refusals.rows import Row, rows
 
-CONFIG = {"DATASETS.TEST": ["voc_2007_test"], "SOLVER.MAX_ITER": 300, "SOLVER.BASE_LR": 0.02}
-RECORD: dict[str, Any] = {
-    "schema": 1,
-    "kind": "detection",
-    "status": "done",
-    "task": "faster_rcnn_R_50_C4_24k",
-    "engine": "embedded",
-    "init": "random",
-    "weights_sha256": None,
-    "weights_source": None,
-    "seed": 0,
-    "config_sha256": "c" * 64,
-    "config": CONFIG,
-    "provenance": {},
-    "iterations": 300,
-    "seconds": 12.5,
-    "coverage": None,
-    "notes": [],
-    "recipe": None,
-    "metrics": {"bbox/AP": 10.0, "bbox/AP50": 20.0, "bbox/AP75": 8.0},
-    "start": {"batches": ["a0"]},
-}
+RECORD = vars(record())
 
 
 def run(name: str = "runs/a", **changes: Any) -> Edit:

@@ -113,16 +113,13 @@ def test_a_terminal_ends_with_the_table_and_two_lines():
     assert "; over runs and test images, AP: few +1.4 ± 1.7; few, moco 10%: only the" in sure
 
 
-def test_a_renderer_from_outside(tmp_path):
+def test_a_renderer_from_outside(register, tmp_path):
     def inits(made: Report) -> dict[str, str]:
         return {"inits.txt": " ".join(row.init for row in made.tables[0].rows)}
 
     write_run(tmp_path / "run", task="t")
-    RENDERERS.register(inits)
-    try:
-        make_table.main([str(tmp_path), "--out", str(tmp_path / "out"), "--format", "inits"])
-    finally:
-        del RENDERERS._obj_map["inits"]
+    register(RENDERERS, inits)
+    make_table.main([str(tmp_path), "--out", str(tmp_path / "out"), "--format", "inits"])
     assert (tmp_path / "out" / "inits.txt").read_text() == "random"
 
 

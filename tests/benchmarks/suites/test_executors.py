@@ -150,19 +150,16 @@ class ToyExecutor(Executor):
         return Ended(subprocess.run(run.argv, stdin=subprocess.DEVNULL).returncode)
 
 
-def test_an_executor_from_outside(lab, capsys):
+def test_an_executor_from_outside(lab, register, capsys):
     toy_executor = ToyExecutor()
 
     def toy(options: Options) -> ToyExecutor:
         assert options.folder == lab.out
         return toy_executor
 
-    EXECUTORS.register(toy)
-    try:
-        assert build_parser().parse_args(["s", "--executor", "toy"]).executor == "toy"
-        lab.run("--executor", "toy", "--trials", "1", "--skip", "b")
-    finally:
-        del EXECUTORS._obj_map["toy"]
+    register(EXECUTORS, toy)
+    assert build_parser().parse_args(["s", "--executor", "toy"]).executor == "toy"
+    lab.run("--executor", "toy", "--trials", "1", "--skip", "b")
     assert "2 runs, in a toy" in capsys.readouterr().out
     lab.assert_once(2)
     assert toy_executor.started == list(lab.count("done"))

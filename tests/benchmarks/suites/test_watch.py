@@ -208,7 +208,6 @@ def test_ctrl_c_while_it_waits_is_one_line(lab, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("place", "more", "words"),
     [
-        ("{}/none", [], "none: no such folder; expected a pre-training's, or a pattern"),
         ("{}/mine", ["--poll-seconds", "0"], "--poll-seconds: got 0.0, expected"),
         ("{}/mine", ["--dry-run"], r"mine/checkpoint_\?+.pth.tar: no file has such a name"),
         ("a b={}/mine", [], "name: got 'a b'"),

@@ -3,8 +3,6 @@
 import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +15,7 @@ from detection.datasets import coco, doctor
 from detection.datasets.__main__ import main
 from detection.datasets.base import ABSENT, NOTE, OK, PART, WRONG, formats, published_formats
 from detection.train_net import main as train
+from tests.oracles.python import run_python
 from tests.oracles.real_voc import with_links
 from tests.oracles.tiny_ade import write_ade
 from tests.oracles.tiny_cityscapes import write_cityscapes
@@ -210,8 +209,7 @@ def test_without_heavy_packages():
         "import sys; import detection.datasets.__main__;"
         "print([m for m in ('torch', 'pycocotools', 'shapely', 'cv2') if m in sys.modules])"
     )
-    shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert shown.stdout.strip() == "[]"
+    assert run_python("-c", code).strip() == "[]"
 
 
 @pytest.fixture

@@ -64,14 +64,9 @@ def toy() -> Format:
     )
 
 
-@pytest.fixture
-def registered(monkeypatch) -> None:
-    monkeypatch.setattr(FORMATS, "_obj_map", dict(FORMATS))
-    FORMATS.register(toy)
-
-
-def test_a_format_from_outside(registered, tmp_path, monkeypatch, capsys):
+def test_a_format_from_outside(register, tmp_path, monkeypatch, capsys):
     """Read, checked and examined by the doctor, without a change of any file."""
+    register(FORMATS, toy)
     monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
     assert main(["doctor", "toy"]) == 3
     assert f"get it into {tmp_path}/toy" in capsys.readouterr().out

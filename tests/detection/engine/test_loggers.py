@@ -14,7 +14,7 @@ from moco.engine.loggers import LOGGERS, Logger
 
 @pytest.mark.slow
 def test_loggers_get_the_numbers_of_metrics_json(
-    engine, small_config, small_options, r18_file, tmp_path, monkeypatch
+    engine, small_config, small_options, r18_file, tmp_path, monkeypatch, register
 ):
     calls = []
 
@@ -25,7 +25,7 @@ def test_loggers_get_the_numbers_of_metrics_json(
             lambda done: calls.append(done),
         )
 
-    monkeypatch.setitem(LOGGERS._obj_map, "outside", outside)
+    register(LOGGERS, outside)
     argv = ["--config-file", small_config, "--engine", engine, *small_options]
     argv += ["MODEL.WEIGHTS", str(r18_file), "DATALOADER.NUM_WORKERS", "0"]
     argv += ["OUTPUT_DIR", str(tmp_path / "run"), "LOG.LOGGERS", "('outside',)"]

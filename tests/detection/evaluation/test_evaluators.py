@@ -112,14 +112,13 @@ def test_kinds_follow_the_dataset_and_the_model(evaluator_type, mask, keypoint, 
     assert metric_kinds(split_of(evaluator_type), config(mask, keypoint)) == kinds
 
 
-def test_an_evaluator_from_outside(tmp_path, monkeypatch):
+def test_an_evaluator_from_outside(register, tmp_path):
     def toy(cfg: CfgNode) -> Metric:
         return Metric(("bbox",), lambda split, folder: SemSegEvaluator(split.classes, 0))
 
     with pytest.raises(UserError, match="'toy'"):
         build_evaluator(split_of("toy"), config(), tmp_path)
-    monkeypatch.setattr(EVALUATORS, "_obj_map", dict(EVALUATORS))
-    EVALUATORS.register(toy)
+    register(EVALUATORS, toy)
     assert metric_kinds(split_of("toy"), config()) == ("bbox",)
     assert isinstance(build_evaluator(split_of("toy"), config(), tmp_path), SemSegEvaluator)
 

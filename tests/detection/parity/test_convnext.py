@@ -1,17 +1,23 @@
-"""ConvNeXt under an FPN: freezing and drop path."""
+"""Stages under an FPN: freezing and drop path."""
 
+import pytest
 import torch
 from torchvision.ops import StochasticDepth
 
 from detection.embedded.model import build_model
-from tests.detection.parity.test_model import CONVNEXT, CONVNEXT_V2
+from tests.detection.parity.test_model import CONVNEXT, CONVNEXT_V2, SWIN_CASCADE
 from tests.oracles import tiny_detector as tiny
 
 
-def test_the_first_parts_are_frozen():
-    model = build_model(tiny.task(CONVNEXT_V2))
+@pytest.mark.parametrize(
+    ("keys", "parts"),
+    [(CONVNEXT_V2, ("stem", "stages.0")), (SWIN_CASCADE, ("patch_embed", "layers.0"))],
+    ids=["convnext", "swin"],
+)
+def test_the_first_parts_are_frozen(keys, parts):
+    model = build_model(tiny.task(keys))
     frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
-    parts = tuple(f"backbone.bottom_up.{part}." for part in ("stem", "stages.0"))
+    parts = tuple(f"backbone.bottom_up.{part}." for part in parts)
     assert frozen == {name for name in model.state_dict() if name.startswith(parts)}
 
 

@@ -5,16 +5,7 @@ import torch
 
 from convert.families.swin import SwinArchitecture
 from convert.modeling.swin import Swin
-from detection.embedded.model import build_model
-from tests.detection.parity.test_model import SWIN_CASCADE
 from tests.oracles import tiny_detector as tiny
-
-
-def test_the_first_parts_are_frozen():
-    model = build_model(tiny.task(SWIN_CASCADE))
-    frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
-    parts = tuple(f"backbone.bottom_up.{part}." for part in ("patch_embed", "layers.0"))
-    assert frozen == {name for name in model.state_dict() if name.startswith(parts)}
 
 
 # Heights and widths: multiples of 32; one window in the last map; odd maps and padded patches.

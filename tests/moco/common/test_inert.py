@@ -11,7 +11,6 @@ import datetime
 import enum
 import pathlib
 import pickle
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -23,6 +22,7 @@ import torch
 from convert.read import is_array
 from moco.common.files import harmful_objects, load_pickle, load_torch
 from moco.common.unpickler import OpaqueObject
+from tests.oracles.python import run_python
 
 ROOT = Path(__file__).resolve().parents[3]
 STATE = {"conv1.weight": torch.ones(2)}
@@ -236,9 +236,7 @@ def test_the_classes_are_not_imported(tmp_path):
         "load_torch(sys.argv[1], set())\n"
         "assert 'omegaconf' not in sys.modules"
     )
-    command = [sys.executable, "-c", code, tmp_path / "x.pth", tmp_path / "x.pkl"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_python("-c", code, tmp_path / "x.pth", tmp_path / "x.pkl")
 
 
 def test_names_are_listed_even_of_discarded_objects(tmp_path):

@@ -277,7 +277,9 @@ def test_truncated_files_and_trailing_bytes_are_errors(tmp_path):
 
 
 # ruff's list of banned names (pyproject.toml) covers the other unsafe readers.
-UNSAFE = re.compile(r"allow_pickle=(?!False)|weights_only=(?!True)|_module\(.pickle|__import__\(")
+UNSAFE = re.compile(
+    r"allow_(pickle|unsafe)=(?!False)|weights_only=(?!True)|_module\(.pickle|__import__\("
+)
 
 
 def test_no_source_asks_for_an_unsafe_reader():

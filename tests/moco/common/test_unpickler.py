@@ -7,8 +7,6 @@ of their own.
 import _codecs
 import pickle
 import pickletools
-import subprocess
-import sys
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from moco.common.errors import DataError
 from moco.common.files import load_pickle, load_torch
 from moco.common.unpickler import Unpickler
 from tests.oracles.payloads import POINTER, Call, saved
+from tests.oracles.python import run_python
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -147,10 +146,8 @@ def test_forged_arrays_are_refused_or_inert(tmp_path: Path) -> None:
     cases = [pickle.dumps([value], protocol) for value in forged() for protocol in (0, 2, 5)]
     for i, content in enumerate(cases):
         (tmp_path / f"{i:02}").write_bytes(content)
-    command = [sys.executable, "-c", READ_FORGED, *sorted(map(str, tmp_path.iterdir()))]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == len(cases)
+    shown = run_python("-c", READ_FORGED, *sorted(tmp_path.iterdir()))
+    assert len(shown.splitlines()) == len(cases)
 
 
 @pytest.mark.parametrize("load", [load_pickle, load_torch])

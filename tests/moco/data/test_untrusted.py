@@ -1,8 +1,6 @@
 """Lists of images and images from untrusted sources: no path leads out, no bomb takes memory."""
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ from moco.common.errors import DataError
 from moco.data.images import find_images
 from tests.moco.commands import pretrain as main
 from tests.oracles.bombs import png_bomb
+from tests.oracles.python import run_python
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -58,8 +57,6 @@ def test_a_decompression_bomb_takes_no_memory(tmp_path):
         "except DataError as error: print(error)\n"
         "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"  # its peak, KiB
     )
-    command = [sys.executable, "-c", code, tmp_path / "bomb.png"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    message, kib = done.stdout.splitlines()
+    message, kib = run_python("-c", code, tmp_path / "bomb.png").splitlines()
     assert "bomb.png: decompression bomb?" in message
     assert int(kib) < 300 << 10

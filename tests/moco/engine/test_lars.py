@@ -83,7 +83,7 @@ def test_all_parameters_at_once_are_bitwise_those_of_one_after_the_other():
         assert torch.equal(got.detach(), w)
 
 
-def test_an_optimizer_from_outside(labeled, pretrained, tmp_path):
+def test_an_optimizer_from_outside(register, labeled, pretrained, tmp_path):
     """A toy that only counts its steps is registered here and chosen by its name."""
     steps = []
 
@@ -95,13 +95,10 @@ def test_an_optimizer_from_outside(labeled, pretrained, tmp_path):
     def toy(parameters, solver):
         return Toy(parameters, solver.BASE_LR)
 
-    OPTIMIZERS.register(toy)
-    try:
-        with pytest.raises(Preempted):
-            keys = {"SOLVER__OPTIMIZER": "toy", "SOLVER__STOP_AT_ITERS": 2}
-            main(words(tmp_path / "run", labeled, pretrained, **keys))
-    finally:
-        OPTIMIZERS._obj_map.pop("toy")
+    register(OPTIMIZERS, toy)
+    with pytest.raises(Preempted):
+        keys = {"SOLVER__OPTIMIZER": "toy", "SOLVER__STOP_AT_ITERS": 2}
+        main(words(tmp_path / "run", labeled, pretrained, **keys))
     assert steps == [3.0, 3.0]
 
 

@@ -39,16 +39,6 @@ def opts(tiny, images, tmp_path):
     return arguments
 
 
-@pytest.fixture
-def register(monkeypatch):
-    """Return a function that registers a logger for the duration of a test."""
-
-    def add(opener):
-        monkeypatch.setitem(LOGGERS._obj_map, opener.__name__, opener)
-
-    return add
-
-
 def lines(tmp_path: Path) -> list[dict[str, float]]:
     """Return the lines of metrics.json without the epoch, which only it has."""
     text = (tmp_path / "run" / "metrics.json").read_text()
@@ -137,7 +127,7 @@ def test_a_logger_from_outside(opts, register, tmp_path):
             "an-id",
         )
 
-    register(outside)
+    register(LOGGERS, outside)
     with pytest.raises(Preempted):
         main(opts("outside", SOLVER__STOP_AT_ITERS=5))
     main([*opts("outside"), "--resume"])
@@ -155,7 +145,7 @@ def test_a_logger_that_fails_is_dropped_with_one_warning(opts, register, tmp_pat
     def failing(folder, config, run_id):
         return Logger(lambda values, iteration: 1 / 0, lambda done: 1 / 0)
 
-    register(failing)
+    register(LOGGERS, failing)
     main(opts("failing"))
     assert len(lines(tmp_path)) == 4
     out = capsys.readouterr().out
@@ -166,7 +156,7 @@ def test_a_logger_that_cannot_be_opened(opts, register, tmp_path):
     def broken(folder, config, run_id):
         raise OSError("no\nserver")
 
-    register(broken)
+    register(LOGGERS, broken)
     with pytest.raises(UserError, match=r"^LOG\.LOGGERS.*broken.*$"):
         main(opts("broken"))
     assert not (tmp_path / "run" / "metrics.json").exists()
@@ -179,7 +169,7 @@ def test_invalid_ids_are_ignored(register, tmp_path):
         seen.append(run_id)
         return Logger(lambda values, iteration: None, lambda done: None)
 
-    register(outside)
+    register(LOGGERS, outside)
     for content in ('{"outside": "../../x"}', "[]", '{"outside": 3}', "{", '{"outside": "a-1"}'):
         (tmp_path / LOGGERS_NAME).write_text(content)
         Loggers(["outside"], tmp_path, {})

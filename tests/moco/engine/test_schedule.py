@@ -81,12 +81,9 @@ def test_a_warmup_as_long_as_the_run_is_refused(images, keys, fits):
         check_warmup(solver, length)
 
 
-def test_a_schedule_from_outside():
+def test_a_schedule_from_outside(register):
     def halving(solver, length):
         return lambda step: solver.GAMMA**step
 
-    SCHEDULES.register(halving)
-    try:
-        assert rates(3, 3, SCHEDULE="halving", BASE_LR=8.0, GAMMA=0.5) == [8, 4, 2]
-    finally:
-        SCHEDULES._obj_map.pop("halving")
+    register(SCHEDULES, halving)
+    assert rates(3, 3, SCHEDULE="halving", BASE_LR=8.0, GAMMA=0.5) == [8, 4, 2]

@@ -34,14 +34,12 @@ class Prototypes(Mechanism):
 
 
 @pytest.fixture
-def toy():
+def toy(register):
     def prototypes(cfg, encoder, num_images):
         assert num_images > 0
         return Prototypes(encoder, cfg.MOCO.T, torch.randn(cfg.MOCO.K, cfg.MOCO.DIM))
 
-    MECHANISMS.register(prototypes)
-    yield prototypes
-    del MECHANISMS._obj_map["prototypes"]
+    register(MECHANISMS, prototypes)
 
 
 def test_a_mechanism_from_outside_trains(toy, images, tiny, tmp_path):

@@ -80,21 +80,12 @@ def session_error(work, seconds=20):
         return str(error)
 
 
-def error_in_process_0():
-    def work():
-        if distributed.is_main():
-            raise DataError("image 3 is empty")
-        distributed.barrier()
-
-    return session_error(work)
-
-
-def own_timeout_in_process_0():
-    """Return what each process raises when a server that only process 0 asks does not answer."""
+def error_in_process_0(error):
+    """Return what each process raises when process 0 does."""
 
     def work():
         if distributed.is_main():
-            raise RuntimeError("the tracking server timed out (Connection closed)")
+            raise error
         distributed.barrier()
 
     try:
@@ -214,16 +205,22 @@ class TestLostProcess:
         with pytest.raises(UserError, match="--max-restarts 3: works on one machine only"):
             distributed.restart_count()
 
-    def test_an_error_of_one_is_not_contradicted_by_the_other(self):
+    @pytest.mark.parametrize(
+        ("error", "shown"),
+        [
+            (DataError("image 3 is empty"), "image 3 is empty"),
+            # Its text does not make it a lost process.
+            (
+                RuntimeError("the tracking server timed out (Connection closed)"),
+                "RuntimeError('the tracking server timed out (Connection closed)')",
+            ),
+        ],
+        ids=["of data", "of a server"],
+    )
+    def test_an_error_of_one_is_not_contradicted_by_the_other(self, error, shown):
         """The process with the error is not ended while it closes its data-loader workers."""
-        assert run_on(2, error_in_process_0, connect=False) == [
-            "image 3 is empty",
-            "process 1 of 2: process 0 stopped with an error; see its message",
-        ]
-
-    def test_the_text_of_an_error_does_not_make_it_a_lost_process(self):
-        assert run_on(2, own_timeout_in_process_0, connect=False) == [
-            "RuntimeError('the tracking server timed out (Connection closed)')",
+        assert run_on(2, error_in_process_0, error, connect=False) == [
+            shown,
             "process 1 of 2: process 0 stopped with an error; see its message",
         ]
 
