@@ -159,7 +159,7 @@ def _as_arguments(text: str) -> str:
     """Replace options of the command line in a message by keyword arguments, e.g. `num_heads=`."""
     names = [*_GENERAL, *(option.name for family in families() for option in family.options)]
     for name in names:
-        flag = f"--{name.replace('_', '-')}"
+        flag = "--as" if name == "family" else f"--{name.replace('_', '-')}"
         text = re.sub(rf"{flag}(?![\w-])", f"{name}=", text)
     return text
 

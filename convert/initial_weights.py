@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from convert.families.resnet import ResNetArchitecture
 from convert.families.vit import GELU, ViTArchitecture
-from moco.common.command import RANDOM
+from moco.common.command import RANDOM, convert_first
 from moco.common.errors import DataError, UserError
 from moco.common.pretrained import init_name
 from moco.modeling.archs import VITS, EncoderSpec, Spec, ViTSpec
@@ -71,7 +71,10 @@ def read_initial_weights(
         pixels = {"mean": mean and tuple(mean), "std": std and tuple(std)}
         found = translate(path, raw, Overrides.from_options(stem=stem or None, **pixels), objects)
     except UserError as error:
-        raise type(error)(str(error).replace("--stem", "MODEL.STEM")) from error
+        text = str(error).replace("--stem", "MODEL.STEM")
+        if error.option:
+            text += f"; {convert_first()}"
+        raise type(error)(text) from error
     contract = found.contract
     try:
         spec = encoder_spec(contract.architecture)

@@ -256,11 +256,13 @@ def _mm_pixels(key: str, its: Mapping[str, Any]) -> tuple[Triple, Triple, str]:
     """Return mean, std and channel order of one normalization, for pixels 0..255.
 
     By default, mmengine's data_preprocessor keeps OpenCV's BGR, and mmcv's Normalize converts to
-    RGB. torchvision's Normalize, for pixels 0..1, is given RGB.
+    RGB. torchvision's Normalize, of the same name, is for pixels 0..1 and is given RGB.
     """
     told = next((its[name] for name in ("to_rgb", "bgr_to_rgb") if name in its), None)
-    is_rgb = key != "data_preprocessor" if told is None else told is True
-    scale = 1 if max(map(abs, its["mean"])) > 1 else 255
+    is_mmengine = key == "data_preprocessor"
+    is_rgb = not is_mmengine if told is None else told is True
+    largest = max(map(abs, (*its["mean"], *its["std"])))
+    scale = 1 if is_mmengine or largest > 1 else 255
     mean, std = (tuple(round(scale * v, 6) for v in its[name]) for name in ("mean", "std"))
     return (mean[0], mean[1], mean[2]), (std[0], std[1], std[2]), "RGB" if is_rgb else "BGR"
 

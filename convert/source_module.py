@@ -74,7 +74,7 @@ def check_module(
 
     Args:
         module: Module whose state dict was recognized.
-        found: Recognition network.
+        found: Recognized network.
         overrides: Options of the conversion.
         where: Name of the module, for messages.
 
@@ -459,7 +459,7 @@ def check_source(
     Args:
         module: Module whose tensors were recognized, or None for a file.
         raw: Contents of the file.
-        found: Recognition network.
+        found: Recognized network.
         overrides: Options of the conversion.
         where: Name of the file or the module, for messages.
 

@@ -272,8 +272,8 @@ def check_names(
     """Return the names that have to be compared with timm's network, by where they are recorded.
 
     Args:
-        names: CheckpointMetadata names of the network by place.
-        arguments: CheckpointMetadata arguments of timm's network by place.
+        names: Recorded names of the network by place.
+        arguments: Recorded arguments of timm's network by place.
         family: Its family.
         requested: Values of the family's options, of which one may name the network.
         where: Name of the file, for messages.

@@ -1,8 +1,7 @@
 """Plain vision transformers, as in Detectron2's `ViT` (detectron2/modeling/backbone/vit.py).
 
-That class has no class token, registers or final norm, which are dropped by rules. Parts that only
-other transformers have (rotary or relative positions, gated MLPs) are in no table, so a file with
-them is refused by the tensor's name. Names in files are in vit_names.py.
+That class has no class token, registers, rotary positions or gated MLPs; the network of
+convert/modeling/vit.py, which equals it otherwise, has them. Names in files are in vit_names.py.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from convert.write import write
 from detection.config.keys import KEYS
 from detection.modeling.backbones import backbone_type, check_backbone
 from moco.common.cfgnode import flatten, read_yaml, same_value
-from moco.common.command import RANDOM, converter
+from moco.common.command import RANDOM, convert_first, converter
 from moco.common.errors import DataError, UserError, first_few
 from moco.common.keys import add_keys, defaults_of
 from moco.common.pretrained import find_remote, init_name, similar_names_hint
@@ -70,8 +70,7 @@ def read_weights(weights: str, **options: str) -> Converted | None:
         except UserError as error:
             if not error.option:  # MODEL.WEIGHTS takes none
                 raise
-            advice = f"convert the file first with this option of `{converter()}`"
-            raise type(error)(f"{error}; {advice}, and use its output") from error
+            raise type(error)(f"{error}; {convert_first()}") from error
     return replace(
         converted,
         notes=(*found.notes, *converted.notes),

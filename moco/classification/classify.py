@@ -24,7 +24,7 @@ from moco.common.command import (
     training_parser,
 )
 from moco.common.errors import echo
-from moco.common.files import detect_format, expand_home
+from moco.common.files import detect_format
 from moco.common.pretrained import check_weights
 from moco.common.run import RunFolder
 from moco.data.images import check_root
@@ -81,7 +81,7 @@ def main(protocol: Protocol, argv: Sequence[str], read: "Reader") -> None:
     if args.checkpoint != RANDOM:
         check_weights(args.checkpoint)
     if args.resume not in (None, AUTO):
-        detect_format(expand_home(args.resume))
+        detect_format(args.resume)
     main_process = distributed.launched_rank() == 0
     if main_process:
         echo(f"{protocol.kind}: {args.checkpoint} on {cfg.DATA.ROOT}, to {cfg.OUTPUT_DIR}")

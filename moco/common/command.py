@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from moco.common import shipped
 from moco.common.cfgnode import split_assignments
 from moco.common.errors import printable
+from moco.common.files import expand_home
 
 NAME = "moco-transfer"  # the console command
 RANDOM = "random"  # weights argument: random initialization
@@ -107,6 +108,11 @@ def converter() -> str:
     return program("convert", "convert/convert_to_d2.py")
 
 
+def convert_first() -> str:
+    """Return the advice about an option that only the converter has."""
+    return f"convert the file first with this option of `{converter()}`, and use its output"
+
+
 def training_parser(
     prog: str, description: str, values: Mapping[tuple[str, ...], str] = VALUES
 ) -> argparse.ArgumentParser:
@@ -177,6 +183,8 @@ def parse_training_args(
         opts += ["SOLVER.MILESTONES_EPOCHS", f"({''.join(f'{epoch},' for epoch in epochs)})"]
     if values["config_file"] is not None:
         values["config_file"] = str(shipped.resolve(values["config_file"]))
+    if values["resume"] not in (None, AUTO):
+        values["resume"] = str(expand_home(values["resume"]))
     if values["extend"]:
         values["resume"] = values["resume"] or AUTO
     return {**values, "opts": opts + pairs}

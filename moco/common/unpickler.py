@@ -57,7 +57,7 @@ class OpaqueObject(dict[Any, Any]):
         self.name, self.args = name, args
 
     def __repr__(self) -> str:
-        return f"<inert {self.name[:80]!r}>"
+        return f"<opaque {self.name[:80]!r}>"
 
     def append(self, item: Any) -> None:
         """Append an item of a list, as the unpickler does."""

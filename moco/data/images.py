@@ -357,7 +357,7 @@ def _left_out(folder: Path, others: Sequence[str]) -> str:
 
 def _listed_images(path: Path) -> list[Path]:
     images = []
-    text = read_text(path, errors="surrogateescape")
+    text = read_text(path, encoding="utf-8-sig", errors="surrogateescape")
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue

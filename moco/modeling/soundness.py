@@ -158,7 +158,7 @@ def check_arch(
     """Check that the architecture recorded in a file agrees with the shapes of its tensors.
 
     Args:
-        arch: CheckpointMetadata name; ignored unless it is a string.
+        arch: Recorded name; ignored unless it is a string.
         shape: depth, num_groups, width_per_group and stem_out_channels of the tensors.
         where: Start of the error message.
         notes: List to which a note on an abbreviated name is appended.

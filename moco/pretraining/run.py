@@ -260,8 +260,9 @@ class Pretraining(Training[PretrainStepPlan, PretrainStep]):
         """Return task, initialization and notes."""
         notes = [*self.notes, *self._start.notes, *self._collapsed]
         if self._bad_images:
-            replaced = plural(len(self._bad_images), "image")
-            notes.append(f"replaced {replaced} that could not be decoded")
+            W, replaced = distributed.world_size(), plural(len(self._bad_images), "image")
+            own = f"process {distributed.rank()} of {W} " if W > 1 else ""
+            notes.append(f"{own}replaced {replaced} that could not be decoded")
         task = f"pretrain_{self.spec.name}_{self.cfg.MOCO.MECHANISM}"
         return {**asdict(self._start), "task": task, "notes": notes}
 

@@ -39,6 +39,8 @@ def test_a_file_and_its_options(tmp_path) -> None:
     assert other.contract.encoder == "key" and other.contract.pixels.mean == (1.5, 2, 3)
     with pytest.raises(UserError, match=r"^heads: no such option"):
         load_backbone(tmp_path / "checkpoint.pth.tar", heads=3)
+    with pytest.raises(UserError, match=r"^family= timm: .*a file of this project"):
+        load_backbone(tmp_path / "checkpoint.pth.tar", family="timm")
 
 
 def test_it_is_saved_as_the_converter_writes_it(tmp_path) -> None:

@@ -6,11 +6,13 @@ from torchvision.models import resnet18
 
 from convert.convert_to_d2 import convert_file
 from convert.initial_weights import read_initial_weights
+from moco.common.errors import UserError
 from moco.engine.keys import IMAGENET_MEAN, IMAGENET_STD
 from moco.modeling import archs
 from moco.modeling.archs import ViTArch, ViTSpec
 from moco.modeling.encoder import COUNTER, EncoderSpec, build_backbone, load_backbone
 from tests.moco.classification.classify_runs import MEAN, SPEC, STD, write_pretrained
+from tests.oracles.layouts_vit import timm_vit
 from tests.oracles.resnets import randomize
 
 IMAGENET = EncoderSpec("resnet10", "imagenet", 0.125)
@@ -118,6 +120,12 @@ def test_a_stem_that_the_shapes_do_not_tell(tmp_path):
     path = save(tmp_path, network.state_dict())
     for stem in ("stride2", "cifar"):
         assert read_initial_weights(path, stem=stem).spec.stem == stem
+
+
+def test_an_option_that_only_the_converter_has(tmp_path):
+    path = save(tmp_path, timm_vit(0, 48, 3, depth=2).state_dict())
+    with pytest.raises(UserError, match=r"give --num-heads .*; convert the file first with this"):
+        read_initial_weights(path)
 
 
 def test_random_is_a_word():

@@ -104,6 +104,21 @@ def test_pixels_of_an_mm_configuration(text: str, mean: float, order: str) -> No
     assert (pixels.mean[0], pixels.channel_order) == (mean, order)
 
 
+@pytest.mark.parametrize(
+    ("text", "std"),
+    [
+        ("img_norm_cfg = dict(mean=[0, 0, 0], std=[255.0, 255.0, 255.0])", 255),
+        ("img_norm_cfg = dict(mean=[0, 0, 0], std=[1, 1, 1])", 255),  # torchvision's
+        ("model = dict(data_preprocessor=dict(mean=[0, 0, 0], std=[255, 255, 255]))", 255),
+        ("model = dict(data_preprocessor=dict(mean=[0, 0, 0], std=[1, 1, 1]))", 1),
+    ],
+)
+def test_pixels_that_are_scaled_alone(text: str, std: float) -> None:
+    """Mmcv's and mmengine's normalizations are for 0..255, torchvision's for 0..1."""
+    pixels = recognize(of_mm(text), "x").contract.pixels
+    assert (pixels.mean[0], pixels.std[0]) == (0, std)
+
+
 @pytest.mark.parametrize("text", ["x = dict(", f"{RGB}\ny = dict({HALF})", "x = 1\n" * 50_000])
 def test_an_mm_configuration_that_cannot_be_read(text: str) -> None:
     with pytest.raises(DataError, match=r"configuration has .*give --mean --std --ch"):

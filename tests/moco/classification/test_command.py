@@ -1,7 +1,10 @@
 """The command lines of the two protocols, pinned."""
 
+from pathlib import Path
+
 import pytest
 
+from moco import pretrain
 from moco.classification.classify import build_parser, parse_args
 from moco.finetune import FINETUNE
 from moco.linear import LINEAR
@@ -38,3 +41,10 @@ def test_lr_sets_the_rate_of_the_run():
 )
 def test_schedule(line, opts):
     assert parse_args(LINEAR, ["--checkpoint", "x", *line.split()]).opts == opts
+
+
+def test_a_checkpoint_below_the_home_folder():
+    """A shell leaves the tilde of `--resume=~/x` alone."""
+    file, word = str(Path.home() / "a.pth.tar"), "--resume=~/a.pth.tar"
+    assert parse_args(LINEAR, ["--checkpoint", "x", word]).resume == file
+    assert pretrain.parse_args([word]).resume == file

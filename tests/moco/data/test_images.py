@@ -68,6 +68,13 @@ def test_the_order_of_an_epoch_of_a_list(tmp_path):
     assert order.tolist() == np.random.default_rng([3, 5]).permutation(10).tolist()
 
 
+def test_a_list_that_starts_with_a_byte_order_mark(tmp_path):
+    """As Notepad and PowerShell write it."""
+    image = save(tmp_path / "a.jpg")
+    (tmp_path / "list.txt").write_text("a.jpg\n", encoding="utf-8-sig")
+    assert find_images(tmp_path / "list.txt") == [image]
+
+
 def test_labeled_folders(tmp_path):
     for name in ("train/cat/1.png", "train/dog/2.png", "val/dog/3.png"):
         save(tmp_path / name)
