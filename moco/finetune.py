@@ -13,11 +13,9 @@ flip, torch's initialization of the new layer; and on ImageNet its division by 1
 epochs, over the 100 epochs of the paper's other classifiers.
 """
 
-import argparse
 import sys
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 if not __package__:
     # Run as a script, Python looks for modules in this folder instead of the repository.
@@ -25,9 +23,6 @@ if not __package__:
 
 from moco.classification import classify
 from moco.classification.config import Protocol
-
-if TYPE_CHECKING:
-    from moco.engine.weights import Reader
 
 FINETUNE = Protocol(
     kind="finetune",
@@ -45,14 +40,8 @@ FINETUNE = Protocol(
 )
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Build the command's argument parser."""
-    return classify.build_parser(FINETUNE)
-
-
-def main(argv: Sequence[str], read: "Reader") -> None:
-    """Run the command `moco-transfer finetune`."""
-    classify.main(FINETUNE, argv, read)
+build_parser = partial(classify.build_parser, FINETUNE)
+main = partial(classify.main, FINETUNE)
 
 
 if __name__ == "__main__":

@@ -13,11 +13,9 @@ for details not in the paper: batch 256, momentum 0.9, decay by 0.1 after 60 and
 weights normal with std 0.01 and bias 0, torchvision's RandomResizedCrop(224) and flip.
 """
 
-import argparse
 import sys
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 if not __package__:
     # Run as a script, Python looks for modules in this folder instead of the repository.
@@ -25,9 +23,6 @@ if not __package__:
 
 from moco.classification import classify
 from moco.classification.config import Protocol
-
-if TYPE_CHECKING:
-    from moco.engine.weights import Reader
 
 LINEAR = Protocol(
     kind="linear",
@@ -44,14 +39,8 @@ LINEAR = Protocol(
 )
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Build the command's argument parser."""
-    return classify.build_parser(LINEAR)
-
-
-def main(argv: Sequence[str], read: "Reader") -> None:
-    """Run the command `moco-transfer linear`."""
-    classify.main(LINEAR, argv, read)
+build_parser = partial(classify.build_parser, LINEAR)
+main = partial(classify.main, LINEAR)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,9 @@ from benchmarks.speed.peers import LightlyStep, TorchvisionStep
 from benchmarks.speed.reference import MEAN, STD
 from detection.config.engines import detectron2_installed
 from moco.common.run import metrics_lines
-from moco.data.augment import V2, apply_colors, sample_colors
+from moco.data.augment import apply_colors, sample_colors
+from moco.pretraining.config import default_cfg
+from moco.pretraining.run import augmentations_from
 
 OFFICIAL, AUTOCAST, LIGHTLY, OURS = "official code", "official code, autocast", "lightly", "bf16"
 FILES, IMAGES, PHOTO_PX = 96, 8192, (500, 375)  # distinct files; names of them; a typical size
@@ -126,10 +128,10 @@ def step(setting: Setting, device: str = "cuda") -> list[Row]:
 
 def colors(N: int, P: int, device: str) -> Callable[[], object]:
     """Return a function that applies the color transforms of v2 to two views of N images."""
-    rng = Random(0)
+    rng, (aug, _) = Random(0), augmentations_from(default_cfg("v2"))
     pixels = torch.randint(0, 256, (2 * N, 3, P, P), dtype=torch.uint8).to(device)
-    params = torch.tensor([sample_colors(rng, V2) for _ in range(2 * N)])
-    return lambda: apply_colors(pixels, params, V2, MEAN, STD)
+    params = torch.tensor([sample_colors(rng, aug) for _ in range(2 * N)])
+    return lambda: apply_colors(pixels, params, aug, MEAN, STD)
 
 
 def compiled(setting: Setting, device: str = "cuda") -> list[Row]:

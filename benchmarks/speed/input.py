@@ -9,9 +9,11 @@ from PIL import Image
 
 from benchmarks.speed import reference
 from benchmarks.speed.measure import Row, Setting, Timing, compare, interleaved
-from moco.data.augment import V1, V2, Augmentation, apply_colors
+from moco.data.augment import Augmentation, apply_colors
 from moco.data.images import find_images, open_images
 from moco.data.views import Views
+from moco.pretraining.config import default_cfg
+from moco.pretraining.run import augmentations_from
 
 BATCH = 16
 
@@ -23,7 +25,8 @@ def views(setting: Setting) -> list[Row]:
     W, H = np.mean([Image.open(path).size for path in paths], axis=0)
     kib = np.mean([path.stat().st_size for path in paths]) / 1024
     of = f"{len(paths)} files, in the mean {W:.0f} x {H:.0f} px and {kib:.0f} KiB"
-    for kind, aug in (("v1", V1), ("v2", V2)):
+    for kind in ("v1", "v2"):
+        aug, _ = augmentations_from(default_cfg(kind))
         contenders: dict[str, Callable[[], object]] = {
             "ours": partial(our_loader, root, aug, with_colors=True),
             "colors left to the device": partial(our_loader, root, aug, with_colors=False),

@@ -11,9 +11,7 @@ from collections.abc import Iterator, Sequence
 from random import Random
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from moco.common.errors import DataError
@@ -117,35 +115,6 @@ class Views(torch.utils.data.Dataset[Batch]):
                 self._cache_bytes -= image.nbytes
                 self._cache[index] = image
         return image
-
-
-class CenterCrops(torch.utils.data.Dataset[Tensor]):
-    """Dataset of center crops (3, P, P) uint8, after resizing the shorter side of each image.
-
-    Bitwise identical to torchvision's `Resize(resize_px)` and `CenterCrop(crop_px)` on PIL
-    images: the longer side is truncated, and the offset of the crop is rounded half to even.
-
-    Args:
-        images: Source of the images.
-        resize_px: Length of the shorter side, at least `crop_px`.
-        crop_px: Side P of the crop.
-    """
-
-    def __init__(self, images: Images, resize_px: int, crop_px: int) -> None:
-        self._images, self._resize_px, self._crop_px = images, resize_px, crop_px
-
-    def __len__(self) -> int:
-        return len(self._images)
-
-    def __getitem__(self, index: int) -> Tensor:
-        image = Image.fromarray(self._images.read(index).numpy())
-        short, P = min(image.size), self._crop_px
-        W, H = (int(self._resize_px * side / short) for side in image.size)
-        if (W, H) != image.size:
-            image = image.resize((W, H), Image.Resampling.BILINEAR)
-        left, top = round((W - P) / 2), round((H - P) / 2)
-        crop = image.crop((left, top, left + P, top + P))
-        return torch.from_numpy(np.array(crop)).permute(2, 0, 1)
 
 
 def positions_of_steps(

@@ -6,7 +6,9 @@ n images in a batch, P crop size in pixels.
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from moco.common import distributed
@@ -15,7 +17,6 @@ from moco.common.errors import DataError, UserError
 from moco.common.progress import Progress
 from moco.data.augment import normalize
 from moco.data.images import Images
-from moco.data.views import CenterCrops
 from moco.engine.loader import batch_loader
 
 IMAGENET_RATIO = 256 / 224  # shorter side of the resized image / side of the crop
@@ -64,19 +65,43 @@ class CenterBatch(NamedTuple):
     bad: str | None = None
 
 
-class CenterBatches(CenterCrops):
+class CenterBatches(torch.utils.data.Dataset[CenterBatch]):
     """Dataset of center crops, indexed by all indices of a batch at once.
+
+    Bitwise identical to torchvision's `Resize(resize_px)` and `CenterCrop(crop_px)` on PIL images.
 
     A decoding error is returned instead of raised, because an exception in a worker would reach the
     training process as a traceback in a string.
+
+    Args:
+        images: Source of the images.
+        resize_px: Length to which the shorter side of an image is resized, at least `crop_px`.
+        crop_px: Side P of the crop.
     """
+
+    def __init__(self, images: Images, resize_px: int, crop_px: int) -> None:
+        self._images, self._resize_px, self._crop_px = images, resize_px, crop_px
 
     def __getitems__(self, indices: Sequence[int]) -> CenterBatch:
         """Return the batch in the order of `indices`."""
         try:
-            return CenterBatch(torch.stack([self[index] for index in indices]))
+            return CenterBatch(torch.stack([self._crop(index) for index in indices]))
         except DataError as error:
             return CenterBatch(torch.empty(0), str(error))
+
+    def _crop(self, index: int) -> Tensor:
+        """Return a crop (3, P, P) uint8, without the seconds in which torchvision is imported.
+
+        The longer side is truncated, and the offset of the crop is rounded half to even.
+        """
+        image = Image.fromarray(self._images.read(index).numpy())
+        short, P = min(image.size), self._crop_px
+        W, H = (int(self._resize_px * side / short) for side in image.size)
+        if (W, H) != image.size:
+            image = image.resize((W, H), Image.Resampling.BILINEAR)
+        left, top = round((W - P) / 2), round((H - P) / 2)
+        crop = image.crop((left, top, left + P, top + P))
+        return torch.from_numpy(np.array(crop)).permute(2, 0, 1)
 
 
 def iterate_outputs(

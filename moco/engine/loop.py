@@ -4,6 +4,7 @@ import signal
 import time
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -265,7 +266,7 @@ class _TrainingState:
             "state_dict": state,
             "optimizer": training.optimizer.state_dict(),
             "format": training.checkpoint_format,
-            "encoder": training.spec.to_dict(),
+            "encoder": asdict(training.spec),
             "input": {"channel_order": "RGB", "mean": [*cfg.AUG.MEAN], "std": [*cfg.AUG.STD]},
             "step": done,
             "seed": cfg.SEED,

@@ -1,6 +1,6 @@
 """Architectures and specifications of encoders; this module does not import torch."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from moco.common.errors import UserError
@@ -131,10 +131,6 @@ class EncoderSpec:
         stem = "" if self.stem == "imagenet" else f"_{self.stem}"
         return f"{self.arch}{width}{stem}"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values for a checkpoint; `EncoderSpec(**d)` restores them."""
-        return asdict(self)
-
     def model_keys(self) -> dict[str, Any]:
         """Return the configuration keys under MODEL."""
         return {"ARCH": self.arch, "STEM": self.stem, "WIDTH": float(self.width)}
@@ -198,10 +194,6 @@ class ViTSpec:
     def name(self) -> str:
         """Name in task names and tables."""
         return self.arch
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values for a checkpoint; `ViTSpec(**d)` restores them."""
-        return asdict(self)
 
     def model_keys(self) -> dict[str, Any]:
         """Return the configuration keys under MODEL."""

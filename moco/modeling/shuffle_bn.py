@@ -76,28 +76,22 @@ def items_of_step(
     return items
 
 
-class Exchange(NamedTuple):
-    """Arguments of `moco.common.distributed.exchange_rows` on one process."""
-
-    sent: Tensor
-    sent_counts: list[int]
-    place: Tensor
-    counts: list[int]
-
-
-def exchange_plan(plan: Tensor, rank: int, world_size: int) -> Exchange:
+def exchange_plan(
+    plan: Tensor, rank: int, world_size: int
+) -> tuple[Tensor, list[int], Tensor, list[int]]:
     """Plan the all-to-all that brings rows (n, ...) on each of W processes into order `plan` (N,).
 
     Process r starts with rows r n to (r + 1) n - 1 and ends with rows `plan[r n : (r + 1) n]`.
+
+    Returns:
+        Arguments of `moco.common.distributed.exchange_rows` on one process, after the rows.
     """
     n = len(plan) // world_size
     wanted = plan.view(world_size, n)
     holder = wanted // n
     sent = [wanted[process][holder[process] == rank] - rank * n for process in range(world_size)]
     place = [(holder[rank] == process).nonzero()[:, 0] for process in range(world_size)]
-    return Exchange(
-        torch.cat(sent), [len(rows) for rows in sent], torch.cat(place), [len(p) for p in place]
-    )
+    return torch.cat(sent), [len(rows) for rows in sent], torch.cat(place), [len(p) for p in place]
 
 
 def unshuffle(x: Tensor, plan: Tensor) -> Tensor:

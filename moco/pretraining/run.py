@@ -230,7 +230,7 @@ class Pretraining(Training[PretrainStepPlan, PretrainStep]):
         """Return the checkpoint's entries: specification of the encoder, initialization."""
         moco = self.cfg.MOCO
         return {
-            "encoder": {**self.spec.to_dict(), "dim": moco.DIM, "mlp": moco.MLP},
+            "encoder": {**asdict(self.spec), "dim": moco.DIM, "mlp": moco.MLP},
             "start": asdict(self._start),
         }
 

@@ -1,5 +1,6 @@
 """Tiny classification runs: labeled images of 16 x 16 pixels and an encoder of 8 channels."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +72,7 @@ def write_pretrained(path: Path) -> Path:
         "state_dict": state,
         "optimizer": {},
         "config": {},
-        "encoder": {**SPEC.to_dict(), "dim": 16, "mlp": False},
+        "encoder": {**asdict(SPEC), "dim": 16, "mlp": False},
         "input": {"channel_order": "RGB", "mean": list(MEAN), "std": list(STD)},
     }
     torch.save(content, path)

@@ -12,15 +12,13 @@ from torchvision.transforms import RandomResizedCrop
 from moco.data import augment
 from moco.data.augment import (
     NUM_PARAMS,
-    V1,
-    V2,
-    V3,
     apply_colors,
     crop_view,
     sample_box,
     sample_colors,
     sample_view,
 )
+from tests.oracles.augmentations import V1, V2, V3
 
 
 def sample_views(rng, image, aug, pixels, params):

@@ -14,10 +14,10 @@ from PIL import Image
 
 import moco.data.shards
 from moco.common.errors import DataError, UserError
-from moco.data.augment import V2
 from moco.data.images import find_images, open_images
 from moco.data.shards import ShardImages, ShardOrder, expand_braces, find_shards
 from moco.data.views import Views, positions_of_steps
+from tests.oracles.augmentations import V2
 from tests.oracles.bombs import png_bomb
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}

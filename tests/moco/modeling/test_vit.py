@@ -1,4 +1,5 @@
 import math
+from dataclasses import asdict
 from functools import partial
 
 import pytest
@@ -69,7 +70,7 @@ def test_initial_weights():
 def test_specs():
     assert build_spec("vit_small", "imagenet", 1.0, 224) == ViTSpec("vit_small")
     assert ViTSpec.of_shape(384, 12, 12, 16, 96) == ViTSpec("vit_small", 96)
-    assert ViTSpec(**MICRO.to_dict()) == MICRO
+    assert ViTSpec(**asdict(MICRO)) == MICRO
     with pytest.raises(UserError, match=r"6 heads.* vit_small"):
         ViTSpec.of_shape(384, 12, 6, 16, 224)
     with pytest.raises(UserError, match="vit_huge"):

@@ -11,7 +11,6 @@ import torch
 
 from moco.common.cfgnode import flatten
 from moco.common.errors import UserError
-from moco.data.augment import V1, V2, V3
 from moco.engine.device import pick_device
 from moco.pretrain import parse_args
 from moco.pretraining.config import (
@@ -21,6 +20,7 @@ from moco.pretraining.config import (
     scale_to_batch,
 )
 from moco.pretraining.run import _build, augmentations_from
+from tests.oracles.augmentations import V1, V2, V3
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs" / "pretrain"
 RECIPES = sorted(CONFIGS.glob("*.yaml"))
