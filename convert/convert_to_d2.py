@@ -90,8 +90,11 @@ def convert_file(
         if converted.contract != contract:
             raise DataError(f"{src}: verification failed: read back, the contract is another one")
         features = verify.check_features(*found.source_network(), converted, str(src))
-        found, check = check_source(None, raw, found, Overrides.from_options(**overrides), str(src))
-        notes += [*([check.text] if check else []), *found.effect_of_tokens()]
+        if found.configuration:
+            requested = Overrides.from_options(**overrides)
+            found, check = check_source(None, raw, found, requested, str(src))
+            notes.append(check.text)
+        notes += found.effect_of_tokens()
         sha256 = sha256_file(scratch)
         if dst.exists():
             notes.append("replaced a file of that name")
@@ -155,15 +158,18 @@ def convert_in_memory(
     converted = found.converted
     verify.check_round_trip(found.state, converted, str(src))
     features = verify.check_features(*found.source_network(), converted, str(src))
-    found, check = check_source(module, raw, found, Overrides.from_options(**overrides), str(src))
-    contract = with_pixels(found.contract, check.pixels if check else None)
+    text, contract = "", found.contract
+    if module is not None or found.configuration:
+        requested = Overrides.from_options(**overrides)
+        found, check = check_source(module, raw, found, requested, str(src))
+        text, contract = f"; {check.text}", with_pixels(found.contract, check.pixels)
     converted = dataclasses.replace(converted, contract=contract)
     encoder = "" if contract.encoder == "single" else f", {contract.encoder} encoder"
     note = (
         f"MODEL.WEIGHTS converted: {contract.source} checkpoint{encoder}, "
         f"{contract.architecture}, {len(converted.model) - found.filled} tensors; "
         f"features of one image {agreement(features)} to those of {found.reference}"
-        + (f"; {check.text}" if check else "")
+        + text
         + (f"; assumed: {found.assumed}" if found.assumed else "")
     )
     notes = (note, *converted.notes, *found.effect_of_tokens())

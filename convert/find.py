@@ -48,14 +48,9 @@ class UnknownLayoutError(OtherNetworkError):
         what: The message without the supported networks.
     """
 
-    what = ""
-
-
-def unknown_layout_error(what: str) -> UnknownLayoutError:
-    """Return the error about a file that `what` describes."""
-    error = UnknownLayoutError(f"{what}; {supported_networks()}")
-    error.what = what
-    return error
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what}; {supported_networks()}")
+        self.what = what
 
 
 @dataclasses.dataclass(frozen=True)
@@ -371,7 +366,7 @@ def _unknown_project(
     seen = f": it looks like {what}" if what else f" ({describe(raw)})"
     if what or not isinstance(raw, Mapping):
         raise OtherNetworkError(f"{where}: unknown layout{seen}")
-    raise unknown_layout_error(f"{where}: unknown layout{seen}")
+    raise UnknownLayoutError(f"{where}: unknown layout{seen}")
 
 
 def _is_plain(network: Network) -> bool:

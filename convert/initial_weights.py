@@ -11,7 +11,7 @@ from convert.families.vit import GELU, ViTArchitecture
 from moco.common.command import RANDOM, convert_first
 from moco.common.errors import DataError, UserError
 from moco.common.pretrained import init_name
-from moco.modeling.archs import VITS, EncoderSpec, Spec, ViTSpec
+from moco.modeling.archs import ARCHS, VITS, EncoderSpec, Spec, ViTSpec, build_spec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,12 +55,12 @@ def read_initial_weights(
     from convert.contract import Overrides
     from convert.read import digests, find_file, read_file
     from convert.translate import translate
-    from moco.engine.weights import InitialWeights, random_weights
+    from moco.engine.weights import InitialWeights
     from moco.modeling.encoder import load_backbone
     from moco.modeling.soundness import check_network
 
     if file == RANDOM:
-        return random_weights(arch, stem, width, init, image_size)
+        return _random_weights(arch, stem, width, init, image_size)
     if arch in VITS:
         stem, width = "", 0.0  # defaults of keys that only ResNets have
     located = find_file(file)
@@ -217,3 +217,23 @@ def _mechanism_tensors(raw: Any, path: Path) -> dict[str, Tensor]:
         if not (inside and 0 <= int(pointer) < queue.shape[1]):
             raise DataError(f"{path}: queue_ptr does not point into the queue")
     return tensors
+
+
+def _random_weights(
+    arch: str, stem: str, width: float, init: str, image_size: int
+) -> InitialWeights:
+    """Return weights that stand for the random initialization of a network.
+
+    An empty `stem` means `imagenet`, and a `width` of 0 means 1; `init` must be empty or `random`.
+    """
+    if not arch:
+        raise UserError(
+            f"MODEL.ARCH is not set; {RANDOM} weights need a network, e.g. -a resnet50 "
+            f"(choices are {', '.join((*ARCHS, *VITS))})"
+        )
+    from moco.engine.weights import InitialWeights
+
+    spec = build_spec(arch, stem or "imagenet", width or 1.0, image_size)
+    if init not in ("", RANDOM):
+        raise UserError(f"--init {init}: random weights are called {RANDOM!r} in a table; omit it")
+    return InitialWeights(RANDOM, spec)

@@ -7,12 +7,14 @@ imported, and no value chooses a path.
 
 from __future__ import annotations
 
+import ast
+import collections
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from convert.facts import MM, TRANSFORMERS, check_facts
 from convert.facts import OPEN_CLIP as OPEN_CLIP_RECORD
@@ -24,14 +26,6 @@ from moco.common.files import read_bytes
 from moco.common.pretrained import SIDECARS, sidecar
 from moco.modeling.archs import VITS, ViTSpec
 from moco.modeling.soundness import Triple, read_input, read_spec
-
-if TYPE_CHECKING:
-    pass
-
-
-import ast
-import collections
-from collections.abc import Iterator
 
 MAX_CHARACTERS = 1 << 18  # configurations have up to 50,000
 MAX_ENTRIES = 1 << 17  # of all dicts together

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
 import os
 import re
@@ -9,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from moco.common.command import quote
 from moco.common.errors import DataError, first_few, format_value
 from moco.common.files import (
     PathLike,
@@ -19,21 +22,14 @@ from moco.common.files import (
     load_torch,
     named_objects,
     open_file,
+    sha256_file,
 )
-from moco.common.sharded import METADATA, read_distributed, read_index
+from moco.common.pretrained import HUB_FILES, LocalWeights, locate_weights
+from moco.common.sharded import METADATA, PART_NAME, list_files, read_distributed, read_index
 from moco.common.unpickler import OpaqueObject
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-import dataclasses
-import hashlib
-
-from moco.common.command import quote
-from moco.common.files import sha256_file
-from moco.common.pretrained import HUB_FILES, LocalWeights, locate_weights
-from moco.common.sharded import PART_NAME, list_files
 
 # Last bytes of a checkpoint's index: tensorflow/core/lib/io/format.h, kTableMagicNumber.
 _TENSORFLOW_END = bytes.fromhex("57fb808b247547db")

@@ -18,7 +18,8 @@ from convert.families.base import (
     Scheme,
     first_rule,
 )
-from convert.families.timm import check_names, named_pixels, other_networks
+from convert.families.timm import check_names, named_pixels
+from convert.families.timm_index import other_networks
 from convert.find import Choice, choose_network
 from convert.metadata import (
     CheckpointMetadata,

@@ -453,26 +453,24 @@ _LATER = re.compile(
 
 def check_source(
     module: nn.Module | None, raw: Any, found: Recognition, overrides: Overrides, where: str
-) -> tuple[Recognition, ModuleCheck | None]:
+) -> tuple[Recognition, ModuleCheck]:
     """Compare a network with the module that was passed, or with the class of transformers.
 
     Args:
-        module: Module whose tensors were recognized, or None for a file.
+        module: Module whose tensors were recognized, or None for a file with a configuration of
+            transformers.
         raw: Contents of the file.
         found: Recognized network.
         overrides: Options of the conversion.
         where: Name of the file or the module, for messages.
 
     Returns:
-        The network, without properties that the module confirms in `assumed`, and the result, or
-        None for a file without a configuration of transformers.
+        The network, without properties that the module confirms in `assumed`, and the result.
 
     Raises:
         DataError, UserError: See `check_module`.
     """
     if module is None:
-        if not found.configuration:
-            return found, None
         made = _load_by_transformers(raw, found, where)
         if isinstance(made, str):
             text = f"not verified by the class of transformers: {made}"

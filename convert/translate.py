@@ -25,7 +25,6 @@ from convert.families.timm import (
     OPTION,
     format_arguments,
     in_timm,
-    is_plain,
     parse_arguments,
     pixels_note,
     requested_architecture,
@@ -35,6 +34,7 @@ from convert.families.timm_index import (
     candidate_networks,
     fitting_networks_hint,
     index,
+    is_plain,
     without_counters,
 )
 from convert.find import UnknownLayoutError
@@ -214,7 +214,9 @@ def _fall_back_to_timm(
                 f", which timm has as {timms}, under other names: give timm's file" if timms else ""
             )
             fitting = f"; {NEXT_TO_IT} is of a {format_value(kind)}{what}{fitting}"
-        if fitting and isinstance(error, UnknownLayoutError):
+        if not fitting:
+            raise
+        if isinstance(error, UnknownLayoutError):
             raise OtherNetworkError(f"{error.what}{fitting}") from error
         raise type(error)(f"{error}{fitting}") from error
     place, name = known[0]
@@ -324,18 +326,18 @@ def _translate(
         where,
         lambda key: found.named(family.from_detectron2(key) or key),
     )
-    source = found.original or found.source_network()
-    found.notes.extend(
-        compare_named_networks(
-            found.unclear_names,
-            found.arguments,
-            family,
-            source,
-            found.tokens,
-            overrides.options,
-            where,
+    if found.unclear_names:
+        found.notes.extend(
+            compare_named_networks(
+                found.unclear_names,
+                found.arguments,
+                family,
+                found.original or found.source_network(),
+                found.tokens,
+                overrides.options,
+                where,
+            )
         )
-    )
     return found
 
 

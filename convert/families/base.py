@@ -217,6 +217,23 @@ class Scheme:
     named_pixels: Mapping[str, tuple[Triple, Triple]] = dataclasses.field(default_factory=dict)
 
 
+def table_scheme(
+    names: Names, first: tuple[str, str], own: str, plain: str = PLAIN, **others: Any
+) -> Scheme:
+    """Return the scheme of a table of names.
+
+    Args:
+        names: Table of all tensors.
+        first: `Scheme.first`, by the family's names.
+        own: Pattern of the backbone's names.
+        plain: `Scheme.plain`.
+        others: Further fields of `Scheme`.
+    """
+    patches, block = (names.external(name) or "" for name in first)
+    original = lambda name: names.external(name) or name  # noqa: E731  # field of a dataclass
+    return Scheme((patches, block), names.own, re.compile(own), original, plain, **others)
+
+
 @dataclasses.dataclass(frozen=True)
 class Option:
     """Option of the converter for a property that a family's tensors do not determine.

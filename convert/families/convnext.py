@@ -12,7 +12,6 @@ transformers 5.23 models/convnext, models/convnextv2 and models/dinov3_convnext.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -33,6 +32,7 @@ from convert.families.base import (
     count_blocks,
     network_arguments,
     register,
+    table_scheme,
 )
 from moco.common.keys import Keys, Role
 
@@ -192,12 +192,10 @@ def reshape_tensor(name: str, value: Tensor) -> Tensor:
 
 
 def _scheme(names: Names, own: str, plain: str = PLAIN, **metadata: Any) -> Scheme:
-    first = ("stem.0.weight", "stages.0.blocks.0.conv_dw.weight")
-    return Scheme(
-        (names.external(first[0]) or "", names.external(first[1]) or ""),
-        names.own,
-        re.compile(own),
-        lambda name: names.external(name) or name,
+    return table_scheme(
+        names,
+        ("stem.0.weight", "stages.0.blocks.0.conv_dw.weight"),
+        own,
         plain,
         metadata=metadata,
         reshape_tensor=reshape_tensor,

@@ -27,6 +27,7 @@ from convert.families.base import (
     OtherNetworkError,
     Scheme,
     register,
+    table_scheme,
 )
 from moco.common.errors import DataError, UserError, format_value
 from moco.modeling.soundness import check_arch
@@ -202,6 +203,9 @@ DETECTRON2 = Names(
 )
 
 
+_FIRST = ("conv1.weight", "layer1.0.conv1.weight")
+
+
 def _numbered(first: int, block: Mapping[str, str]) -> Scheme:
     """Return the scheme of a ResNet's children in an nn.Sequential, followed by a head.
 
@@ -209,14 +213,7 @@ def _numbered(first: int, block: Mapping[str, str]) -> Scheme:
     """
     stages = [f"{first + i}.*" for i in range(4)]
     names = Names(tensors(modules(("0", "1"), stages, block)))
-    own = re.compile(rf"[0-{first + 3}]\.")
-    return Scheme(
-        ("0.weight", f"{first}.0.conv1.weight"),
-        names.own,
-        own,
-        lambda name: names.external(name) or name,
-        PLAIN,
-    )
+    return table_scheme(names, _FIRST, rf"[0-{first + 3}]\.")
 
 
 # Separius/SimCLRv2-Pytorch@f4c2f41 resnet.py; batch norms are the first of two in a Sequential.
@@ -348,13 +345,8 @@ SCHEMES = {
         without="attnpool.positional_embedding",  # CLIP's
         has_reference_names=True,
     ),
-    "detectron2": Scheme(
-        ("stem.conv1.weight", "res2.0.conv1.weight"),
-        DETECTRON2.own,
-        re.compile(""),  # any other name may be part of a detector
-        lambda name: DETECTRON2.external(name) or name,
-        PLAIN_DETECTRON2,
-    ),
+    # Any other name may be part of a detector.
+    "detectron2": table_scheme(DETECTRON2, _FIRST, "", PLAIN_DETECTRON2),
     # lightly's own ResNet, whose ReLU is not a module and which has no max-pool.
     "lightly": _numbered(2, SHORTCUT_BLOCK_MODULES),
     # Without the max-pool: 2 is ReLU (facebookresearch/moco, branch colab-notebook).
@@ -362,14 +354,10 @@ SCHEMES = {
     # nn.Sequential(*list(torchvision_resnet.children())[:-1]): 2 and 3 are ReLU and max-pool.
     "numbered": _numbered(4, _SAME),
     "simclr v2": Scheme(("net.0.0.weight", "net.1.blocks.0.net.0.weight"), _SIMCLR_V2.own, _OWN),
-    "transformers": Scheme(
-        (
-            "embedder.embedder.convolution.weight",
-            "encoder.stages.0.layers.0.layer.0.convolution.weight",
-        ),
-        _HUGGING_FACE.own,
-        re.compile(r"(embedder|encoder)\b"),
-        lambda name: _HUGGING_FACE.external(name) or name,
+    "transformers": table_scheme(
+        _HUGGING_FACE,
+        _FIRST,
+        r"(embedder|encoder)\b",
         HUGGING_FACE,
         metadata={
             "of_transformers": True,

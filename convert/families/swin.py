@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -33,6 +32,7 @@ from convert.families.base import (
     count_blocks,
     network_arguments,
     register,
+    table_scheme,
     weights_and_biases,
 )
 from moco.common.errors import DataError, UserError, format_value
@@ -217,15 +217,7 @@ LOOKALIKES = (
 def _scheme(
     names: Names, own: str, first: tuple[str, str] = _FIRST, plain: str = PLAIN, **others: Any
 ) -> Scheme:
-    return Scheme(
-        (names.external(first[0]) or "", names.external(first[1]) or ""),
-        names.own,
-        re.compile(own),
-        lambda name: names.external(name) or name,
-        plain,
-        has_reference_names=names is TIMM,
-        **others,
-    )
+    return table_scheme(names, first, own, plain, has_reference_names=names is TIMM, **others)
 
 
 MICROSOFT = "microsoft"  # name of a scheme

@@ -28,7 +28,7 @@ from convert.families.base import (
     register,
     scale_to_255,
 )
-from convert.families.timm_index import Shapes, format_names, index
+from convert.families.timm_index import is_plain
 from convert.families.vit import FEATURE
 from moco.common.errors import DataError, UserError, format_value, plural
 from moco.common.keys import Key, Keys, half_open_interval
@@ -137,7 +137,6 @@ ARGUMENTS = Option(
     "'img_size=384 act_layer=relu' (default: the file's)",
     is_text=True,
 )
-_WORDS = re.compile(r"[a-z]+")
 _NAME = re.compile(r"[a-z0-9_]{1,100}", re.ASCII)
 EXAMPLE_PX = 400  # of the images of the example task, at most
 PATCH_PX = 16  # to which patches are resampled whose side is no power of two
@@ -307,35 +306,6 @@ def check_names(
                 f"{family.name}; give its state dict alone if it computes the same features"
             )
     return unclear
-
-
-def is_plain(name: str, family: Family) -> bool:
-    """Return whether a recorded name is that of a plain network of a family."""
-    return set(_WORDS.findall(name)) <= family.plain_names
-
-
-def other_networks(family: Family, requested: Mapping[str, Any], *every: Shapes) -> str:
-    """Describe timm's networks of other features that have the same tensors, or return "".
-
-    Args:
-        family: Family of the recognized network.
-        requested: Values of the family's options.
-        every: Shapes of the network's tensors by the names in the file, and by the family's.
-    """
-    its = index()
-    if family.named_by in requested:
-        name = str(requested[family.named_by]).partition(".")[0]
-        twins = its.twins(name)
-        others = (
-            f", which could also be {format_names(twins)}, whose features differ" if twins else ""
-        )
-        return f"that it is timm's {name}{others}"
-    named = {name for shapes in every for name in its.named(exact=its.exact(shapes))}
-    twins = sorted(name for name in named if not is_plain(name, family))
-    if len(named) < 2 or any(o.in_timm for o in family.options if o.name in requested):
-        return ""
-    which = "may be any of" if len(twins) == len(named) else "could also be"
-    return f"{which} {format_names(twins)}, whose features differ"
 
 
 def pixels_note(model: str) -> str:

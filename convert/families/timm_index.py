@@ -15,16 +15,20 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from moco.common.errors import first_few
 from moco.common.files import read_text
+
+if TYPE_CHECKING:
+    from convert.families.base import Family
 
 FILE = Path(__file__).with_suffix(".txt")
 MAPS, NO_MAPS, TORCHVISION = "maps", "-", "torchvision"
 Shapes = Mapping[str, tuple[int, ...]]
 T = TypeVar("T")
 
+_WORDS = re.compile(r"[a-z]+")
 _COUNTER = ".num_batches_tracked"
 # Tensors that differ between sizes of the image, and between poolings.
 _VARYING = re.compile(
@@ -186,3 +190,32 @@ def format_names(names: list[str]) -> str:
     version, installed = index().version, metadata.version("timm")
     other = f" (of timm {version}; {installed} is installed)" if installed != version else ""
     return f"timm's {first_few(names, _MAX_NAMES)}{other}"
+
+
+def is_plain(name: str, family: Family) -> bool:
+    """Return whether a recorded name is that of a plain network of a family."""
+    return set(_WORDS.findall(name)) <= family.plain_names
+
+
+def other_networks(family: Family, requested: Mapping[str, Any], *every: Shapes) -> str:
+    """Describe timm's networks of other features that have the same tensors, or return "".
+
+    Args:
+        family: Family of the recognized network.
+        requested: Values of the family's options.
+        every: Shapes of the network's tensors by the names in the file, and by the family's.
+    """
+    its = index()
+    if family.named_by in requested:
+        name = str(requested[family.named_by]).partition(".")[0]
+        twins = its.twins(name)
+        others = (
+            f", which could also be {format_names(twins)}, whose features differ" if twins else ""
+        )
+        return f"that it is timm's {name}{others}"
+    named = {name for shapes in every for name in its.named(exact=its.exact(shapes))}
+    twins = sorted(name for name in named if not is_plain(name, family))
+    if len(named) < 2 or any(o.in_timm for o in family.options if o.name in requested):
+        return ""
+    which = "may be any of" if len(twins) == len(named) else "could also be"
+    return f"{which} {format_names(twins)}, whose features differ"

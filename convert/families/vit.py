@@ -21,24 +21,23 @@ from convert.families.base import (
     Option,
     OtherNetworkError,
     contract_key,
+    count_blocks,
     register,
 )
 from convert.families.vit_names import DETECTRON2, PERIODS, SCHEMES
-from convert.families.vit_resize import (
-    ANTIALIASED,
-    BICUBIC,
-    BILINEAR,
-    PATCH_RULES,
-    POSITION_RULES,
-    RULES,
-    resize_positions,
-)
 from moco.common.errors import DataError, UserError, format_value
 from moco.common.keys import Key, Keys, Role, one_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+BICUBIC, ANTIALIASED, BILINEAR = "bicubic", "bicubic_antialiased", "bilinear_antialiased"
+# Rules for resizing positions -> arguments of `interpolate`, Detectron2's (get_abs_pos) first.
+POSITION_RULES: dict[str, dict[str, Any]] = {
+    BICUBIC: {"mode": "bicubic"},
+    ANTIALIASED: {"mode": "bicubic", "antialias": True},
+    BILINEAR: {"mode": "bilinear", "antialias": True},
+}
 FEATURE = "last_feat"  # Detectron2's name
 # Activations of MLPs by transformers' names. The two others approximate the first, `gelu`.
 GELU = "gelu"
@@ -67,6 +66,35 @@ KEYS = {
     "patch_bias": "PATCH_BIAS",
     "position_rule": "POSITION_RULE",
 }
+
+
+def resize_patches(kernel: Tensor, size: int) -> Tensor:
+    """Resize the patch kernel by PI-resize: (C, 3, p, p) -> (C, 3, size, size).
+
+    FlexiViT, arXiv 2212.08013, Eq. 4: with the bilinear resize x -> B x the kernel is (B^T)^+ w,
+    whose response to a resized patch is closest to the old response; if patches grow, both are
+    equal. B is the Kronecker product of a matrix with itself, so its pseudo-inverse is the
+    product of that matrix's pseudo-inverse with itself.
+    """
+    import torch
+    import torch.nn.functional as F
+
+    basis = torch.eye(kernel.shape[-1], dtype=torch.float64)[None]
+    # (p, size): row i is the resized i-th unit vector.
+    resized = F.interpolate(basis, size=size, mode="linear", align_corners=False)[0]
+    inverse = torch.linalg.pinv(resized)  # (size, p)
+    return (inverse @ kernel.double() @ inverse.T).to(kernel.dtype)
+
+
+def interpolate_patches(kernel: Tensor, size: int) -> Tensor:
+    """Resize the patch kernel bicubically: (C, 3, p, p) -> (C, 3, size, size)."""
+    import torch.nn.functional as F
+
+    return F.interpolate(kernel, size=(size, size), mode="bicubic", align_corners=False)
+
+
+# Rules for resizing patches, the default first.
+PATCH_RULES = {"pseudo-inverse": resize_patches, "bicubic": interpolate_patches}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,7 +284,7 @@ OPTIONS = (
         "patch_rule",
         {rule: rule for rule in PATCH_RULES},
         "how --patch-size resizes: pseudo-inverse as in FlexiViT (arXiv 2212.08013), or bicubic "
-        f"interpolation (default: {PATCH_RULES[0]})",
+        f"interpolation (default: {next(iter(PATCH_RULES))})",
     ),
     Option(
         "image_size",
@@ -641,10 +669,7 @@ class ViTFamily(Family):
                 f"{where}: {hints.name('patch_embed.proj.weight')} has shape "
                 f"{[width, channels, patch, patch_width]}, expected square patches of RGB"
             )
-        blocks = {int(key.split(".")[1]) for key in state if key.startswith("blocks.")}
-        if blocks != set(range(len(blocks))):
-            missing = min(set(range(max(blocks))) - blocks)
-            raise DataError(f"{where}: {hints.name(f'blocks.{missing}.')} is missing")
+        depth = count_blocks(state, hints, "blocks.", "norm1.weight", kind)
         metadata = hints.metadata
         rotary = "rotary" in metadata
         grid, class_position = (GRID, False) if rotary else _grid(state, hints)
@@ -672,7 +697,7 @@ class ViTFamily(Family):
         registers_of_dinov2 = class_position and "reg_token" in {*state, *hints.tokens}
         return ViTArchitecture(
             embed_dim=width,
-            depth=len(blocks),
+            depth=depth,
             num_heads=_num_heads(width, hints),
             mlp_dim=mlp_dim if swiglu else hidden,
             patch_size=patch,
@@ -797,14 +822,16 @@ class ViTFamily(Family):
         """
         a, changes = architecture, []
         patch = _size("patch_size", requested, a.patch_size, MAX_PATCH_PX)
-        rule = requested.get("patch_rule", PATCH_RULES[0])
+        rule = requested.get("patch_rule", next(iter(PATCH_RULES)))
         image = _size("image_size", requested, a.image_size // a.patch_size * patch, MAX_IMAGE_PX)
         if image % patch:
             raise UserError(f"--image-size {image}: expected a multiple of the patch size {patch}")
         if patch != a.patch_size:
-            if rule not in RULES:
-                raise UserError(f"--patch-rule: got {rule!r}, expected one of {', '.join(RULES)}")
-            state = {**state, PATCHES: RULES[rule](_float32(state, PATCHES, where), patch)}
+            if rule not in PATCH_RULES:
+                raise UserError(
+                    f"--patch-rule: got {rule!r}, expected one of {', '.join(PATCH_RULES)}"
+                )
+            state = {**state, PATCHES: PATCH_RULES[rule](_float32(state, PATCHES, where), patch)}
             changes.append(f"patches {a.patch_size} to {patch} px by {rule}")
         elif "patch_rule" in requested:
             raise UserError(
@@ -827,3 +854,26 @@ class ViTFamily(Family):
             a, state = dataclasses.replace(a, layer_scale=False), fold_layer_scale(state)
             changes.append("LayerScale folded")
         return Adapted(a, state, tuple(changes), compared)
+
+
+def resize_positions(
+    positions: Tensor, grid: int, class_position: bool, rule: str = BICUBIC
+) -> Tensor:
+    """Interpolate positions for another square grid; the class token's slot is kept.
+
+    (1, n, C) -> (1, grid * grid + class_position, C).
+    """
+    import torch
+
+    first, rest = positions[:, : int(class_position)], positions[:, int(class_position) :]
+    side = round(rest.shape[1] ** 0.5)
+    resized = resize_map(rest.unflatten(1, (side, side)), (grid, grid), rule)
+    return torch.cat([first, resized.flatten(1, 2)], dim=1).contiguous()
+
+
+def resize_map(positions: Tensor, size: tuple[int, int], rule: str) -> Tensor:
+    """Interpolate a map of positions by one of `POSITION_RULES`, (1, H, W, C) -> (1, h, w, C)."""
+    import torch.nn.functional as F
+
+    resized = F.interpolate(positions.permute(0, 3, 1, 2), size, **POSITION_RULES[rule])
+    return resized.permute(0, 2, 3, 1)

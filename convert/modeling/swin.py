@@ -17,19 +17,7 @@ from torch import Tensor, nn
 
 from convert.families.base import FEATURES, stochastic_depth
 from convert.families.swin import PATCH_PX, SwinArchitecture, verification_size
-
-
-def partition(x: Tensor, window: int) -> Tensor:
-    """Split maps into windows: (N, H, W, C) -> (N * windows, w * w, C)."""
-    n, height, width, dim = x.shape
-    x = x.view(n, height // window, window, width // window, window, dim)
-    return x.transpose(2, 3).reshape(-1, window * window, dim)
-
-
-def merge(x: Tensor, window: int, height: int, width: int) -> Tensor:
-    """Join windows to maps: (N * windows, w * w, C) -> (N, H, W, C)."""
-    x = x.view(-1, height // window, width // window, window, window, x.shape[-1])
-    return x.transpose(2, 3).reshape(-1, height, width, x.shape[-1])
+from convert.modeling.vit import from_windows, into_windows
 
 
 def relative_positions(window: int, device: torch.device) -> Tensor:
@@ -50,7 +38,8 @@ def shift_mask(height: int, width: int, window: int, device: torch.device) -> Te
     for length in (height, width):
         cell = torch.arange(length, device=device)
         parts.append((cell >= length - window).int() + (cell >= length - window // 2).int())
-    region = partition((3 * parts[0][:, None] + parts[1])[None, :, :, None], window).squeeze(2)
+    region = into_windows((3 * parts[0][:, None] + parts[1])[None, :, :, None], window)
+    region = region.flatten(1)
     is_same = region[:, None] == region[:, :, None]
     return torch.zeros(is_same.shape, device=device).masked_fill(~is_same, -100.0)
 
@@ -110,8 +99,9 @@ class Block(nn.Module):
         rows, columns = y.shape[1:3]
         if self.shift:
             y = y.roll((-self.shift, -self.shift), (1, 2))
-        y = self.attn(partition(y, self.window), positions, mask if self.shift else None)
-        y = merge(y, self.window, rows, columns)
+        y = into_windows(y, self.window).flatten(1, 2)
+        y = self.attn(y, positions, mask if self.shift else None)
+        y = from_windows(y.unflatten(1, (self.window, self.window)), (rows, columns))
         if self.shift:
             y = y.roll((self.shift, self.shift), (1, 2))
         x = x + self.drop_path(y[:, :height, :width].reshape(x.shape))

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from convert.families.base import stochastic_depth
-from convert.families.vit import FEATURE, GELU, ViTArchitecture, periods
-from convert.families.vit_resize import resize_map
+from convert.families.vit import FEATURE, GELU, ViTArchitecture, periods, resize_map
 
 
 class LayerScale(nn.Module):

@@ -6,10 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from moco.common.command import RANDOM
-from moco.common.errors import UserError
 from moco.engine.keys import IMAGENET_MEAN, IMAGENET_STD
-from moco.modeling.archs import ARCHS, VITS, Spec, build_spec
+from moco.modeling.archs import Spec
 
 
 @dataclass(frozen=True)
@@ -34,21 +32,3 @@ class InitialWeights:
 
 # `convert.initial_weights.read_initial_weights`, which this package must not import.
 Reader = Callable[..., InitialWeights]
-
-
-def random_weights(
-    arch: str, stem: str, width: float, init: str, image_size: int
-) -> InitialWeights:
-    """Return weights that stand for the random initialization of a network.
-
-    An empty `stem` means `imagenet`, and a `width` of 0 means 1; `init` must be empty or `random`.
-    """
-    if not arch:
-        raise UserError(
-            f"MODEL.ARCH is not set; {RANDOM} weights need a network, e.g. -a resnet50 "
-            f"(choices are {', '.join((*ARCHS, *VITS))})"
-        )
-    spec = build_spec(arch, stem or "imagenet", width or 1.0, image_size)
-    if init not in ("", RANDOM):
-        raise UserError(f"--init {init}: random weights are called {RANDOM!r} in a table; omit it")
-    return InitialWeights(RANDOM, spec)

@@ -119,7 +119,7 @@ def test_what_pretraining_really_writes(arch: str, stem: str, width: float, tmp_
         "arch": arch,
         "state_dict": {**state, "module.queue": torch.randn(16, 32)},
         "format": FORMAT,
-        "encoder": {**spec.to_dict(), "dim": 16, "mlp": True},
+        "encoder": {**dataclasses.asdict(spec), "dim": 16, "mlp": True},
     }
     save_checkpoint(tmp_path / checkpoint_name(3), checkpoint)
     report = convert_file(tmp_path / checkpoint_name(3), tmp_path / "out.pth")

@@ -12,8 +12,12 @@ import torch.nn.functional as F
 
 from convert.contract import Overrides
 from convert.convert_to_d2 import convert_file
-from convert.families.vit import fold_layer_scale
-from convert.families.vit_resize import interpolate_patches, resize_patches, resize_positions
+from convert.families.vit import (
+    fold_layer_scale,
+    interpolate_patches,
+    resize_patches,
+    resize_positions,
+)
 from convert.inspect_file import inspect_file
 from convert.recognize import recognize
 from convert.verify import check_features, read_converted
