@@ -26,7 +26,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "linear": ("moco.linear", "linear classification on frozen features"),
     "finetune": ("moco.finetune", "fine-tune the whole network for classification"),
     "knn": ("moco.knn", "kNN classification with a checkpoint's features"),
-    "convert": ("convert.convert_to_d2", "convert a checkpoint for Detectron2, and prove it"),
+    "convert": (
+        "convert.convert_to_d2",
+        "convert a checkpoint for Detectron2, and verify the result",
+    ),
     "inspect": ("benchmarks.inspect_weights", "describe any weights, and what takes them"),
     "weights": ("convert.weights", "list pre-trained weights, fetch them by name"),
     "train": ("detection.train_net", "fine-tune a detector and evaluate it"),

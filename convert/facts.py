@@ -362,7 +362,7 @@ def check_facts(
         where: Name of the record, for messages.
 
     Raises:
-        DataError: If a fact contradicts the network, or nothing is known of it.
+        DataError: If a fact contradicts the network, or its effect is not known.
     """
     family, architecture, state = network
     known = known_facts(kind, family, facts.get("model_type", ""))
@@ -373,7 +373,7 @@ def check_facts(
         got = value if plain else format_value(value)
         if name not in known:
             raise DataError(
-                f"{where} has {format_value(name)} {got}, and what it does is not known here; "
+                f"{where} has {format_value(name)} {got}, whose effect is not known here; "
                 "remove it from the record if it changes no feature"
             )
         expected = known[name](architecture, state)

@@ -409,10 +409,10 @@ def check_kind(recorded: CheckpointMetadata, family: Family, where: str) -> None
     if kind in ("", IN_TIMM, *family.model_types):
         return
     its = f"its tensors are those of {family.networks.partition(' (')[0]}"
-    text = f"but {its}"
+    text = f", but {its}"
     if not any(kind in each.model_types for each in families()):
-        text = f"a kind that is not known here; {its}: remove that file if it is a plain one"
-    raise DataError(f"{where}: {recorded.file} is of a {format_value(kind)}, {text}")
+        text = f", which is not supported; {its}: remove that file if it is a plain one"
+    raise DataError(f"{where}: {recorded.file} describes a {format_value(kind)}{text}")
 
 
 def _has_type(value: Any, kind: Any) -> bool:

@@ -109,7 +109,7 @@ def _join(path: Path, parts: Mapping[str, str], objects: set[str]) -> dict[str, 
 def object_messages(objects: Collection[str]) -> tuple[list[str], list[str]]:
     """Return notes and warnings about the objects whose names `read_file` collected."""
     harmful = harmful_objects(objects)
-    notes = [f"objects that were not loaded: {named_objects(objects, 20)}"]
+    notes = [f"skipped objects of the file: {named_objects(objects, 20)}"]
     warnings = [
         f"the file names {named_objects(harmful)}, which can run programs and which weights do not "
         "need; nothing was executed here, but do not open it with torch.load or pickle"

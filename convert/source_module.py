@@ -319,8 +319,8 @@ class _Comparison:
                     else "no module gives a map of its size"
                 )
                 raise DataError(
-                    f"{where}: is not a {architecture}, whose tensors it has: {nearest} at "
-                    f"{feature}"
+                    f"{where}: has the tensors of a {architecture}, but computes something else: "
+                    f"{nearest} at {feature}"
                 )
 
     def text(self, label: str, pixels: Pixels | None) -> str:
@@ -384,7 +384,9 @@ def _input_pixels(image: Tensor, got: Any, where: str) -> Pixels | None:
         stds.append(round(1 / slope, 6))
     name = {(0, 1, 2): "RGB", (2, 1, 0): "BGR"}.get((order[0], order[1], order[2]))
     if name is None:
-        raise DataError(f"{where}: permutes the channels of its images to {order}")
+        raise DataError(
+            f"{where}: permutes the channels of its images to {order}, expected RGB or BGR"
+        )
     scale = 255 if max(*map(abs, means), *stds) <= 1 + 1e-6 else 1
     if max(map(abs, means)) < 1e-5 and max(abs(std - 1) for std in stds) < 1e-5:
         return Pixels((0, 0, 0), (1, 1, 1), name)  # a permutation alone

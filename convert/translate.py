@@ -211,9 +211,11 @@ def _fall_back_to_timm(
         if sidecar and (kind := sidecar.facts.get("model_type")):
             timms = TYPES_IN_TIMM.get(kind) if isinstance(kind, str) else None
             what = (
-                f", which timm has as {timms}, under other names: give timm's file" if timms else ""
+                f"; timm has it as {timms} with other tensor names: give timm's file"
+                if timms
+                else ""
             )
-            fitting = f"; {NEXT_TO_IT} is of a {format_value(kind)}{what}{fitting}"
+            fitting = f"; {NEXT_TO_IT} describes a {format_value(kind)}{what}{fitting}"
         if not fitting:
             raise
         if isinstance(error, UnknownLayoutError):

@@ -428,8 +428,8 @@ def _mask_biases(state: dict[str, Tensor], hints: Hints) -> None:
         if bias is None or bias.shape != mask.shape or not bool(mask.isfinite().all()):
             raise DataError(
                 f"{hints.where}: {hints.name(key)} is no mask of "
-                f"{hints.name(key.removesuffix('_mask'))}: it has NaN, as before the network's "
-                "initialization, or another shape"
+                f"{hints.name(key.removesuffix('_mask'))}: it has NaN, as a "
+                "network that was never initialized, or another shape"
             )
         state[key.removesuffix("_mask")] = bias * mask
 

@@ -254,7 +254,7 @@ def load_torch(
 
     Raises:
         DataError: If the file is missing, empty, damaged, a program, names classes although
-            `objects` is None, or claims more data than it can hold.
+            `objects` is None, or declares more data than it contains.
     """
     from moco.common.torch_files import read_torch
 
@@ -279,7 +279,7 @@ def load_safetensors(path: PathLike) -> tuple[dict[str, "Tensor"], dict[str, str
     """Read the tensors and the metadata of a safetensors file.
 
     Raises:
-        DataError: If the file is missing, empty, damaged, or claims more data than it can hold.
+        DataError: If the file is missing, empty, damaged, or declares more data than it contains.
     """
     from moco.common.limits import CorruptFileError
 

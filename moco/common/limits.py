@@ -13,7 +13,7 @@ _ZIP_END, _ZIP_END_BYTES = b"PK\5\6", 22
 
 
 class CorruptFileError(ValueError):
-    """Untrusted file that claims more data than it can hold; the message names the claim."""
+    """Untrusted file that declares more data than it contains; the message names what."""
 
 
 def check_parts(root: Any, limit: int) -> None:
@@ -61,14 +61,14 @@ def open_zip(file: BinaryIO) -> zipfile.ZipFile:
 
 
 def read_part(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
-    """Read a part of an archive in no more memory than its entry claims.
+    """Read a part of an archive in no more memory than its entry declares.
 
     `ZipFile.read` can inflate a few bytes to gigabytes before it compares the size with that of the
     entry. Only deflation can be stopped midway, so other methods are refused.
 
     Raises:
         CorruptFileError: If the part is compressed by another method.
-        zipfile.BadZipFile: If the part is not as long as its entry claims.
+        zipfile.BadZipFile: If the part is not as long as its entry declares.
     """
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise CorruptFileError(f"{info.filename[:60]!r}: compressed by method {info.compress_type}")

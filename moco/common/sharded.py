@@ -168,7 +168,7 @@ def _check_bytes(path: Path, pieces: list[_Piece]) -> None:
             raise DataError(f"{path}: its part {piece.file} is missing; copy the whole folder")
         claimed[piece.file] += piece.length
         if claimed[piece.file] > file.stat().st_size:
-            raise DataError(f"{path}: claims more bytes of {piece.file} than it has")
+            raise DataError(f"{path}: declares more bytes of {piece.file} than it has")
 
 
 def _joined(path: Path, value: _Value, read: list[Any]) -> Tensor:

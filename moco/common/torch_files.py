@@ -45,7 +45,7 @@ def read_torch(file: BinaryIO, size: int, objects: set[str]) -> Any:
 
     Raises:
         RefusedFileError: If the file is a TorchScript archive.
-        CorruptFileError: If the file claims more than it can hold.
+        CorruptFileError: If the file declares more than it contains.
         Exception: Various kinds if the file is damaged or in another format.
     """
     start = file.read(2)
@@ -66,7 +66,7 @@ def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, grad: Any = 0, *
         held = storage.data.nbytes()
         for claimed, limit in ((end, held), (math.prod(shape), max(held, MAX_EXPANDED_BYTES))):
             if claimed * dtype.itemsize > limit:
-                raise CorruptFileError(f"{list(shape)} claims more elements than the file holds")
+                raise CorruptFileError(f"{list(shape)} declares more elements than the file holds")
     view = torch.empty(0, dtype=dtype).set_(storage.data, offset, shape, stride)
     return view.requires_grad_(grad is True)
 
@@ -147,7 +147,7 @@ def _read_zip(file: BinaryIO, size: int, objects: set[str]) -> Any:
                 info = members[f"{root}data/{key}"]
                 if info.file_size < count:
                     raise CorruptFileError(
-                        f"a storage claims {count} bytes and has {info.file_size}"
+                        f"a storage declares {count} bytes and has {info.file_size}"
                     )
                 storages[key] = torch.UntypedStorage(info.file_size)
                 with archive.open(info) as part:  # checks the CRC at its end

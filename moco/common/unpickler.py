@@ -74,7 +74,7 @@ def read_pickle(file: BinaryIO, size: int, objects: set[str]) -> Any:
             the value.
 
     Raises:
-        CorruptFileError: If the file claims more than it can hold.
+        CorruptFileError: If the file declares more than it contains.
         Exception: Various kinds if the file is damaged or not a pickle.
     """
     value = Unpickler(file, size, objects).load()

@@ -53,7 +53,7 @@ class CenterCrop(NamedTuple):
         if not resize >= crop > 0:
             raise UserError(
                 f"RESIZE_PX: a crop of {crop} px does not fit an image resized to {resize} px; "
-                "set it at least as large"
+                f"set RESIZE_PX to at least {crop}"
             )
         return cls(resize, crop, tuple(mean), tuple(std))
 

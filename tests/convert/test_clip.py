@@ -252,7 +252,7 @@ def test_open_clips_configuration(tmp_path: Path) -> None:
         ({"ls_init_value": 0.1}, "has ls_init_value"),
         ({"qk_norm": True}, "has qk_norm True"),
         ({"norm_kwargs": {"eps": 1e-6}}, "has norm_kwargs a dict"),
-        ({"a_new_key": 0}, "has 'a_new_key' 0, and what it does is not known here"),
+        ({"a_new_key": 0}, "has 'a_new_key' 0, whose effect is not known here"),
         ({"timm_model_name": "vit_base_patch16_siglip_224", "qk_norm": True}, "has 'qk_norm' True"),
         (
             {"timm_model_name": "vit_base_patch16_siglip_224"},

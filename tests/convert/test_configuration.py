@@ -135,7 +135,7 @@ def test_a_used_fact_of_another_type_is_refused(name: str, value: Any, tmp_path:
 @pytest.mark.parametrize("value", ["x", {"a": 1}, [[1]], [], -1, 1 << 40, float("nan"), False])
 @pytest.mark.parametrize("name", ["hidden_size", "image_size", "mlp_ratio", "depths", "new_key"])
 def test_a_compared_fact_of_another_type_is_refused(name: str, value: Any, tmp_path: Path) -> None:
-    reason = "what it does is not known" if name in ("depths", "new_key") else "but its tensors"
+    reason = "whose effect is not known" if name in ("depths", "new_key") else "but its tensors"
     with pytest.raises(DataError, match=rf"config\.json next to it has '?{name}'? .*{reason}"):
         convert_file(vit(tmp_path, **{name: value}), tmp_path / "out.pth")
 
@@ -173,7 +173,7 @@ def resnet(folder: Path, **config: Any) -> Path:
         (
             vit,
             {"model_type": "convnext"},
-            "is of a 'convnext', but its tensors are those of plain vis",
+            "describes a 'convnext', but its tensors are those of plain vis",
         ),
         (vit, {"num_hidden_layers": 24}, "has num_hidden_layers 24, but its tensors have 2"),
         (vit, {"intermediate_size": 99}, "has intermediate_size 99, but its tensors have"),
@@ -185,7 +185,7 @@ def resnet(folder: Path, **config: Any) -> Path:
         (resnet, {"depths": [3, 4, 23, 3]}, r"has depths \[3, 4, 23, 3\], but its tensors have"),
         (resnet, {"hidden_act": "gelu"}, "has hidden_act 'gelu', but its tensors have relu"),
         (resnet, {"downsample_in_bottleneck": True}, "has downsample_in_bottleneck True"),
-        (resnet, {"model_type": "vit"}, "is of a 'vit', but its tensors are those of ResNets"),
+        (resnet, {"model_type": "vit"}, "describes a 'vit', but its tensors are those of ResNets"),
     ],
 )
 def test_a_contradiction_is_refused(make: Any, config: Any, words: str, tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_a_contradiction_is_refused(make: Any, config: Any, words: str, tmp_path
 
 
 def test_an_unknown_kind_of_network_is_refused(tmp_path: Path) -> None:
-    reason = "is of a 'mine', a kind that is not known here; its tensors are .*: remove that file"
+    reason = "describes a 'mine', which is not supported; its tensors are .*: remove that file"
     with pytest.raises(DataError, match=rf"config\.json next to it {reason}"):
         convert_file(vit(tmp_path, model_type="mine"), tmp_path / "out.pth")
     assert convert_file(vit(tmp_path), tmp_path / "out.pth")

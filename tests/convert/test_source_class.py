@@ -92,7 +92,7 @@ def test_a_configuration_names_no_code(tmp_path: Path) -> None:
     report = convert_file(folder, tmp_path / "out.pth")
     assert any(note.startswith("compared with ViTModel") for note in report.notes)
     record.write_text(json.dumps({**config, "auto_map": {"AutoModel": "code.Model"}}))
-    with pytest.raises(DataError, match="has 'auto_map' a dict, and what it does is not known"):
+    with pytest.raises(DataError, match="has 'auto_map' a dict, and whose effect is not known"):
         convert_file(folder, tmp_path / "out.pth")
 
 
@@ -124,5 +124,5 @@ def test_a_sound_folder_of_another_kind_is_refused_by_its_type(tmp_path: Path) -
     transformers: Any = pytest.importorskip("transformers")
     config = transformers.SegformerConfig(hidden_sizes=[8, 8, 8, 8], depths=[1, 1, 1, 1])
     transformers.SegformerModel(config).save_pretrained(tmp_path / "in")
-    with pytest.raises(DataError, match=r"unknown layout .*next to it is of a 'segformer'"):
+    with pytest.raises(DataError, match=r"unknown layout .*next to it describes a 'segformer'"):
         convert_file(tmp_path / "in", tmp_path / "out.pth")

@@ -331,7 +331,7 @@ def test_a_configuration_of_transformers_names_timms_network(tmp_path: Path) -> 
     """Their names are in no converter of timm, and the message says what is."""
     torch.save({"beit.embeddings.cls_token": torch.rand(1, 1, 8)}, tmp_path / "pytorch_model.bin")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "beit"}))
-    with pytest.raises(DataError, match=r"of a 'beit'.*timm has as beit\*"):
+    with pytest.raises(DataError, match=r"describes a 'beit'; timm has it as beit\*"):
         convert_file(tmp_path / "pytorch_model.bin", tmp_path / "out.pth")
 
 

@@ -92,9 +92,9 @@ def info(metadata: Any) -> Any:
     [
         (lambda m: setattr(info(m), "relative_path", "../x"), "names file '../x', expected files"),
         (lambda m: setattr(info(m), "relative_path", "none"), "its part none is missing"),
-        (lambda m: setattr(info(m), "length", 1 << 40), "claims more bytes of __0_0.distcp than"),
+        (lambda m: setattr(info(m), "length", 1 << 40), "declares more bytes of __0_0.distcp than"),
         (lambda m: setattr(info(m), "offset", -1), "dcp_to_torch .* out.pth"),
-        (lambda m: setattr(info(m), "relative_path", "__1_0.distcp"), "claims more bytes"),
+        (lambda m: setattr(info(m), "relative_path", "__1_0.distcp"), "declares more bytes"),
         (lambda m: setattr(info(m), "transform_descriptors", ["zstd"]), "compressed.*dcp_to_torch"),
         (lambda m: m.storage_data.clear(), "dcp_to_torch"),
         (lambda m: m.storage_data.popitem(), "no whole tensor is at 'model.w'"),
