@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from convert.families.base import Architecture, Family, family_named
-from moco.common.errors import DataError, UserError, format_value
+from moco.common.errors import DataError, UserError, format_value, format_values
 from moco.engine import keys
-from moco.modeling.soundness import CHANNEL_ORDERS, Triple
+from moco.modeling.soundness import CHANNEL_ORDERS, Triple, is_triple
 
 VERSION = 2
 # For pixels 0..255; rounded, because 255 * 0.485 is not 123.675 in floating point.
@@ -285,15 +285,6 @@ def _check_names(values: Mapping[Any, Any], expected: set[str], what: str = "") 
 
 
 def _three(name: str, values: Any) -> Triple:
-    if not (
-        isinstance(values, list | tuple)
-        and len(values) == 3
-        and all(type(v) in (int, float) and abs(v) < 1e9 for v in values)
-    ):
-        got = (
-            [format_value(v) for v in values[:3]]
-            if isinstance(values, list | tuple)
-            else format_value(values)
-        )
-        raise UserError(f"{name}: got {got}, expected three finite numbers")
+    if not is_triple(values):
+        raise UserError(f"{name}: got {format_values(values)}, expected three finite numbers")
     return (float(values[0]), float(values[1]), float(values[2]))

@@ -27,7 +27,7 @@ from moco.common.command import program
 from moco.common.errors import DataError, UserError, format_value
 
 SINGLE = "single"
-MAX_DEPTH = 3  # keys above a network of an unknown project
+MAX_PREFIX_KEYS = 3  # keys above a network of an unknown project
 MAX_NETWORKS = 32
 # Words in names of networks that are moving averages of others.
 _AVERAGE_WORDS = {"ema", "modelema", "swa", "average", "averaged", "avg", "polyak", "shadow"}
@@ -370,7 +370,7 @@ def _unknown_project(
 
 
 def _is_plain(network: Network) -> bool:
-    return bool(network.scheme.plain) and network.prefix.count("/") <= MAX_DEPTH
+    return bool(network.scheme.plain) and network.prefix.count("/") <= MAX_PREFIX_KEYS
 
 
 def _is_dropped(network: Network, project: Project) -> bool:

@@ -36,7 +36,7 @@ from moco.common.files import PathLike, named_objects
 from moco.common.unpickler import OpaqueObject
 
 # Limit on the listed entries of a file.
-MAX_ENTRIES = 12
+MAX_LISTED = 12
 
 
 def inspect_file(weights: PathLike) -> str:
@@ -159,8 +159,8 @@ def _entries(raw: Any) -> list[str]:
     if not any(isinstance(value, Mapping) for value in raw.values()):
         return [_summary(raw)]
     entries = [f"{format_keys([key])}: {_summary(value)}" for key, value in raw.items()]
-    if len(entries) > MAX_ENTRIES:
-        entries[MAX_ENTRIES:] = [f"{len(entries) - MAX_ENTRIES} more"]
+    if len(entries) > MAX_LISTED:
+        entries[MAX_LISTED:] = [f"{len(entries) - MAX_LISTED} more"]
     return entries
 
 

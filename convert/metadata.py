@@ -11,7 +11,6 @@ import ast
 import collections
 import dataclasses
 import json
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,10 @@ from moco.common.errors import DataError, format_value
 from moco.common.files import read_bytes
 from moco.common.pretrained import SIDECARS, sidecar
 from moco.modeling.archs import VITS, ViTSpec
-from moco.modeling.soundness import Triple, read_input, read_spec
+from moco.modeling.soundness import Triple, is_triple, read_input, read_spec
 
 MAX_CHARACTERS = 1 << 18  # configurations have up to 50,000
-MAX_ENTRIES = 1 << 17  # of all dicts together
+MAX_DICT_ITEMS = 1 << 17  # of all dicts together
 
 
 class Settings:
@@ -96,7 +95,7 @@ class Settings:
             elif isinstance(key, str):
                 found[key] = value
         self._entries += len(found)
-        if self._entries > MAX_ENTRIES:
+        if self._entries > MAX_DICT_ITEMS:
             raise ValueError("dicts are merged too often")
         return found
 
@@ -238,12 +237,7 @@ def mm_configuration(raw: Mapping[Any, Any]) -> CheckpointMetadata:
 
 
 def _has_pixels(its: Mapping[str, Any]) -> bool:
-    return all(
-        isinstance(three := its.get(name), list | tuple)
-        and len(three) == 3
-        and all(type(value) in (int, float) and abs(value) < 1e6 for value in three)
-        for name in ("mean", "std")
-    )
+    return all(is_triple(its.get(name)) for name in ("mean", "std"))
 
 
 def _mm_pixels(key: str, its: Mapping[str, Any]) -> tuple[Triple, Triple, str]:
@@ -503,11 +497,7 @@ def _pixels(
         three = values.get(name)
         if three is None:
             return {}
-        if not (
-            isinstance(three, list)
-            and len(three) == 3
-            and all(type(v) in (int, float) and math.isfinite(v) for v in three)
-        ):
+        if not is_triple(three):
             raise DataError(f"{file}: {name}: got {format_value(three)}, expected three numbers")
         found[field] = tuple(round(scale * value, 6) for value in three)
     return found

@@ -44,8 +44,8 @@ _INNER_WRAPPERS = re.compile(
     r"(?:^|(?<=\.))(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
 )
 # Nesting of tensors in files of known projects, and a limit on the values of a file.
-MAX_DEPTH = 4
-MAX_ENTRIES = 1_000_000
+MAX_NESTED_KEYS = 4
+MAX_VALUES = 1_000_000
 
 
 def read_file(path: PathLike, objects: set[str] | None = None) -> Any:
@@ -213,7 +213,7 @@ def flatten(raw: Any, where: str) -> list[Entry]:
     each, because none contains a network.
 
     Raises:
-        DataError: If there are more than `MAX_ENTRIES` values, as in a file made to exhaust memory.
+        DataError: If there are more than `MAX_VALUES` values, as in a file made to exhaust memory.
     """
     entries: list[Entry] = []
     # Dicts of a hostile file may contain themselves, or each other on too many paths.
@@ -224,7 +224,7 @@ def flatten(raw: Any, where: str) -> list[Entry]:
         if not _is_nested(value):
             entries.append(Entry(name, keys, value))
             continue
-        if isinstance(value, Mapping) and len(keys) <= MAX_DEPTH and bool(name) == bool(keys):
+        if isinstance(value, Mapping) and len(keys) <= MAX_NESTED_KEYS and bool(name) == bool(keys):
             # Visited at each occurrence, because a network may be saved under two keys.
             start = f"{name}/" if keys else ""
             inside = [
@@ -239,8 +239,8 @@ def flatten(raw: Any, where: str) -> list[Entry]:
             inside = []
             entries.append(Entry(name, keys, None))
         stack += reversed(inside)
-        if len(entries) + len(stack) > MAX_ENTRIES:
-            raise DataError(f"{where}: more than {MAX_ENTRIES:,} values in nested dicts")
+        if len(entries) + len(stack) > MAX_VALUES:
+            raise DataError(f"{where}: more than {MAX_VALUES:,} values in nested dicts")
     return entries
 
 

@@ -320,13 +320,11 @@ _ARGUMENTS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 def _check_arguments(values: Mapping[str, Any]) -> None:
     """Raise UserError for an argument of a wrong type."""
-    from moco.common.errors import first_few, format_value
+    from moco.common.errors import format_values
 
     for name, (is_valid, expected) in _ARGUMENTS.items():
         if name in values and not is_valid(value := values[name]):
-            several = isinstance(value, list | tuple)
-            got = f"[{first_few([*map(format_value, value)])}]" if several else format_value(value)
-            raise UserError(f"{name}: got {got}, expected {expected}")
+            raise UserError(f"{name}: got {format_values(value)}, expected {expected}")
 
 
 def _weights(init: Any, where: str, file: Path) -> str:

@@ -20,7 +20,7 @@ from convert.families.swin import PATCH_PX, SwinArchitecture, verification_size
 from convert.modeling.vit import from_windows, into_windows
 
 
-def relative_positions(window: int, device: torch.device) -> Tensor:
+def relative_position_index(window: int, device: torch.device) -> Tensor:
     """Return the row of the bias table for each pair of cells of a window: (w ** 4,)."""
     cells = torch.arange(window, device=device)
     offset = cells[:, None] - cells + window - 1  # of two rows or columns, from 0
@@ -229,7 +229,7 @@ class Swin(nn.Module):
     def stage_maps(self, x: Tensor) -> dict[str, Tensor]:
         """Compute the features before their norms; a caller may replace it by some of them."""
         x, height, width = self.patch_embed(x)
-        positions, features = relative_positions(self.window, x.device), {}
+        positions, features = relative_position_index(self.window, x.device), {}
         for name, layer in zip(FEATURES, self.layers, strict=True):
             y, x = layer(x, height, width, positions)
             features[name] = y.view(len(y), height, width, -1).permute(0, 3, 1, 2)

@@ -35,6 +35,13 @@ def first_few(texts: Sequence[str], limit: int = 6) -> str:
     return ", ".join(texts[:limit]) + more
 
 
+def format_values(value: object) -> str:
+    """Format the values of a list; anything else as `format_value` does."""
+    if not isinstance(value, list | tuple):
+        return format_value(value)
+    return f"[{first_few([*map(format_value, value)])}]"
+
+
 def plural(number: int, noun: str) -> str:
     """Format a number and its noun: `1 image`, `2 images`."""
     ending = "" if number == 1 else "es" if noun.endswith(("s", "ch")) else "s"

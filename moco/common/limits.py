@@ -7,7 +7,7 @@ import zipfile
 from collections import OrderedDict
 from typing import Any, BinaryIO
 
-MAX_DEPTH = 100
+MAX_LEVELS = 100
 MAX_BITS = 1000  # of an integer: float() does not overflow, and Python can print it
 _ZIP_END, _ZIP_END_BYTES = b"PK\5\6", 22
 
@@ -32,13 +32,13 @@ def check_parts(root: Any, limit: int) -> None:
         if type(value) not in (dict, OrderedDict, list, tuple):
             return 1, 0
         count, levels = done.get(id(value), (1, 1))
-        if id(value) not in done and depth <= MAX_DEPTH:
+        if id(value) not in done and depth <= MAX_LEVELS:
             for part in value.values() if isinstance(value, dict) else value:
                 parts, below = measure(part, depth + 1)
                 count, levels = count + parts, max(levels, below + 1)
             done[id(value)] = count, levels
-        if depth + levels > MAX_DEPTH:
-            raise CorruptFileError(f"nested more than {MAX_DEPTH} levels deep")
+        if depth + levels > MAX_LEVELS:
+            raise CorruptFileError(f"nested more than {MAX_LEVELS} levels deep")
         if count > limit:
             raise CorruptFileError(f"more than {limit} parts, or one named again and again")
         return count, levels

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from moco.common.errors import DataError, UserError, first_few, format_value
+from moco.common.errors import DataError, UserError, first_few, format_value, format_values
 
 if TYPE_CHECKING:
     import torch
@@ -81,8 +81,7 @@ def read_input(state: Mapping[Any, Any]) -> tuple[str, Triple, Triple]:
     if order not in CHANNEL_ORDERS:
         raise _damaged("input.channel_order", order, f"one of {list(CHANNEL_ORDERS)}")
     for name, values in (("mean", mean), ("std", std)):
-        three = isinstance(values, list | tuple) and len(values) == 3
-        if not three or not all(map(_is_number, values)):
+        if not is_triple(values):
             raise _damaged(f"input.{name}", values, "three numbers")
     if not all(0 <= value <= 1 for value in mean):
         raise _damaged("input.mean", mean, "three numbers of 0..1")
@@ -230,14 +229,15 @@ def _part(state: Mapping[Any, Any], name: str) -> Any:
 
 
 def _damaged(name: str, value: Any, expected: str) -> DataError:
-    got = (
-        [format_value(v) for v in value[:3]]
-        if isinstance(value, list | tuple)
-        else format_value(value)
-    )
     return DataError(
-        f"a damaged record of its encoder or input ({name}: got {got}, expected {expected})"
+        f"a damaged record of its encoder or input ({name}: got {format_values(value)}, "
+        f"expected {expected})"
     )
+
+
+def is_triple(value: Any) -> bool:
+    """Return whether a recorded value is three numbers, such as a mean of RGB."""
+    return isinstance(value, list | tuple) and len(value) == 3 and all(map(_is_number, value))
 
 
 def _is_number(value: Any) -> bool:

@@ -23,7 +23,7 @@ from convert.families.swin import (
     SwinArchitecture,
     verification_size,
 )
-from convert.modeling.swin import Swin, reference, relative_positions
+from convert.modeling.swin import Swin, reference, relative_position_index
 from convert.recognize import recognize
 from convert.verify import Converted, check_features, read_converted
 from moco.common.errors import DataError
@@ -138,7 +138,7 @@ def test_detectron2s_names_are_the_official_ones() -> None:
 
 def test_positions_are_those_of_detectron2() -> None:
     """Row (dy + w - 1) (2 w - 1) + dx + w - 1 of the table, for cells that are dy and dx apart."""
-    index = relative_positions(3, torch.device("cpu")).view(9, 9)
+    index = relative_position_index(3, torch.device("cpu")).view(9, 9)
     assert index.diagonal().tolist() == [12] * 9
     assert (int(index[0, 8]), int(index[8, 0]), int(index[0, 1])) == (0, 24, 11)
 
