@@ -14,7 +14,7 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks import __main__ as console
-from moco.common.command import program
+from moco.common.command import command_parser
 from moco.common.errors import UserError, run_cli
 
 SHELLS = ("bash", "zsh", "tcsh")
@@ -38,12 +38,11 @@ def script(shell: str) -> str:
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of `moco-transfer completion`."""
-    parser = argparse.ArgumentParser(
-        prog=program("completion", "python -m benchmarks.completion"),
-        description="Print a shell completion script for moco-transfer.",
+    parser = command_parser(
+        "completion",
+        "Print a shell completion script for moco-transfer.",
     )
     parser.add_argument("shell", choices=SHELLS)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
 

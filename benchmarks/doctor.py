@@ -20,7 +20,7 @@ if not __package__:
 from detection.datasets.__main__ import add_doctor_arguments, examine
 from moco import __version__
 from moco.common import shipped
-from moco.common.command import program
+from moco.common.command import command_parser, program
 from moco.common.errors import UserError, echo, run_cli
 from moco.common.files import expand_home
 
@@ -133,7 +133,7 @@ def _tasks(root: Path, root_argument: str) -> Iterator[str]:
     for lacks, names in groups.items():
         yield f"tasks that lack {'; and '.join(lacks)}:"
         yield from _wrapped(f"  {', '.join(names)}", "  ")
-    evaluate = program("evaluate", "python -m benchmarks evaluate")
+    evaluate = program("evaluate")
     yield f"A dataset of your own needs none of these: {evaluate} --data DIR --init mine=FILE"
 
 
@@ -173,9 +173,9 @@ def _wrapped(text: str, indent: str) -> list[str]:
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of `moco-transfer doctor`."""
-    parser = argparse.ArgumentParser(
-        prog=program("doctor", "python -m benchmarks doctor"),
-        description="Without a dataset: show versions, devices, engines, datasets, free disk "
+    parser = command_parser(
+        "doctor",
+        "Without a dataset: show versions, devices, engines, datasets, free disk "
         "space, and what is missing for which task. With one, as `datasets doctor`: show what "
         "exists, is complete, is wrong; exit code 3: something is wrong, or nothing exists.",
     )

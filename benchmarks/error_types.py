@@ -23,9 +23,9 @@ if not __package__:
     # Run as a script, Python looks for modules in this folder instead of the repository.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from moco.common.command import program
+from moco.common.command import command_parser
 from moco.common.errors import UserError, echo, run_cli
-from moco.common.files import read_text
+from moco.common.files import expand_home, read_text
 
 if TYPE_CHECKING:
     from benchmarks.report.records import FinishedRun
@@ -118,13 +118,14 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of `moco-transfer errors`."""
-    parser = argparse.ArgumentParser(
-        prog=program("errors", "python -m benchmarks.error_types"),
-        description="Classify the errors of finished runs by TIDE's types: class, "
+    parser = command_parser(
+        "errors",
+        "Classify the errors of finished runs by TIDE's types: class, "
         "localization, both, duplicate, background, missed.",
     )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="OUTPUT_DIR of a run")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_argument(
+        "runs", nargs="+", type=expand_home, metavar="RUN", help="OUTPUT_DIR of a run"
+    )
     return parser
 
 

@@ -31,7 +31,7 @@ from benchmarks.suites.suite import EMBEDDED, Suite
 from benchmarks.suites.suite_file import as_name, parse_inits, read_suite
 from convert.families.base import TIMM, Architecture
 from moco.common.cfgnode import flatten, read_yaml, split_assignments
-from moco.common.command import RANDOM, parse_options, program
+from moco.common.command import RANDOM, command_parser, parse_options
 from moco.common.errors import UserError, echo, plural, run_cli
 from moco.common.files import expand_home
 from moco.common.shipped import display_name, resolve
@@ -231,12 +231,12 @@ def suite_of(
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of `moco-transfer evaluate`."""
-    parser = argparse.ArgumentParser(
-        prog=program("evaluate", "python -m benchmarks evaluate"),
-        description="Compare backbones on your own dataset: the layout, a task and a budget are "
+    parser = command_parser(
+        "evaluate",
+        "Compare backbones on your own dataset: the layout, a task and a budget are "
         "chosen and printed. After an interruption, the same command continues.",
     )
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help=LAYOUTS)
+    parser.add_argument("--data", type=expand_home, required=True, metavar="DIR", help=LAYOUTS)
     task = "task file or its shipped name (default: the example for the first weights' backbone)"
     parser.add_argument("--task", metavar="FILE", help=task)
     add_arguments(parser, trials=SEEDS)
@@ -255,7 +255,7 @@ class EvaluateOptions(SuiteOptions):
 def main(argv: Sequence[str] | None = None, programs: Programs | None = None) -> None:
     """Choose the task, and run its suite."""
     args = parse_options(build_parser(), argv, EvaluateOptions)
-    data = expand_home(args.data)
+    data = args.data
     suite = chosen_suite(data, args.init, args.task, args.opts, args.trials)
     folder = SuiteFolder(args.output or Path("output", data.resolve().name))
     suite = run_suite.configure_suite(suite, args)

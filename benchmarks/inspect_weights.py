@@ -14,15 +14,15 @@ if not __package__:
     # Run as a script, Python looks for modules in this folder instead of the repository.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from moco.common.command import program
+from moco.common.command import command_parser
 from moco.common.errors import run_cli
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser of the command line."""
-    parser = argparse.ArgumentParser(
-        prog=program("inspect", "python -m benchmarks inspect"),
-        description="Describe weights: the networks in them, what is assumed, the tasks that take "
+    parser = command_parser(
+        "inspect",
+        "Describe weights: the networks in them, what is assumed, the tasks that take "
         "them. Nothing is written, and nothing in a file is executed.",
     )
     parser.add_argument(
@@ -31,7 +31,6 @@ def build_parser() -> argparse.ArgumentParser:
         help="any checkpoint; a folder with one, of the Hugging Face Hub or of a training; or "
         "weights by name or address, see moco-transfer weights --help",
     )
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
 

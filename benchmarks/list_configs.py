@@ -16,7 +16,7 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from moco.common import shipped
-from moco.common.command import program
+from moco.common.command import command_parser
 from moco.common.errors import UserError, run_cli
 from moco.common.files import read_text
 
@@ -46,15 +46,14 @@ def listing(word: str = "") -> str:
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of `moco-transfer configs`."""
-    parser = argparse.ArgumentParser(
-        prog=program("configs", "python -m benchmarks.list_configs"),
-        description="List the task files, recipes and suites shipped with the project. "
+    parser = command_parser(
+        "configs",
+        "List the task files, recipes and suites shipped with the project. "
         "--config-file and suites take a name with or without its folder.",
     )
     word = "list only names that contain WORD"
     parser.add_argument("word", nargs="?", default="", metavar="WORD", help=word)
     parser.add_argument("--show", metavar="NAME", help="print this file instead")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
 

@@ -28,8 +28,9 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.report.style import FORMATS, RESAMPLES
-from moco.common.command import program, quote
+from moco.common.command import command_parser, program, quote
 from moco.common.errors import UserError, echo, run_cli
+from moco.common.files import expand_home
 from moco.common.shipped import RESULTS
 
 if TYPE_CHECKING:
@@ -47,6 +48,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError(f"--margin {args.margin}: expected points above 0 to 100")
     if args.bootstrap and not 100 <= args.bootstrap <= MAX_RESAMPLES:
         raise UserError(f"--bootstrap {args.bootstrap}: expected 100 to {MAX_RESAMPLES}")
+    if args.measured_by and args.bundle is None:
+        raise UserError("--measured-by: is stored with --bundle FILE.zip; add that")
+    if args.weights_at and not args.measured_by:
+        raise UserError("--weights-at: is stored with --measured-by NAME; add that")
     about = _about(args)
     if args.verify:
         from benchmarks.report.bundle import verify
@@ -81,10 +86,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(to_terminal(report, sys.stdout.isatty()))
     print(format_paths(written, None if about else args.bundle))
     if about:
-        echo(
-            f"wrote {args.bundle}; next: {program('table', 'python -m benchmarks.make_table')} "
-            f"{quote(args.bundle)} --verify"
-        )
+        echo(f"wrote {args.bundle}; next: {program('table')} {quote(args.bundle)} --verify")
 
 
 def _about(args: argparse.Namespace) -> "About | None":
@@ -105,13 +107,13 @@ def _about(args: argparse.Namespace) -> "About | None":
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of `moco-transfer table`."""
-    result = argparse.ArgumentParser(
-        prog=program("table", "python -m benchmarks.make_table"),
-        description="Average finished runs over their seeds and show the gap to a baseline, "
+    result = command_parser(
+        "table",
+        "Average finished runs over their seeds and show the gap to a baseline, "
         "next to published numbers of the same protocol. Runs of different engines, protocols "
         "or weights are never averaged.",
     )
-    result.add_argument("runs", nargs="+", type=Path, metavar="RUNS", help="folders of runs")
+    result.add_argument("runs", nargs="+", type=expand_home, metavar="RUNS", help="folders of runs")
     baseline = "init that gaps refer to (default: random, if present)"
     result.add_argument("--baseline", help=baseline)
     result.add_argument(
@@ -129,11 +131,13 @@ def build_parser() -> argparse.ArgumentParser:
         "add results of the same protocol and data that the project ships, or of the bundles in DIR"
     )
     result.add_argument(
-        "--reference", type=Path, nargs="?", const=RESULTS, metavar="DIR", help=reference
+        "--reference", type=expand_home, nargs="?", const=RESULTS, metavar="DIR", help=reference
     )
-    result.add_argument("--out", type=Path, metavar="DIR", help="folder for files and figures")
+    result.add_argument(
+        "--out", type=expand_home, metavar="DIR", help="folder for files and figures"
+    )
     zipped = "write page, records and evidence to a zip file, which RUNS accepts as well"
-    result.add_argument("--bundle", type=Path, metavar="FILE.zip", help=zipped)
+    result.add_argument("--bundle", type=expand_home, metavar="FILE.zip", help=zipped)
     measured = "people who measured the results of --bundle, needed in results/"
     result.add_argument("--measured-by", metavar="NAME", help=measured)
     weights = "address of the weights of --bundle (default: not public)"
@@ -141,7 +145,6 @@ def build_parser() -> argparse.ArgumentParser:
     verified = "only compute again what the bundles RUNS claim: hashes, and AP from match records"
     result.add_argument("--verify", action="store_true", help=verified)
     result.add_argument("--format", default=",".join(FORMATS), help="default: %(default)s")
-    result.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return result
 
 

@@ -17,9 +17,9 @@ if not __package__:
 
 from benchmarks.report.plots import Curve, Plot, new_figure, read_curve
 from benchmarks.report.style import PALETTE, figure_label
-from moco.common.command import program
+from moco.common.command import command_parser
 from moco.common.errors import DataError, UserError, echo, run_cli
-from moco.common.files import PathLike
+from moco.common.files import PathLike, expand_home
 from moco.common.run import METRICS_NAME
 
 # Name in metrics.json → title of the panel.
@@ -84,22 +84,27 @@ def label_runs(runs: Sequence[Path]) -> list[str]:
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of `moco-transfer plot`."""
-    parser = argparse.ArgumentParser(
-        prog=program("plot", "python -m benchmarks.plot_curves"),
-        description="Plot loss, pretext accuracy, learning rate and kNN of pre-training runs.",
+    parser = command_parser(
+        "plot",
+        "Plot loss, pretext accuracy, learning rate and kNN of pre-training runs.",
     )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="OUTPUT_DIR of a run")
     parser.add_argument(
-        "--output", default="curves.png", metavar="FILE", help="default: %(default)s"
+        "runs", nargs="+", type=expand_home, metavar="RUN", help="OUTPUT_DIR of a run"
     )
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_argument(
+        "--output",
+        type=expand_home,
+        default="curves.png",
+        metavar="FILE",
+        help="default: %(default)s",
+    )
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Plot the given runs, and write the figure."""
     args = build_parser().parse_args(argv)
-    if not args.output.lower().endswith(".png"):
+    if args.output.suffix.lower() != ".png":
         raise UserError(f"--output: got {args.output}, expected a name that ends in .png")
     curves = [read_curves(run) for run in args.runs]
     plot = plot_curves(dict(zip(label_runs(args.runs), curves, strict=True)))

@@ -42,10 +42,10 @@ from benchmarks.suites.runs import Programs, Run, read_json
 from benchmarks.suites.suite import DETECTION, EMBEDDED, MOCO, Suite, SuiteTask
 from benchmarks.suites.synthetic import write_images, write_knn, write_scenes
 from moco.common.cfgnode import flatten, read_yaml
-from moco.common.command import RANDOM, parse_options, program, quote
+from moco.common.command import RANDOM, command_parser, parse_options, program, quote
 from moco.common.distributed import usable_cores
 from moco.common.errors import UserError, echo, plural, printable, run_cli
-from moco.common.files import atomic_write_json
+from moco.common.files import atomic_write_json, expand_home
 from moco.common.progress import format_seconds
 from moco.common.shipped import CONFIGS, display_name
 from moco.data.images import find_images
@@ -373,8 +373,8 @@ def next_commands(output: Path, args: Options, trials: int) -> str:
     more += [f"--voc={args.voc}"] if args.voc else []
     more += ["--smoke"] if args.smoke else []
     more += [f"--arch={args.arch}"]
-    quickstart = program("quickstart", "python -m benchmarks.quickstart")
-    pretrain = program("pretrain", "python -m benchmarks pretrain")
+    quickstart = program("quickstart")
+    pretrain = program("pretrain")
     return f"""
 Next, on your own data:
   {quickstart} --images path/to/images --output {again}
@@ -387,21 +387,21 @@ More seeds for this table (finished runs are not repeated):
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of `moco-transfer quickstart`."""
-    parser = argparse.ArgumentParser(
-        prog=program("quickstart", "python -m benchmarks.quickstart"),
-        description="Pre-train with MoCo, convert, fine-tune a detector from random and from MoCo "
+    parser = command_parser(
+        "quickstart",
+        "Pre-train with MoCo, convert, fine-tune a detector from random and from MoCo "
         "weights over several seeds, and show the table. This takes minutes on two CPU cores. "
         "After an interruption, the same command continues.",
     )
     add = parser.add_argument
     out = "output folder (quickstart_out; with --smoke quickstart_out_smoke)"
-    add("--output", type=Path, metavar="DIR", help=out)
-    add("--images", type=Path, metavar="DIR", help="pre-train on the images in this folder")
+    add("--output", type=expand_home, metavar="DIR", help=out)
+    add("--images", type=expand_home, metavar="DIR", help="pre-train on the images in this folder")
     voc = (
         "fine-tune on this VOC-layout dataset, its classes read from its annotations; without "
         "--images, pre-train on its training images"
     )
-    add("--voc", type=Path, metavar="DIR", help=voc)
+    add("--voc", type=expand_home, metavar="DIR", help=voc)
     add("--seeds", type=int, help=f"trials per row (5; {FEW_SEEDS} with --voc and for a ViT)")
     arch = "a ResNet with MoCo, or a vision transformer with MoCo v3 (%(default)s)"
     add("--arch", choices=tuple(NETWORKS), default="resnet", help=arch)
@@ -409,7 +409,6 @@ def build_parser() -> argparse.ArgumentParser:
     add("--overwrite", action="store_true", help="remove the files of an earlier quickstart first")
     smoke = "run a few iterations of everything, as a smoke test"
     add("--smoke", action="store_true", help=smoke)
-    add("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
 

@@ -35,7 +35,7 @@ from benchmarks.suites.suite import Suite
 from benchmarks.suites.suite_file import as_name, parse_inits
 from convert.families.base import Architecture
 from moco.common.cfgnode import flatten, read_yaml
-from moco.common.command import parse_options, program
+from moco.common.command import command_parser, parse_options
 from moco.common.errors import UserError, echo, run_cli
 from moco.common.files import expand_home
 from moco.common.shipped import resolve
@@ -114,12 +114,12 @@ def ranked_suite(
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of `moco-transfer rank`."""
-    parser = argparse.ArgumentParser(
-        prog=program("rank", "python -m benchmarks rank"),
-        description="Rank frozen backbones on your own dataset in minutes: a small detector is "
+    parser = command_parser(
+        "rank",
+        "Rank frozen backbones on your own dataset in minutes: a small detector is "
         "trained on their cached feature maps. After an interruption, the same command continues.",
     )
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help=LAYOUTS)
+    parser.add_argument("--data", type=expand_home, required=True, metavar="DIR", help=LAYOUTS)
     add_arguments(parser, trials=SEEDS)
     return parser
 
@@ -135,7 +135,7 @@ class RankOptions(SuiteOptions):
 def main(argv: Sequence[str] | None = None, programs: Programs | None = None) -> None:
     """Choose the tasks, and run their suite."""
     args = parse_options(build_parser(), argv, RankOptions)
-    data = expand_home(args.data)
+    data = args.data
     suite = ranked_suite(data, args.init, args.opts, args.trials)
     folder = SuiteFolder(args.output or Path("output", f"{data.resolve().name}_rank"))
     suite = run_suite.configure_suite(suite, args)

@@ -20,8 +20,9 @@ if not __package__:
     # Run as a script, Python looks for modules in this folder instead of the repository.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from moco.common.command import program
+from moco.common.command import command_parser
 from moco.common.errors import DataError, UserError, echo, run_cli
+from moco.common.files import expand_home
 
 if TYPE_CHECKING:
     from benchmarks.report.records import FinishedRun
@@ -98,15 +99,16 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of `moco-transfer robustness`."""
-    parser = argparse.ArgumentParser(
-        prog=program("robustness", "python -m benchmarks.robustness"),
-        description="Evaluate trained detectors on the test images under 15 corruptions: P on "
+    parser = command_parser(
+        "robustness",
+        "Evaluate trained detectors on the test images under 15 corruptions: P on "
         "clean images, mPC the mean over the corruptions, rPC their ratio.",
     )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="OUTPUT_DIR of a run")
+    parser.add_argument(
+        "runs", nargs="+", type=expand_home, metavar="RUN", help="OUTPUT_DIR of a run"
+    )
     severity = "severity of the corruptions (default: %(default)s)"
     parser.add_argument("--severity", type=int, choices=range(1, 6), default=3, help=severity)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
 

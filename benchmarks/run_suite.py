@@ -84,9 +84,9 @@ from benchmarks.suites.until_decided import (
     next_runs,
     with_seeds,
 )
-from moco.common.command import RANDOM, parse_options, program
+from moco.common.command import RANDOM, command_parser, parse_options
 from moco.common.errors import Preempted, UserError, echo, plural, printable, run_cli
-from moco.common.files import atomic_write_json
+from moco.common.files import atomic_write_json, expand_home
 from moco.common.progress import format_seconds
 from moco.common.run import RECORD_NAME
 from moco.common.shipped import own_modules, resolve
@@ -577,9 +577,9 @@ def set_length(folder: SuiteFolder, spec: RunSpec, findings: Findings) -> RunSpe
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of `moco-transfer suite`."""
-    parser = argparse.ArgumentParser(
-        prog=program("suite", "python -m benchmarks.run_suite"),
-        description="Fine-tune every task of a suite from every init in several trials, and "
+    parser = command_parser(
+        "suite",
+        "Fine-tune every task of a suite from every init in several trials, and "
         "write the tables. After an interruption, the same command continues.",
     )
     add = parser.add_argument
@@ -587,7 +587,7 @@ def build_parser() -> argparse.ArgumentParser:
     skip = "leave a task out; may be repeated"
     add("--skip", action="append", default=[], metavar="TASK", help=skip)
     data = "folder of datasets in COCO's format as Roboflow exports it, for the suites many*"
-    add("--data", type=Path, metavar="FOLDER", help=data)
+    add("--data", type=expand_home, metavar="FOLDER", help=data)
     add("--task", metavar="CONFIG", help="task file for all datasets of --data (the suite's)")
     add("--status", action="store_true", help="print the progress of the suite in DIR")
     add_arguments(parser)
@@ -630,7 +630,7 @@ def add_arguments(parser: argparse.ArgumentParser, trials: int | None = None) ->
     )
     add("--max-seeds", type=int, metavar="M", help=most)
     add("--baseline", metavar="NAME", help="the init that gaps refer to")
-    add("--output", type=Path, metavar="DIR", help="folder of the suite (output/<suite>)")
+    add("--output", type=expand_home, metavar="DIR", help="folder of the suite (output/<suite>)")
     engines = "detection engine; auto: detectron2 if it can be imported; each: one table per engine"
     add("--engine", choices=ENGINES, help=engines)
     executors = sorted(name for name, _ in EXECUTORS)
@@ -656,7 +656,7 @@ def add_arguments(parser: argparse.ArgumentParser, trials: int | None = None) ->
         "write every run to a file instead of computing it: command, GPUs, dependencies, and the "
         "file that exists when it is done"
     )
-    add("--plan", type=Path, metavar="FILE.json", help=plan)
+    add("--plan", type=expand_home, metavar="FILE.json", help=plan)
     grid = (
         "first train every detection task from every init with the same grid of learning rates, "
         "shortened and without the test images; the best one of each init adds a row"
@@ -674,7 +674,6 @@ def add_arguments(parser: argparse.ArgumentParser, trials: int | None = None) ->
     add("--time", action="store_true", help=timed)
     stop = f"time that runs have to save when the suite is stopped ({SuiteOptions.stop_seconds})"
     add("--stop-seconds", type=float, metavar="S", help=stop)
-    add("--debug", action="store_true", help="show the traceback of an error")
     add("--opts", nargs="*", metavar="KEY VALUE", help="config overrides of all tasks")
 
 

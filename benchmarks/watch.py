@@ -33,7 +33,7 @@ from benchmarks.suites.suite_file import (
     order_by_epoch,
     read_suite,
 )
-from moco.common.command import parse_options, program
+from moco.common.command import command_parser, parse_options
 from moco.common.errors import DataError, UserError, echo, first_few, plural, run_cli
 from moco.common.files import expand_home
 from moco.common.pretrained import ENDINGS
@@ -57,9 +57,9 @@ class WatchOptions(SuiteOptions):
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of `moco-transfer watch`."""
-    parser = argparse.ArgumentParser(
-        prog=program("watch", "python -m benchmarks watch"),
-        description="Evaluate the checkpoints of a pre-training as they appear, each as one more "
+    parser = command_parser(
+        "watch",
+        "Evaluate the checkpoints of a pre-training as they appear, each as one more "
         "row. It ends after --until-epoch, or by Ctrl-C; the same command continues.",
     )
     add = parser.add_argument
@@ -84,7 +84,8 @@ def main(argv: Sequence[str] | None = None, programs: Programs | None = None) ->
     if not args.poll_seconds > 0:
         raise UserError(f"--poll-seconds: got {args.poll_seconds}, expected seconds above 0")
     name, equals, place = args.checkpoints.partition("=")
-    if not equals or "/" in name:  # 'runs/epoch=*.ckpt' has no name
+    # 'runs/epoch=*.ckpt' has no name, nor has 'epoch=*.ckpt' in a folder with such files.
+    if not equals or "/" in name or _versions(args.checkpoints):
         name, place = "", args.checkpoints
     if not is_pattern(place):
         if not expand_home(place).is_dir():

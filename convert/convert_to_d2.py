@@ -30,7 +30,7 @@ from convert.families.base import LEFT_AT_INIT, TIMM, Option, families, first_ru
 from convert.projects import PROJECTS
 from convert.read import find_file, is_converted, read_file, source_file
 from convert.report import ConversionReport, agreement
-from moco.common.command import program
+from moco.common.command import command_parser
 from moco.common.errors import DataError, UserError, echo, run_cli
 from moco.common.files import TEMPORARY_PREFIX, PathLike, sha256_file
 from moco.modeling.soundness import CHANNEL_ORDERS
@@ -181,9 +181,9 @@ def build_parser() -> argparse.ArgumentParser:
     sources = ", ".join(dict.fromkeys(project.name for project in PROJECTS))
     roles = {role for project in PROJECTS for roles in project.roles for role in roles}
     encoders = ", ".join(sorted(roles - {"single"}))
-    parser = argparse.ArgumentParser(
-        prog=program("convert", "convert_to_d2.py"),
-        description=(__doc__ or "").split("\n\n", 1)[0],
+    parser = command_parser(
+        "convert",
+        (__doc__ or "").split("\n\n", 1)[0],
         epilog=f"Sources, recognized by content: {sources}, and plain state dicts of a backbone "
         "under any one prefix. docs/guides/converting.md has the command for each.",
     )
@@ -249,7 +249,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--overwrite", action="store_true", help="replace OUTPUT even if it is any other file"
     )
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
 

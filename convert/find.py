@@ -446,7 +446,7 @@ def _refuse_known(raw: Any, where: str) -> None:
         if any(_DETECTRON2.match(strip_wrappers(key)) for key in top):
             raise DataError(
                 f"{where}: a detection model, not a pre-trained backbone; "
-                f"give it to {program('train', 'detection/train_net.py')} as MODEL.WEIGHTS with "
+                f"give it to {program('train')} as MODEL.WEIGHTS with "
                 "--eval-only"
             )
     if isinstance(raw.get("blobs"), Mapping):

@@ -23,14 +23,13 @@ from convert.read import (
 from convert.recognize import Recognition
 from convert.report import (
     assumed_rows,
-    command,
     contract_rows,
     fine_tune_command,
     lines,
     source_row,
 )
 from convert.translate import translate
-from moco.common.command import quote
+from moco.common.command import converter, quote
 from moco.common.errors import DataError, UserError, format_value
 from moco.common.files import PathLike, named_objects
 from moco.common.unpickler import OpaqueObject
@@ -89,7 +88,7 @@ def inspected(
     elif found:
         encoder = f" --encoder {found[0].contract.encoder}" if problem is not None else ""
         source = quote(weights)
-        rows.append(("next", f"{command()} {source} weights.pth{encoder}"))
+        rows.append(("next", f"{converter()} {source} weights.pth{encoder}"))
     if found or problem is None or problem.option:
         return lines(rows), 0
     return lines(rows), problem.exit_code

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from convert.contract import IMAGENET_MEAN, IMAGENET_STD, InputContract
 from convert.initial_weights import encoder_spec
 from convert.write import lost_options
-from moco.common.command import program, quote
+from moco.common.command import converter, program, quote
 from moco.common.errors import UserError, printable
-from moco.common.shipped import ROOT, display_name
+from moco.common.shipped import display_name
 from moco.modeling.archs import EncoderSpec, Spec
 
 if TYPE_CHECKING:
@@ -109,22 +109,12 @@ def agreement(features: dict[str, FeatureCheck]) -> str:
     return "bitwise equal" if bitwise else "equal within rounding"
 
 
-def command() -> str:
-    """Return the command line of the converter."""
-    return program("convert", _script("convert/convert_to_d2.py"))
-
-
-def _script(path: str) -> str:
-    """Return the command that runs a file of this project from the current folder."""
-    return f"python {path if Path.cwd() == ROOT else quote(ROOT / path)}"
-
-
 def fine_tune_command(contract: InputContract, path: Path) -> str:
     """Return the complete command that fine-tunes a detector from a converted file."""
     config, _, data = contract.architecture.example_task()
     keys = contract.architecture.keys_to_set()
     others = "".join(f"{key} {quote(value)} " for key, value in keys.items())
-    train = program("train", _script("detection/train_net.py"))
+    train = program("train")
     return (
         f"{train} --config-file {display_name(config)} {data}"
         f"MODEL.WEIGHTS {quote(path)} {others}OUTPUT_DIR {_run_folder(path)}"
@@ -141,7 +131,7 @@ def classify_command(contract: InputContract, path: Path) -> str:
     readable = contract.pixels.channel_order == "RGB" and not contract.architecture.in_torchvision()
     if not readable or not isinstance(spec, EncoderSpec):
         options = " ".join(lost_options(contract))
-        return f"{command()} {file} weights.pth {options}".rstrip()
+        return f"{converter()} {file} weights.pth {options}".rstrip()
     keys = f"MODEL.STEM {spec.stem} " if spec.stem != "imagenet" else ""
     for key, values, usual in (
         ("MEAN", contract.pixels.mean, IMAGENET_MEAN),
@@ -149,7 +139,7 @@ def classify_command(contract: InputContract, path: Path) -> str:
     ):
         if values != usual:
             keys += f"AUG.{key} '({','.join(f'{value / 255:.6g}' for value in values)})' "
-    linear = program("linear", "python -m benchmarks linear")
+    linear = program("linear")
     return (
         f"{linear} --config-file {display_name('imagenet/linear')} "
         f"--checkpoint {file} {keys}DATA.ROOT path/to/imagenet OUTPUT_DIR {_run_folder(path)}"

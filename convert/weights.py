@@ -16,7 +16,7 @@ if not __package__:
     # Run as a script, Python looks for modules in this folder instead of the repository.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from moco.common.command import RANDOM, program
+from moco.common.command import RANDOM, command_parser
 from moco.common.download import CACHE, OFFLINE, cache_folder
 from moco.common.errors import UserError, echo, run_cli
 from moco.common.pretrained import HttpWeights, find_remote, inits, locate_weights
@@ -36,13 +36,12 @@ Weights (MODEL.WEIGHTS, --init, --checkpoint, input of convert and inspect) are 
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser of the command line."""
-    parser = argparse.ArgumentParser(
-        prog=program("weights", "python -m convert.weights"),
-        description="List named pre-trained weights, or download some.",
+    parser = command_parser(
+        "weights",
+        "List named pre-trained weights, or download some.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     commands.add_parser(
         "list", help="list names, sources, input contracts, and whether they are cached"

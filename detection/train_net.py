@@ -23,7 +23,7 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from moco.common import distributed
-from moco.common.command import RANDOM, build_options, parse_with_pairs, program
+from moco.common.command import RANDOM, build_options, command_parser, parse_with_pairs
 from moco.common.errors import UserError, echo, run_cli
 from moco.common.files import expand_home
 from moco.common.pretrained import describe_download
@@ -54,9 +54,7 @@ class Options:
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of the command line; --help works without importing torch."""
-    parser = argparse.ArgumentParser(
-        prog=program("train", "train_net.py"), description=(__doc__ or "").splitlines()[0]
-    )
+    parser = command_parser("train", (__doc__ or "").splitlines()[0])
     parser.add_argument("--config-file", metavar="FILE", help="task: a file or a shipped name")
     parser.add_argument(
         "--engine",
@@ -109,7 +107,6 @@ def build_parser() -> argparse.ArgumentParser:
         help="with Detectron2: import your own module first, e.g. one that registers a dataset in "
         "DatasetCatalog; may be repeated",
     )
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
     parser.add_argument(
         "opts",
         nargs="*",

@@ -18,7 +18,7 @@ if not __package__:
     # Run as a script, Python looks for modules in this folder instead of the repository.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from moco.common.command import converter, program
+from moco.common.command import command_parser, converter
 from moco.common.errors import DataError, UserError, echo, format_value
 from moco.common.pretrained import check_weights
 from moco.data.images import check_root, describe_images, read_labeled_sets
@@ -36,9 +36,9 @@ CROP_PX = 224  # for a file without the crop size of the training
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the command's argument parser."""
-    parser = argparse.ArgumentParser(
-        prog=program("knn", "python -m benchmarks knn"),
-        description="kNN classification with a checkpoint's features.",
+    parser = command_parser(
+        "knn",
+        "kNN classification with a checkpoint's features.",
     )
     add = parser.add_argument
     weights = (
@@ -63,7 +63,6 @@ def build_parser() -> argparse.ArgumentParser:
     add("--overwrite", action="store_true", help="replace the contents of DIR")
     init = "name of the weights in a table (default: the file's)"
     add("--init", default="", metavar="NAME", help=init)
-    add("--debug", action="store_true", help="show tracebacks of errors")
     return parser
 
 

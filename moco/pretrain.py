@@ -51,7 +51,7 @@ SWITCHES = {
 def build_parser() -> argparse.ArgumentParser:
     """Build the command's argument parser."""
     parser = command.training_parser(
-        command.program("pretrain", "python -m benchmarks pretrain"),
+        "pretrain",
         "MoCo pre-training, in one process or under torchrun. Keys: moco/engine/keys.py.",
         VALUES,
     )
@@ -117,7 +117,7 @@ def main(argv: Sequence[str], read: "Reader") -> None:
             training = Pretraining(cfg, folder, weights)
             checkpoint = train(training, folder, args.resume, args.extend, args.other_processes)
     if main_process:
-        convert = command.program("convert", "python convert/convert_to_d2.py")
+        convert = command.program("convert")
         paths = command.quote(checkpoint, folder.path / "backbone.pth")
         echo(f"checkpoint: {checkpoint}", f"next: {convert} {paths}")
 

@@ -17,7 +17,7 @@ if not __package__:
     # Run as a script, Python looks for modules in this folder instead of the repository.
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from moco.common.command import program
+from moco.common.command import command_parser
 from moco.common.errors import UserError, run_cli
 from moco.common.files import read_text
 
@@ -26,9 +26,9 @@ MIN_ROUNDS, SUITES = 5, ("pretrain", "input", "detection", "cached", "gpu")
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser of the command line."""
-    parser = argparse.ArgumentParser(
-        prog=program("speed", "python -m benchmarks.speed"),
-        description="Measure speed, and compare it with stated goals. gpu takes about 8 minutes on "
+    parser = command_parser(
+        "speed",
+        "Measure speed, and compare it with stated goals. gpu takes about 8 minutes on "
         "one GPU; its JSON is what results/ of the project accepts.",
     )
     add = parser.add_argument
@@ -39,7 +39,6 @@ def build_parser() -> argparse.ArgumentParser:
     add("--quick", action="store_true", help="use tiny sizes and one round, as a smoke test")
     add("--output", metavar="FILE.md", help="insert the table between its <!-- SUITE [GOALS] -->")
     add("--json", metavar="FILE.json", help="write the measurements with hardware and versions")
-    add("--debug", action="store_true", help="show tracebacks of errors")
     return parser
 
 

@@ -25,7 +25,7 @@ from detection.config.keys import KEYS, at_edge, tuned_axes
 from detection.evaluation.metrics import headline_names
 from moco.common.cfgnode import flatten, read_yaml
 from moco.common.errors import UserError, plural, run_cli
-from moco.common.files import atomic_write_text, read_text
+from moco.common.files import atomic_write_text, expand_home, read_text
 from moco.common.keys import defaults_of
 from moco.common.run import RECORD_NAME, read_record
 
@@ -245,8 +245,8 @@ def build_parser() -> argparse.ArgumentParser:
         description="Choose the best point of a grid, and write the task with its values.",
     )
     add = parser.add_argument
-    add("out", type=Path, metavar="OUT.yaml")
-    add("--config", type=Path, required=True, metavar="TASK.yaml")
+    add("out", type=expand_home, metavar="OUT.yaml")
+    add("--config", type=expand_home, required=True, metavar="TASK.yaml")
     add("--init", required=True, metavar="NAME", help="init that the printed choice names")
     add("--grid", required=True, help="value of SOLVER.TUNED")
     add("--untuned", required=True, metavar="KEY=VALUE,...", help="the task's own values")

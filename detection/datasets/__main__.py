@@ -17,15 +17,15 @@ from detection.datasets.download import Fetcher, datasets, format_listing
 from detection.datasets.files import DATASETS_VARIABLE, datasets_root
 from detection.datasets.split import divide_fetched, write_splits
 from detection.evaluation.reachable import doctor_config, evaluate_perfect, is_measurable
-from moco.common.command import program
+from moco.common.command import command_parser
 from moco.common.errors import DataError, UserError, echo, run_cli
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of `list`, `fetch`, `doctor` and `split`."""
-    parser = argparse.ArgumentParser(
-        prog=program("datasets", "python -m detection.datasets"),
-        description="Get published datasets, and check datasets before training.",
+    parser = command_parser(
+        "datasets",
+        "Get published datasets, and check datasets before training.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     names = commands.add_parser("list", help="list the datasets that can be fetched")
@@ -70,7 +70,8 @@ def build_parser() -> argparse.ArgumentParser:
     images = "folder of the images of a file in COCO's format; default: found near the file"
     divide.add_argument("--root", default="", metavar="DIR", help=images)
     divide.add_argument("--seed", type=int, default=0, help="default 0")
-    divide.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    for each in (names, get, check, divide):
+        each.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
 
@@ -101,7 +102,6 @@ def add_doctor_arguments(parser: argparse.ArgumentParser, *, required: bool) -> 
 def _add_common(parser: argparse.ArgumentParser, more: str = "") -> None:
     root = f"the folder of the datasets; default ${DATASETS_VARIABLE}, else ./datasets"
     parser.add_argument("--root", metavar="DIR", help=root + more)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -249,12 +249,12 @@ def splits_expected(where: str, names: Sequence[str], place: str | Path) -> str:
 
 def doctor_command() -> str:
     """Return the command that starts the doctor."""
-    return program("doctor", "python -m detection.datasets doctor")
+    return program("doctor")
 
 
 def split_command(place: str | Path) -> str:
     """Return the command that divides a dataset without splits."""
-    command = program("datasets split", "python -m detection.datasets split")
+    command = program("datasets split")
     return f"{command} {quote(place)}"
 
 

@@ -180,7 +180,7 @@ def examine_images(root: str, *, verify: bool = False) -> tuple[list[Finding], s
         findings.append(Finding("images", WRONG, f"{len(bad)} cannot be decoded{left}"))
         return findings, "replace or remove what is WRONG, then run the same command again"
     recipe = display_name("configs/pretrain/small_r18.yaml")
-    pretrain = program("pretrain", "python -m benchmarks pretrain")
+    pretrain = program("pretrain")
     return findings, f"{pretrain} --config-file {recipe} DATA.ROOT {quote(root)}"
 
 
@@ -221,7 +221,7 @@ def next_step(kind: str, format_: Format, root: str, findings: Sequence[Finding]
 
 
 def _train_command() -> str:
-    return program("train", "python detection/train_net.py")
+    return program("train")
 
 
 def _examine(

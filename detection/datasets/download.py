@@ -118,7 +118,7 @@ def fetch_command(*splits: str, root: str = "") -> str:
     every = datasets().values()
     names = [next((d.name for d in every if split in d.splits), "") for split in splits]
     arguments = [*filter(None, dict.fromkeys(names)), *(["--root", root] if root else [])]
-    start = program("datasets", "python -m detection.datasets")
+    start = program("datasets")
     return f"{start} fetch {quote(*arguments)}" if any(names) else ""
 
 

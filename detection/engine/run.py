@@ -169,7 +169,7 @@ def run_in_folder(task: Task, job: Job, description: str, *, overwrite: bool) ->
         return
     files = ("run.json", "model_final.pth", "metrics.json", "log.txt", "config.yaml")
     present = [name for name in files if (path.parent / name).is_file()]
-    table = f"{program('table', 'python -m benchmarks.make_table')} {quote(path.parent)}"
+    table = f"{program('table')} {quote(path.parent)}"
     echo(f"wrote {path.parent}: {', '.join(present)}", f"next: {table}")
 
 

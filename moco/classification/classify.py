@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 def build_parser(protocol: Protocol) -> argparse.ArgumentParser:
     """Build the argument parser of a protocol's command."""
     kind = protocol.kind
-    parser = training_parser(program(kind, f"python -m benchmarks {kind}"), protocol.description)
+    parser = training_parser(kind, protocol.description)
     weights = (
         f"pre-trained weights that {converter()} recognizes: a file, a name or a URL "
         f"(see moco-transfer weights --help); or the word {RANDOM}"
@@ -109,5 +109,5 @@ def main(protocol: Protocol, argv: Sequence[str], read: "Reader") -> None:
             training = Classification(cfg, protocol, weights)
             checkpoint = train(training, folder, args.resume, args.extend)
     if main_process:
-        table = program("table", "python -m benchmarks.make_table")
+        table = program("table")
         echo(f"checkpoint: {checkpoint}", f"next: {table} {quote(folder.path)}")

@@ -73,14 +73,23 @@ def parse_options(
     return build_options(vars(parser.parse_args(argv)), kind)
 
 
-def program(command: str, otherwise: str) -> str:
+def program(command: str) -> str:
     """Return a command of this project as a user would type it.
 
     The result is `moco-transfer <command>` if the console command is running or there is no
-    checkout, else `otherwise`.
+    checkout, else `python -m benchmarks <command>`, or outside of the checkout's folder its path.
     """
-    console = sys.argv[0] == NAME or not shipped.CHECKOUT
-    return f"{NAME} {command}" if console else otherwise
+    if sys.argv[0] == NAME or not shipped.CHECKOUT:
+        return f"{NAME} {command}"
+    is_here = os.getcwd() == str(shipped.ROOT)
+    return f"python {'-m benchmarks' if is_here else quote(shipped.ROOT / 'benchmarks')} {command}"
+
+
+def command_parser(command: str, description: str, **more: Any) -> argparse.ArgumentParser:
+    """Build the parser of `moco-transfer <command>`; `more`: arguments of `ArgumentParser`."""
+    parser = argparse.ArgumentParser(prog=program(command), description=description, **more)
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
 
 
 def quote(*words: object) -> str:
@@ -105,7 +114,7 @@ def _escaped(char: str) -> str:
 
 def converter() -> str:
     """Return the converter's command as a user would type it."""
-    return program("convert", "convert/convert_to_d2.py")
+    return program("convert")
 
 
 def convert_first() -> str:
@@ -114,10 +123,10 @@ def convert_first() -> str:
 
 
 def training_parser(
-    prog: str, description: str, values: Mapping[tuple[str, ...], str] = VALUES
+    command: str, description: str, values: Mapping[tuple[str, ...], str] = VALUES
 ) -> argparse.ArgumentParser:
     """Build a parser with the common flags and one flag per key of `values`."""
-    parser = argparse.ArgumentParser(prog=prog, description=description)
+    parser = command_parser(command, description)
     parser.add_argument("--config-file", metavar="YAML", help="recipe: a file or a shipped name")
     parser.add_argument(
         "--resume",
@@ -134,7 +143,6 @@ def training_parser(
     parser.add_argument(
         "--overwrite", action="store_true", help="start from scratch in a used OUTPUT_DIR"
     )
-    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     for flags, key in values.items():
         parser.add_argument(*flags, dest=key, metavar="VALUE", help=key)
     parser.add_argument(

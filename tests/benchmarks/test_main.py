@@ -4,12 +4,13 @@ import re
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks import __main__ as console
-from benchmarks import completion, list_configs
+from benchmarks import completion, list_configs, make_table, plot_curves, quickstart, run_suite
 from benchmarks.suites.synthetic import write_scenes
 from moco import __version__
 from moco.common import command, shipped
@@ -140,17 +141,19 @@ def test_arguments_reach_the_command(tmp_path, capsys):
     assert "voc" in capsys.readouterr().out
 
 
-def test_how_commands_are_written(monkeypatch):
-    old = "python -m benchmarks knn"
+def test_how_commands_are_written(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["knn.py"])
-    assert command.program("knn", old) == old
-    monkeypatch.setattr(
-        shipped, "CHECKOUT", False
-    )  # without a checkout, only the console command works everywhere
-    assert command.program("knn", old) == "moco-transfer knn"
+    monkeypatch.chdir(shipped.ROOT)
+    assert command.program("knn") == "python -m benchmarks knn"
+    monkeypatch.chdir(tmp_path)
+    _, *words = command.program("knn").split()
+    assert run_python(*words, "--help", cwd=tmp_path).startswith("usage: ")
+    # Without a checkout, only the console command works everywhere.
+    monkeypatch.setattr(shipped, "CHECKOUT", False)
+    assert command.program("knn") == "moco-transfer knn"
     monkeypatch.undo()
     monkeypatch.setattr(sys, "argv", ["moco-transfer"])
-    assert command.program("knn", old) == "moco-transfer knn"
+    assert command.program("knn") == "moco-transfer knn"
 
 
 def test_configs_have_titles(capsys):
@@ -192,3 +195,21 @@ def test_a_shell_completes_commands_and_their_arguments():
     assert completed(["moco-transfer", "tr"]) == {"train"}
     assert completed(["moco-transfer", "train", "--en"]) == {"--engine"}
     assert "coco" in completed(["moco-transfer", "datasets", "doctor", "c"])
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (make_table, "RUNS --out=~/x"),
+        (make_table, "RUNS --bundle=~/x"),
+        (quickstart, "--output=~/x"),
+        (quickstart, "--voc=~/x"),
+        (run_suite, "smoke --plan=~/x"),
+        (plot_curves, "RUN --output=~/x"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_paths_below_the_home_folder(module, words):
+    """A shell leaves the tilde of `--out=~/x` alone."""
+    args = vars(module.build_parser().parse_args(words.split()))
+    assert args[words.partition("--")[2].partition("=")[0]] == Path.home() / "x"

@@ -38,7 +38,7 @@ def test_a_checkpoint_with_two_encoders(
         "network       key: ResNet-18, 8 stem channels, 100 tensors, 176,712 parameters, "
         "family resnet; --encoder",
         "RGB, scale 0..255, mean [123.675, 116.28, 103.53], std [58.395, 57.12, 57.375]",
-        f"next          python convert/convert_to_d2.py {src} weights.pth",
+        f"next          python -m benchmarks convert {src} weights.pth",
     ):
         assert text in out, text
     # The number of parameters is that of the network.

@@ -88,7 +88,7 @@ def test_a_run_writes_its_record_last_and_says_what_next(argv, tmp_path, capsys)
     assert "3 classes: blue, green, red" in out
     assert "shapes_test: AP " in out
     assert f"wrote {folder}: run.json, model_final.pth, metrics.json, log.txt, config.yaml" in out
-    assert out.endswith(f"next: python -m benchmarks.make_table {folder}\n")
+    assert out.endswith(f"next: python -m benchmarks table {folder}\n")
 
 
 def test_tasks_have_names(argv, tmp_path, monkeypatch, capsys):

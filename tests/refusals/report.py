@@ -95,6 +95,8 @@ TABLE = [
         ("--format pdf", "--format: got 'pdf'"),
         ("--engine tensorflow", "--engine tensorflow"),
         ("--bundle x.tar", "--bundle"),
+        ("--measured-by Me", "--measured-by: is stored with --bundle"),
+        ("--bundle x.zip --weights-at https://a.b/c", "--weights-at: is stored with --measured"),
         ("--baseline supervised", "choices are random"),
         *((f"--bootstrap {n}", "--bootstrap") for n in ("99", "-1", "100001")),
         *((f"--margin {m}", "--margin") for m in ("0", "-1", "nan", "101")),

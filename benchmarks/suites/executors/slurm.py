@@ -120,7 +120,8 @@ def parse_options(arguments: Sequence[str]) -> JobOptions:
         where = f"--slurm {argument}"
         if not equals or not text:
             raise UserError(f"{where}: expected KEY=VALUE, e.g. partition=gpu")
-        option = key.removeprefix("sbatch.").replace("_", "-")
+        key = key.removeprefix("sbatch.").replace("-", "_")
+        option = key.replace("_", "-")
         if key in ("setup", "teardown", "srun_args"):
             values[key] = (*values.get(key, ()), text)
         elif key in _LEAST:

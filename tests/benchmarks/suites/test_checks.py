@@ -24,9 +24,9 @@ def test_missing_data_are_looked_for_by_their_own_kind(tmp_path, monkeypatch):
     # The size of a checkpoint depends on the classes, which are in the data of a custom folder.
     assert {task for task, *_ in found.iterations} == {"voc_small", "coco_small", "bccd_small"}
     assert {task for task, *_ in found.checkpoints} == {"voc_small", "coco_small"}
-    assert voc.startswith("voc_small") and voc.endswith("detection.datasets doctor voc")
-    assert coco.startswith("coco_small") and coco.endswith("detection.datasets doctor coco")
-    assert own.startswith("bccd_small") and "detection.datasets doctor --voc-dir" in own
+    assert voc.startswith("voc_small") and voc.endswith("benchmarks doctor voc")
+    assert coco.startswith("coco_small") and coco.endswith("benchmarks doctor coco")
+    assert own.startswith("bccd_small") and "benchmarks doctor --voc-dir" in own
 
 
 def test_the_real_checks_name_every_problem(tmp_path, monkeypatch):
@@ -44,7 +44,7 @@ def test_the_real_checks_name_every_problem(tmp_path, monkeypatch):
     assert len(found.problems) == 2, found.problems  # not one for each trial
     data, weights = found.problems
     assert data.startswith("voc_small from random (embedded): ") and "nowhere/VOC2007" in data
-    assert "python -m detection.datasets doctor voc" in data
+    assert "python -m benchmarks doctor voc" in data
     assert weights.startswith("voc_small from text (embedded), imagenet_linear from text: ")
     assert "text.pth" in weights
     assert all("\n" not in problem for problem in found.problems)

@@ -120,8 +120,8 @@ def test_the_command_for_more_seeds_is_for_the_same_table(tmp_path, arguments):
     suite = make_suite(args, out)
     trials = suite.tasks[0].trials
     argv = shlex.split(next_commands(out, args, trials).splitlines()[-1])
-    assert argv[:3] == ["python", "-m", "benchmarks.quickstart"]
-    again = parsed(argv[3:])
+    assert argv[:4] == ["python", "-m", "benchmarks", "quickstart"]
+    again = parsed(argv[4:])
     assert again.output == out and make_suite(again, out).tasks[0].trials == trials + 3
     assert make_suite(quickstart.replace(again, seeds=args.seeds), out) == suite
 

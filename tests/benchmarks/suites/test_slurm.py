@@ -73,6 +73,13 @@ def test_the_script_that_is_submitted():
     assert "--cpus-per-task=3\n" in cpu and "gpus" not in cpu and "array=0-0%256" in cpu
 
 
+@pytest.mark.parametrize("key", ["cpus_per_task", "cpus-per-task", "sbatch.cpus_per_task"])
+def test_keys_of_the_suite_in_slurms_spelling(key):
+    """Passed on to sbatch alone, they would contradict the options of srun."""
+    options = parse_options([f"{key}=2"])
+    assert options.cpus_per_task == 2 and options.sbatch.keys() == {"time"}
+
+
 def test_options():
     options = parse_options(["time=90", "time=01:30:01", "qos=high"])
     assert options.sbatch == {"time": "01:30:01", "qos": "high"} and options.save_seconds == 70

@@ -218,3 +218,12 @@ def test_refusals(lab, place, more, words):
     _, *rest = lab.arguments(*more)
     with pytest.raises(UserError, match=words):
         watch.main([place.format(lab.path), *rest], FakePrograms(lab.journal))
+
+
+def test_a_pattern_with_an_equals_sign_has_no_name(lab, monkeypatch, capsys):
+    """As Lightning calls its checkpoints."""
+    _, *rest = lab.arguments("--dry-run")
+    monkeypatch.chdir(lab.runs)
+    Path("epoch=1.ckpt").write_bytes(b"")
+    watch.main(["epoch=*.ckpt", *rest], FakePrograms(lab.journal))
+    assert capsys.readouterr().out.startswith("watching epoch=*.ckpt\n")

@@ -65,8 +65,8 @@ def run_next(shown: str, monkeypatch) -> None:
     words = shlex.split(shown.splitlines()[-1].removeprefix("next: "))
     while "=" in words[0]:
         monkeypatch.setenv(*words.pop(0).split("=", 1))
-    assert words[:2] == ["python", "detection/train_net.py"]
-    assert train_net.main(words[2:]) == 0
+    assert words[:4] == ["python", "-m", "benchmarks", "train"]
+    assert train_net.main(words[4:]) == 0
 
 
 @pytest.mark.parametrize("kind", published_formats())
@@ -77,7 +77,7 @@ def test_what_is_right_but_a_part(kind, tmp_path, capsys, monkeypatch):
     assert "expected in" in shown and "WRONG" not in shown
     assert "3 images" in shown and "(official count: " in shown
     config = next(iter(formats()[kind].tasks)).replace("24k", "9k" if kind == "voc" else "24k")
-    check = f"python detection/train_net.py --config-file {config} --check-only"
+    check = f"python -m benchmarks train --config-file {config} --check-only"
     assert shown.splitlines()[-1] == (
         f"next: DETECTRON2_DATASETS={tmp_path} {check} MODEL.WEIGHTS random"
     )
@@ -88,9 +88,9 @@ def test_what_is_right_but_a_part(kind, tmp_path, capsys, monkeypatch):
 def test_nothing_exists(kind, tmp_path, capsys):
     assert main(["doctor", kind, "--root", str(tmp_path)]) == 3
     shown = capsys.readouterr().out
-    assert "nothing" in shown and "detection.datasets fetch " in shown.splitlines()[-1]
+    assert "nothing" in shown and "benchmarks datasets fetch " in shown.splitlines()[-1]
     assert shown.splitlines()[-1].endswith(
-        f"python -m detection.datasets doctor {kind} --root {tmp_path}"
+        f"python -m benchmarks doctor {kind} --root {tmp_path}"
     )
 
 
@@ -445,7 +445,7 @@ def test_the_command_in_messages_is_for_this_data():
     assert doctor.command(cfg) == ""
     cfg.DATASETS.VOC_DIR = "my data"
     assert doctor.command(cfg) == (
-        "python -m detection.datasets doctor --voc-dir 'my data' --verify"
+        "python -m benchmarks doctor --voc-dir 'my data' --verify"
     )
     cfg.DATASETS.VOC_DIR = ""
     cfg.DATASETS.COCO_TRAIN_JSON, cfg.DATASETS.COCO_TRAIN_ROOT = "a.json", "images"

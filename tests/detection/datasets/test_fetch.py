@@ -322,7 +322,7 @@ def test_every_task_can_be_fetched(monkeypatch):
     assert len(tasks) >= 9 and all(known.issuperset(splits) for splits in tasks)
     assert fetch_command("mine") == ""
     for argv, program in {
-        "x.py": "python -m detection.datasets",
+        "x.py": "python -m benchmarks datasets",
         "moco-transfer": "moco-transfer datasets",
     }.items():
         monkeypatch.setattr(sys, "argv", [argv])

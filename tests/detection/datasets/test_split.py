@@ -118,7 +118,7 @@ def test_one_list_of_all_images_as_cvat_writes_it(voc, capsys):
     ids = (lists / "default.txt").read_text().split()
     (lists / "red_default.txt").write_text("".join(f"{name} 1\n" for name in ids))
     (lists / "default.txt").write_text("\n".join(ids[:15]))
-    command = f"to divide it: python -m detection.datasets split {voc}"
+    command = f"to divide it: python -m benchmarks datasets split {voc}"
     assert main(["doctor", "--voc-dir", str(voc)]) == 3
     shown = capsys.readouterr().out
     assert command in shown and "red_default" not in shown
@@ -156,7 +156,7 @@ def test_images_that_are_elsewhere(voc, tmp_path, capsys):
         main(["split", str(file)])
     assert main(["split", str(file), "--root", str(far)]) == 0
     *_, command = capsys.readouterr().out.splitlines()
-    assert main(shlex.split(command.partition("datasets ")[2])) == 0
+    assert main(shlex.split(command.partition("benchmarks ")[2])) == 0
     with pytest.raises(UserError, match="--root belongs to a file in COCO's format"):
         main(["split", str(voc), "--root", str(far)])
 

@@ -37,7 +37,7 @@ def test_files_of_a_run(opts, tmp_path, images, capsys):
     assert (record.seed, record.iterations) == (7, 8)
     assert record.metrics["pretrain/loss"] == lines[-1]["loss"]
     out = capsys.readouterr().out
-    assert f"next: python convert/convert_to_d2.py {run / 'checkpoint_0002.pth.tar'}" in out
+    assert f"next: python -m benchmarks convert {run / 'checkpoint_0002.pth.tar'}" in out
     facts = record.provenance["images"]
     assert facts["number"] > 0 and Path(facts["folder"]).is_relative_to(images)
     assert f"images: {facts['number']} below {facts['folder']}" in out
