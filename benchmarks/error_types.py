@@ -24,7 +24,7 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from moco.common.command import command_parser
-from moco.common.errors import UserError, echo, run_cli
+from moco.common.errors import echo, run_cli
 from moco.common.files import expand_home, read_text
 
 if TYPE_CHECKING:
@@ -102,13 +102,11 @@ def _from_voc(split: "Split", path: Path) -> tuple[dict[str, Any], list[dict[str
 def main(argv: Sequence[str] | None = None) -> None:
     """Analyze the errors of the given runs, and write one file next to each record."""
     args = build_parser().parse_args(argv)
-    from benchmarks.report.records import collect
+    from benchmarks.report.records import finished_detectors
     from detection.evaluation.metrics import ERRORS_NAME
     from moco.common.files import atomic_write_json
 
-    runs = [run for run in collect(args.runs).transfer if run.record.kind == "detection"]
-    if not runs:
-        raise UserError(f"no finished run of a detector below {', '.join(map(str, args.runs))}")
+    runs = finished_detectors(args.runs)
     for run in runs:
         found = error_types(run)
         atomic_write_json(run.folder / ERRORS_NAME, {"run": run.digest, **found})

@@ -40,6 +40,7 @@ from benchmarks.suites.prepare import (
 )
 from benchmarks.suites.runs import Programs, Run, read_json
 from benchmarks.suites.suite import DETECTION, EMBEDDED, MOCO, Suite, SuiteTask
+from benchmarks.suites.suite_file import TRIALS, check
 from benchmarks.suites.synthetic import write_images, write_knn, write_scenes
 from moco.common.cfgnode import flatten, read_yaml
 from moco.common.command import RANDOM, command_parser, parse_options, program, quote
@@ -224,8 +225,7 @@ def make_suite(args: Options, output: Path) -> Suite:
     if args.voc is not None:
         voc_splits(args.voc)
     seeds = args.seeds if args.seeds is not None else FEW_SEEDS if args.voc else network.seeds
-    if not 1 <= seeds <= 100:
-        raise UserError(f"--seeds: got {seeds}, expected 1 to 100")
+    check("--seeds", seeds, TRIALS)
     keys = {"MODEL.DEVICE": "cpu", "DATASETS.VOC_DIR": str(scenes_of(args, output))}
     keys |= (OWN_SCENES if args.voc else {}) | (SMOKE_DETECTION if args.smoke else {})
     config = CONFIGS / network.task
@@ -268,11 +268,8 @@ def scenes_of(args: Options, output: Path) -> Path:
 
 def make_data(args: Options, own: Sequence[Path], output: Path) -> None:
     """Draw images and scenes, or make small copies of those of the user, unless they exist."""
-    images, knn, scenes = (
-        output / "data" / "images",
-        output / "data" / "knn",
-        scenes_of(args, output),
-    )
+    images, knn = (output / "data" / name for name in ("images", "knn"))
+    scenes = scenes_of(args, output)
     if not images.exists():
         if own:
             shrink_images(sample(own, LIMIT), images, SIDE_PX)

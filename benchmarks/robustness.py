@@ -21,7 +21,7 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from moco.common.command import command_parser
-from moco.common.errors import DataError, UserError, echo, run_cli
+from moco.common.errors import DataError, echo, run_cli
 from moco.common.files import expand_home
 
 if TYPE_CHECKING:
@@ -76,15 +76,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Evaluate the given runs, and write one file next to each record."""
     args = build_parser().parse_args(argv)
     from benchmarks.report.analysis import robustness
-    from benchmarks.report.records import collect
+    from benchmarks.report.records import finished_detectors
     from detection.data.corruptions import find_failing, parse_corruption
     from detection.evaluation.metrics import ROBUSTNESS_NAME
     from moco.common.files import atomic_write_json
 
     parse_corruption(f"fog.{args.severity}")  # raises if the corruptions' package is missing
-    runs = [run for run in collect(args.runs).transfer if run.record.kind == "detection"]
-    if not runs:
-        raise UserError(f"no finished run of a detector below {', '.join(map(str, args.runs))}")
+    runs = finished_detectors(args.runs)
     broken = find_failing()
     for name, reason in broken.items():
         print(f"note: {name} cannot be made here, so there is no mPC ({reason})")

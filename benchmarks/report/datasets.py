@@ -217,13 +217,10 @@ class Collection:
         return tuple(
             name
             for name in self.datasets
-            if all(of.get(name) and (row, name) not in self.absent for row, of in self.rows)
+            if all(
+                of.get(name) and (row, name) not in self.absent for row, of in self.values.items()
+            )
         )
-
-    @property
-    def rows(self) -> list[tuple[str, Mapping[str, tuple[float, ...]]]]:
-        """Names of the rows with their values by dataset."""
-        return list(self.values.items())
 
     def trials(self, row: str) -> Trials:
         """Return the values of a row on each dataset of `complete`."""
@@ -310,7 +307,7 @@ class Collection:
             domains = [
                 [
                     TextCell(f"{domain or MISSING} ({plural(len(names), 'dataset')})"),
-                    *(_number(statistics.fmean(self.means(row, names))) for row in self.values),
+                    *(printed(statistics.fmean(self.means(row, names))) for row in self.values),
                 ]
                 for domain, names in self.domains.items()
             ]
@@ -335,7 +332,7 @@ class Collection:
         rows = []
         for name in self.datasets:
             cells = [TextCell(name)]
-            for row, of in self.rows:
+            for row, of in self.values.items():
                 cell = Cell(of[name]) if of.get(name) else None
                 text = format_cell(cell, cell.n) if cell else MISSING
                 if why := self.absent.get((row, name)):
@@ -347,11 +344,11 @@ class Collection:
 
     def _of_row(self, row: str) -> list[TextCell]:
         means, ends = self.means(row), interval([self.trials(row)])
-        cells = [TextCell(row), _number(statistics.fmean(means))]
+        cells = [TextCell(row), printed(statistics.fmean(means))]
         cells.append(TextCell(format_interval(*ends) if ends else MISSING))
         if self.domains:
             of_domains = [statistics.fmean(self.means(row, each)) for each in self.domains.values()]
-            cells.append(_number(statistics.fmean(of_domains)))
+            cells.append(printed(statistics.fmean(of_domains)))
         rank = self.mean_ranks[row]
         return [*cells, TextCell(f"{rank:.2f}", rank)]
 
@@ -380,7 +377,7 @@ def collections(tables: Sequence[Table], results: Results) -> list[Collection]:
     tasks: dict[Path, set[str]] = {}  # task files of each suite, whose tuned tasks are the same
     for table in tables:
         first = table.runs[0]
-        for root in {_suite_of(run.folder) for run in table.runs if run.suite_task}:
+        for root in {run.folder.parents[2] for run in table.runs if run.suite_task}:
             tasks.setdefault(root, set()).add(without_tuned(table.task))
             if any(first.record.config.get(key) for key in _OWN_DATA):
                 groups.setdefault((root, table.task, table.engine), []).append(table)
@@ -390,11 +387,6 @@ def collections(tables: Sequence[Table], results: Results) -> list[Collection]:
         if len(tasks[root]) == 1
     ]
     return [each for each in found if len(each.datasets) > 1]
-
-
-def _suite_of(folder: Path) -> Path:
-    """Return the folder of runs of a suite's run in `runs/<task>/<init>/<seed>`."""
-    return folder.parent.parent.parent
 
 
 def _collection(tables: Sequence[Table], results: Results, root: Path) -> Collection:
@@ -415,7 +407,7 @@ def _collection(tables: Sequence[Table], results: Results, root: Path) -> Collec
     for each in results.unusable:
         name, init = each.folder.parent.parent.name, each.folder.parent.name
         seed = _RUN.fullmatch(each.folder.name)
-        if not seed or _suite_of(each.folder) != root or name.endswith("_tuned") != tuned:
+        if not seed or each.folder.parents[2] != root or name.endswith("_tuned") != tuned:
             continue
         if (name, init, int(seed[1])) not in done:
             values.setdefault(row_of(init)[0], {})
@@ -497,7 +489,3 @@ def reach(datasets: int, rows: int) -> str:
         text += f"; after Holm's correction for {pairs} pairs of rows, p < .05 takes at least "
         text += plural(needed, "dataset")
     return text
-
-
-def _number(value: float) -> TextCell:
-    return TextCell(f"{value:.1f}", value)

@@ -355,6 +355,18 @@ def collect(paths: Sequence[PathLike]) -> Results:
     return Results(tuple(transfer), tuple(pretraining), tuple(unusable))
 
 
+def finished_detectors(paths: Sequence[Path]) -> list[FinishedRun]:
+    """Return the finished runs of detectors below folders.
+
+    Raises:
+        UserError: If there is none.
+    """
+    runs = [run for run in collect(paths).transfer if run.record.kind == "detection"]
+    if not runs:
+        raise UserError(f"no finished run of a detector below {', '.join(map(str, paths))}")
+    return runs
+
+
 def _read_run(
     folder: Path,
     configs: dict[frozenset[str], Mapping[str, Any]],

@@ -543,8 +543,14 @@ def logme_cell(row: Row) -> TextCell:
 
 
 def evidence(gap: Gap | None) -> TextCell:
-    """Format a gap with its interval and p-value as a cell."""
-    return TextCell(format_evidence(gap), None if gap is None else gap.value)
+    """Format a gap with its 95% interval and p-value: `+18.4 [15.0, 21.8], p = 0.002`."""
+    if gap is None:
+        return TextCell(MISSING)
+    text = format_gap(gap.printed)
+    if gap.low is None or gap.high is None or gap.p_value is None:
+        return TextCell(f"{text} ({UNTESTED}: {gap.untested})", gap.value)
+    interval = format_interval(gap.low, gap.high)
+    return TextCell(f"{text} {interval}, {format_p(gap.p_value)}", gap.value)
 
 
 def gap_name(table: Table, init: str, metric: str = "") -> TextCell:
@@ -588,16 +594,6 @@ def legend(gaps: Sequence[Gap], baseline: str | None) -> str:
     if reasons := dict.fromkeys(gap.untested for gap in gaps if gap.untested):
         text += f"; {UNTESTED}: {', or '.join(reasons)}"
     return text
-
-
-def format_evidence(gap: Gap | None) -> str:
-    """Format a gap with its 95% interval and p-value: `+18.4 [15.0, 21.8], p = 0.002`."""
-    if gap is None:
-        return MISSING
-    if gap.low is None or gap.high is None or gap.p_value is None:
-        return f"{format_gap(gap.printed)} ({UNTESTED}: {gap.untested})"
-    interval = format_interval(gap.low, gap.high)
-    return f"{format_gap(gap.printed)} {interval}, {format_p(gap.p_value)}"
 
 
 def format_plus_minus(gap: Gap, interval: Sequence[float]) -> str:

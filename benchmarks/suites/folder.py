@@ -34,6 +34,7 @@ from benchmarks.suites.suite import (
     Init,
     RunSpec,
     Suite,
+    are_texts,
     row_of,
     without_places,
 )
@@ -263,23 +264,19 @@ def _is_named(kind: type) -> Callable[[Any], bool]:
     )
 
 
-def _is_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(each, str) for each in value)
-
-
 def _are_tasks(value: Any) -> bool:
     return _is_named(dict)(value) and all(
         isinstance(each.get("keys"), dict) for each in value.values()
     )
 
 
-# Part of `suite.json` that is read again → whether it is required, and a check of the value.
-_SHAPE: dict[str, tuple[bool, Callable[[Any], bool]]] = {
-    "suite": (True, lambda value: isinstance(value, str)),
-    "trials": (True, _is_named(int)),
-    "engines": (True, _is_texts),
-    "inits": (True, _is_named(str)),
-    "tasks": (True, _are_tasks),
+# Part of `suite.json` that is read again → check of the value.
+_SHAPE: dict[str, Callable[[Any], bool]] = {
+    "suite": lambda value: isinstance(value, str),
+    "trials": _is_named(int),
+    "engines": are_texts,
+    "inits": _is_named(str),
+    "tasks": _are_tasks,
 }
 
 
@@ -290,8 +287,8 @@ def _read(path: Path) -> dict[str, Any]:
         UserError: If the file is damaged, or not of a suite.
     """
     content = read_json(path)
-    for key, (required, is_valid) in _SHAPE.items() if content else ():
-        if (required or key in content) and not is_valid(content.get(key)):
+    for key, is_valid in _SHAPE.items() if content else ():
+        if not is_valid(content.get(key)):
             got = format_value(content[key]) if key in content else "nothing"
             raise UserError(f"{path}: not of a suite ({key}: got {got}); choose another --output")
     return content

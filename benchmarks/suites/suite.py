@@ -323,16 +323,7 @@ def expand(
             choice = _choice(task, name, points[task.tunes, name])
             runs[choice.name], after = choice, (choice.name,)
             of_data = ", ".join(filter(None, (of_data, f"chosen by {choice.id}")))
-        digits = run_id(
-            task,
-            name,
-            init.sha256,
-            engine,
-            seed,
-            version,
-            of_data,
-            keys_of,
-        )
+        digits = run_id(task, name, init.sha256, engine, seed, version, of_data, keys_of)
         spec = RunSpec(
             id=digits,
             name=f"{task.name}/{name}/seed{seed}-{digits}",
@@ -421,3 +412,8 @@ def run_id(
         **({"data": data} if data else {}),
     }
     return _hash(content)
+
+
+def are_texts(value: Any) -> bool:
+    """Return whether a value of a file is a list of texts."""
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)

@@ -31,6 +31,7 @@ from benchmarks.suites.suite import (
     PROGRAMS,
     Suite,
     SuiteTask,
+    are_texts,
 )
 from moco.common import shipped
 from moco.common.cfgnode import flatten, read_yaml
@@ -44,10 +45,6 @@ MAX_TRIALS = 100
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # Predicate of valid values, and their description for the error.
 Check = tuple[Callable[[Any], bool], str]
-
-
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 def _is_grid(value: Any) -> bool:
@@ -93,12 +90,12 @@ _TASK_KEYS: dict[str, Check] = {
     "random_overrides": _PAIRS,
     "gpus": (lambda v: type(v) is int and v >= 0, "a number; 0: on the CPU"),
     "engines": (
-        lambda v: _are_texts(v) and v and set(v) <= set(DETECTION_ENGINES),
+        lambda v: are_texts(v) and v and set(v) <= set(DETECTION_ENGINES),
         f"a list of {', '.join(DETECTION_ENGINES)}",
     ),
-    "without": (_are_texts, "a list of names"),
+    "without": (are_texts, "a list of names"),
     "trials": TRIALS,
-    "paper": (_are_texts, "a list of names"),
+    "paper": (are_texts, "a list of names"),
     "seconds_per_iteration": SECONDS,
 }
 

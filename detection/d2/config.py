@@ -133,7 +133,7 @@ def check_transfer_config(cfg: CfgNode) -> None:
         ("MODEL.SEM_SEG_HEAD.NAME", SEM_SEG_HEADS_REGISTRY),
     ):
         if values[key] not in registry:
-            choices = ", ".join(known_sources for known_sources, _ in registry)
+            choices = ", ".join(name for name, _ in registry)
             raise UserError(f"{key}: got {values[key]!r}, choices are {choices}")
     check_backbone(cfg)
     builder_name(cfg)

@@ -15,14 +15,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from detection.datasets.base import ABSENT, FORMATS, WRONG, Finding, Format, Record, Split
+from detection.datasets.base import ABSENT, FORMATS, WRONG, Finding, Format, Split
 from detection.datasets.download import fetch_hint
 from detection.datasets.files import image_size, list_names, read_lines, require_files
-from detection.datasets.labels import semantic_split
+from detection.datasets.labels import semantic_record, semantic_split
 from moco.common.errors import DataError
 
 NUM_CLASSES = 150
-IGNORED = 255  # after 0 has become that
 
 _FOLDER, _NAMES = "ADEChallengeData2016", "objectInfo150.txt"
 # Split → folder, number of images (README of github.com/CSAILVision/sceneparsing).
@@ -58,20 +57,12 @@ class ADE20kSource:
         labels = [f"{self._folder('annotations')}/{name[:-4]}.png" for name in names]
         require_files(labels, "label maps", hint)
         classes = read_classes(Path(self.root) / _FOLDER / _NAMES, hint)
-        records: list[Record] = []
-        for name, label in zip(names, labels, strict=True):
-            width, height = image_size(f"{images}/{name}")
-            records.append(
-                {
-                    "file_name": f"{images}/{name}",
-                    "image_id": name[:-4],
-                    "height": height,
-                    "width": width,
-                    "sem_seg_file_name": label,
-                    "first_label": 1,
-                }
-            )
-        return semantic_split(self.name, classes, IGNORED, records, {})
+        records = [
+            semantic_record(image, label, image_size(image), image_id=name[:-4], first_label=1)
+            for name, label in zip(names, labels, strict=True)
+            for image in [f"{images}/{name}"]
+        ]
+        return semantic_split(self.name, classes, records)
 
     def _folder(self, kind: str) -> str:
         return os.path.join(self.root, _FOLDER, kind, _SPLITS[self.split][0])

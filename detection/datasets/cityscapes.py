@@ -37,7 +37,7 @@ from detection.datasets.base import (
 )
 from detection.datasets.download import fetch_hint
 from detection.datasets.files import read_json, require_files
-from detection.datasets.labels import semantic_split
+from detection.datasets.labels import semantic_record, semantic_split
 from moco.common.command import quote
 from moco.common.distributed import usable_cores
 from moco.common.errors import DataError
@@ -59,7 +59,6 @@ STUFF_CLASSES = (
     "road", "sidewalk", "building", "wall", "fence", "pole", "traffic light", "traffic sign",
     "vegetation", "terrain", "sky", *THING_CLASSES,
 )  # fmt: skip
-IGNORED = 255
 
 _IMAGES = {"train": 2975, "val": 500}
 _IMAGE = "_leftImg8bit.png"
@@ -137,15 +136,8 @@ class CityscapesSource:
         records = []
         for image, stem in frames:
             height, width, _, _ = _polygon_file(f"{stem}_polygons.json")
-            records.append(
-                {
-                    "file_name": image,
-                    "sem_seg_file_name": f"{stem}_labelTrainIds.png",
-                    "height": height,
-                    "width": width,
-                }
-            )
-        return semantic_split(self.name, STUFF_CLASSES, IGNORED, records, self._metadata())
+            records.append(semantic_record(image, f"{stem}_labelTrainIds.png", (width, height)))
+        return semantic_split(self.name, STUFF_CLASSES, records, self._metadata())
 
     def _read_instances(self, frames: Sequence[tuple[str, str]]) -> Split:
         require_package("shapely", "cityscapes", f"{self.name}: needs")

@@ -16,6 +16,7 @@ from moco.common.errors import DataError
 from moco.data.decode import FORMATS
 
 _SAMPLE = 32  # label maps whose values are checked before training
+IGNORED = 255  # label of pixels that have none; in ADE20k after 0 has become that
 
 
 def read_labels(path: Path | str, open_url: OpenURL | None = None) -> NDArray[np.uint8]:
@@ -59,9 +60,8 @@ def read_record_labels(
 def semantic_split(
     name: str,
     classes: tuple[str, ...],
-    ignored: int,
     records: Sequence[Record],
-    metadata: dict[str, Any],
+    metadata: dict[str, Any] | None = None,
 ) -> Split:
     """Build a split of semantic segmentation; check all headers and a sample of the label maps.
 
@@ -79,15 +79,22 @@ def semantic_split(
             )
         digest.update(f"{image} {size}\n".encode())
         digest.update(hashlib.sha256(raw).digest())
-    check_labels(records, len(classes), ignored)
+    check_labels(records, len(classes), IGNORED)
     return Split(
         name=name,
         evaluator_type="sem_seg",
         classes=classes,
         records=tuple(records),
         annotations_sha256=digest.hexdigest(),
-        metadata=metadata | {"stuff_classes": list(classes), "ignore_label": ignored},
+        metadata={**(metadata or {}), "stuff_classes": list(classes), "ignore_label": IGNORED},
     )
+
+
+def semantic_record(image: str, label: str, size: tuple[int, int], **more: Any) -> Record:
+    """Return the record of an image and its label map; `size` is (width, height)."""
+    width, height = size
+    names = {"file_name": image, "sem_seg_file_name": label}
+    return {**names, "height": height, "width": width, **more}
 
 
 def check_labels(

@@ -19,7 +19,7 @@ import math
 import re
 import xml.etree.ElementTree as ET
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -302,13 +302,10 @@ def split_lists(root: Path) -> list[Path]:
     lists = sorted(path for path in (root / LISTS).glob("*.txt") if path.is_file())
     stems = {path.stem for path in lists}
     return [
-        path for path in lists if not (_ends_with_split(path.stem, stems) and _is_of_class(path))
+        path
+        for path in lists
+        if not (any(path.stem.endswith(f"_{other}") for other in stems) and _is_of_class(path))
     ]
-
-
-def _ends_with_split(stem: str, stems: Collection[str]) -> bool:
-    """Return whether a name is a class and the name of another list, such as car_train."""
-    return any(stem.endswith(f"_{other}") for other in stems)
 
 
 def _is_of_class(path: Path) -> bool:

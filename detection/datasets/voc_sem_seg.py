@@ -17,10 +17,8 @@ from pathlib import Path
 from detection.datasets.base import Split
 from detection.datasets.download import fetch_hint
 from detection.datasets.files import image_size, missing_files, read_ids, require_files
-from detection.datasets.labels import semantic_split
+from detection.datasets.labels import semantic_record, semantic_split
 from moco.common.errors import DataError
-
-IGNORED = 255
 
 _AUGMENTED = "train_aug"
 # Number of images of each split.
@@ -71,19 +69,11 @@ class VOCSegmentationSource:
         ids = read_ids(path, _TWO_COLUMNS)
         images = [str(self.root / "JPEGImages" / f"{image_id}.jpg") for image_id in ids]
         require_files(images, "images", hint)
-        records = []
-        for image_id, image, mask in zip(ids, images, self._masks(ids), strict=True):
-            width, height = image_size(image)
-            records.append(
-                {
-                    "file_name": image,
-                    "image_id": image_id,
-                    "height": height,
-                    "width": width,
-                    "sem_seg_file_name": mask,
-                }
-            )
-        return semantic_split(self.name, self.classes, IGNORED, records, {})
+        records = [
+            semantic_record(image, mask, image_size(image), image_id=image_id)
+            for image_id, image, mask in zip(ids, images, self._masks(ids), strict=True)
+        ]
+        return semantic_split(self.name, self.classes, records)
 
     def _list(self) -> Path | None:
         folder = self.root / "ImageSets" / "Segmentation"

@@ -23,7 +23,7 @@ from detection.data.sample import Sample
 from detection.datasets import read_split
 from detection.datasets.base import Record, Split
 from detection.evaluation.base import Evaluator, Prediction
-from detection.evaluation.evaluators import build_evaluator, evaluate_together
+from detection.evaluation.evaluators import build_evaluator
 from detection.evaluation.predictions import encode_mask
 from detection.evaluation.visualize import Visualizer
 from moco.common import distributed
@@ -83,7 +83,12 @@ class GatheredEvaluator:
     def evaluate(self) -> dict[str, float]:
         """Return the metrics on the main process, {} on the others."""
         gathered = distributed.gather_objects(self._evaluator)
-        return evaluate_together(gathered) if gathered else {}
+        if not gathered:
+            return {}
+        whole, *others = gathered
+        for other in others:
+            whole.extend(other)
+        return whole.evaluate()
 
 
 def draw_predictions(model: nn.Module, cfg: CfgNode, engine: Engine, number: int) -> Path:
@@ -157,7 +162,7 @@ def predict_in_windows(
         predict: Returns "sem_seg" (K, H, W) for each sample, in its `height` and `width`.
         sample: Sample of one image.
         side: Side of the windows, px of the sample's image.
-        stride: See `starts`.
+        stride: See `window_starts`.
     """
     image = sample["image"]
     height, width = image.shape[-2:]

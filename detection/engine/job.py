@@ -149,17 +149,12 @@ def set_iterations(error: Exception, done: int) -> None:
     setattr(error, _DONE, done)
 
 
-def known_iterations(error: Exception) -> int | None:
-    """Return the number of iterations attached to an error; None if it has none."""
-    done: int | None = getattr(error, _DONE, None)
-    return done
-
-
 def iterations_before(error: Exception, folder: Path) -> int:
     """Return the number of iterations done before an error.
 
     If the error has no number, as when a process was killed, it is read from metrics.json.
     """
-    if (done := known_iterations(error)) is not None:
+    done: int | None = getattr(error, _DONE, None)
+    if done is not None:
         return done
     return max((line["iteration"] + 1 for line in metrics_lines(folder) or ()), default=0)

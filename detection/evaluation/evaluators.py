@@ -1,6 +1,5 @@
 """Choice of a dataset's metric by its `evaluator_type`, the same for both engines."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from fvcore.common.config import CfgNode
@@ -9,14 +8,6 @@ from detection.datasets.base import Split
 from detection.evaluation import cityscapes, coco, sem_seg, voc  # noqa: F401  # register their metrics
 from detection.evaluation.base import EVALUATORS, Evaluator, Metric
 from moco.common.errors import UserError, lookup
-
-
-def evaluate_together(evaluators: Sequence[Evaluator]) -> dict[str, float]:
-    """Merge the evaluators of all processes, in the order of the ranks, and evaluate."""
-    whole, *others = evaluators
-    for other in others:
-        whole.extend(other)
-    return whole.evaluate()
 
 
 def metric_kinds(split: Split, cfg: CfgNode) -> tuple[str, ...]:

@@ -77,13 +77,13 @@ def doctor_config(split: Split) -> CfgNode:
 
 
 def expected_seconds(split: Split, cfg: CfgNode) -> float:
-    """Estimate the duration of `reachable`, from timings on two cores.
+    """Estimate the duration of `evaluate_perfect`, from timings on two cores.
 
     It grows with the pairs of image and class for pycocotools, with the objects, which are one PNG
     each, for Cityscapes, and with the pixels for semantic segmentation.
     """
     images, kinds = len(split.records), len(metric_kinds(split, cfg))
-    if split.evaluator_type == "coco" and "pycocotools" in installed_packages():
+    if split.evaluator_type == "coco":
         return 35e-6 * images * len(split.classes) * kinds
     if split.evaluator_type == "cityscapes_instance":
         return 0.05 * sum(object_counts(split).values())
@@ -101,7 +101,7 @@ def evaluate_perfect(split: Split, cfg: CfgNode) -> Reachable:
     """Evaluate perfect predictions, and none, by the metric of a task.
 
     Args:
-        split: A split that is `measurable`.
+        split: A split that `is_measurable`.
         cfg: The task's configuration, or `doctor_config`.
 
     Raises:
@@ -124,8 +124,8 @@ def score_of_perfect(split: Split, cfg: CfgNode) -> tuple[Reachable | None, str]
         The scores, or None; and a line with the scores or the reason, "" if no metric is computed.
 
     Raises:
-        UserError: As `reachable`.
-        DataError: As `reachable`.
+        UserError: As `evaluate_perfect`.
+        DataError: As `evaluate_perfect`.
     """
     if not is_measurable(split):
         return None, ""

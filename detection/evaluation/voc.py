@@ -142,28 +142,6 @@ def pascal_voc(cfg: CfgNode) -> Metric:
     )
 
 
-def evaluate(
-    detections: VOCDetections,
-    ground_truth: Mapping[str, GroundTruth],
-    class_names: Sequence[str],
-    year: int,
-) -> dict[str, float]:
-    """Compute metrics by canonical name (detection/evaluation/metrics.py), 0..100.
-
-    Deviation: AP, AP50 and AP75 are means over the classes that have an object that is not
-    difficult, as COCO's are; the AP of the other classes is NaN. Detectron2 counts such a class as
-    0, and under the 2012 metric as NaN once it is detected. If there is such a class, Detectron2's
-    means are added (`DETECTRON2_MEANS`).
-
-    Args:
-        detections: Detections of the split.
-        ground_truth: Ground truth of every image of the split, also of those without objects.
-        class_names: Class names by contiguous id.
-        year: 2007 = 11 points, 2012 = area under the curve.
-    """
-    return summarize(match(detections, ground_truth, len(class_names)), class_names, year)
-
-
 def match(
     detections: VOCDetections, ground_truth: Mapping[str, GroundTruth], num_classes: int
 ) -> Matches:
@@ -187,7 +165,18 @@ def match(
 
 
 def summarize(matches: Matches, class_names: Sequence[str], year: int) -> dict[str, float]:
-    """Compute the metrics of `evaluate` from matches."""
+    """Compute metrics by canonical name (detection/evaluation/metrics.py), 0..100, from matches.
+
+    Deviation: AP, AP50 and AP75 are means over the classes that have an object that is not
+    difficult, as COCO's are; the AP of the other classes is NaN. Detectron2 counts such a class as
+    0, and under the 2012 metric as NaN once it is detected. If there is such a class, Detectron2's
+    means are added (`DETECTRON2_MEANS`).
+
+    Args:
+        matches: Matches of the split.
+        class_names: Class names by contiguous id.
+        year: 2007 = 11 points, 2012 = area under the curve.
+    """
     curve = ap_11_points if year == 2007 else ap_area
     ap = np.zeros((len(class_names), len(IOU_THRESHOLDS)))
     objects = np.bincount(matches.object_classes, minlength=len(class_names))

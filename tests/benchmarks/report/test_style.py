@@ -37,8 +37,8 @@ def test_gaps_are_strong_from_half_a_point_as_printed(value, text, strong):
     ],
 )
 def test_evidence(gap, text):
-    assert table.format_evidence(gap) == text
-    assert table.format_evidence(None) == "–"
+    assert table.evidence(gap).text == text
+    assert table.evidence(None).text == "–"
 
 
 def test_random_is_gray_and_the_others_differ():

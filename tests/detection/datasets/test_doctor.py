@@ -89,9 +89,7 @@ def test_nothing_exists(kind, tmp_path, capsys):
     assert main(["doctor", kind, "--root", str(tmp_path)]) == 3
     shown = capsys.readouterr().out
     assert "nothing" in shown and "benchmarks datasets fetch " in shown.splitlines()[-1]
-    assert shown.splitlines()[-1].endswith(
-        f"python -m benchmarks doctor {kind} --root {tmp_path}"
-    )
+    assert shown.splitlines()[-1].endswith(f"python -m benchmarks doctor {kind} --root {tmp_path}")
 
 
 def test_official_counts_are_marked(tmp_path, monkeypatch):
@@ -444,9 +442,7 @@ def test_the_command_in_messages_is_for_this_data():
     cfg = default_task()
     assert doctor.command(cfg) == ""
     cfg.DATASETS.VOC_DIR = "my data"
-    assert doctor.command(cfg) == (
-        "python -m benchmarks doctor --voc-dir 'my data' --verify"
-    )
+    assert doctor.command(cfg) == ("python -m benchmarks doctor --voc-dir 'my data' --verify")
     cfg.DATASETS.VOC_DIR = ""
     cfg.DATASETS.COCO_TRAIN_JSON, cfg.DATASETS.COCO_TRAIN_ROOT = "a.json", "images"
     cfg.DATASETS.COCO_TEST_JSON = "b.json"

@@ -330,7 +330,10 @@ def test_a_test_split_that_cannot_be_used_is_replaced_by_val(test, tmp_path, cap
     assert main(["doctor", "--yolo", str(file)]) == 0
     shown = capsys.readouterr().out
     why = "none is neither" if "none" in test else "none of 2 images has a label file"
-    assert re.search(f"absent  set_test .*{why}", shown) and "next: python -m benchmarks train" in shown
+    assert (
+        re.search(f"absent  set_test .*{why}", shown)
+        and "next: python -m benchmarks train" in shown
+    )
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from detection.engine.job import (
     Job,
     Processes,
     check_processes,
-    known_iterations,
+    iterations_before,
     set_iterations,
     torchrun_processes,
 )
@@ -127,7 +127,7 @@ def test_an_error_in_one_of_several_processes_keeps_its_kind(kind, failed, tmp_p
     failed(1, error)
     found = first_failure(tmp_path)
     assert (type(found), str(found)) == (kind, "what went wrong (process 1)")
-    assert known_iterations(found) == 4
+    assert iterations_before(found, tmp_path) == 4
 
 
 def test_the_first_error_by_time_is_reported(failed, tmp_path):

@@ -14,7 +14,7 @@ from convert.verify import Converted
 from detection.config.task import load_task
 from detection.embedded.model import Detector
 from detection.engine import launch
-from detection.engine.job import Job, known_iterations
+from detection.engine.job import Job, iterations_before
 from detection.engine.trainer import Trainer
 from moco.common.errors import DataError, NumericError, UserError
 from moco.common.files import load_torch
@@ -163,7 +163,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(voc, tmp_path):
     with patch.object(Detector, "forward", broken), pytest.raises(NumericError) as caught:
         run(voc, tmp_path, {"SOLVER.CHECKPOINT_PERIOD": 4})
     message = str(caught.value)
-    assert known_iterations(caught.value) == 5
+    assert iterations_before(caught.value, tmp_path / "none") == 5
     assert "iteration 5" in message and "loss_rpn_loc is nan" in message
     assert "loss_cls" not in message and "model_0000003.pth" in message
     assert checkpoints(tmp_path) == ["0000003"]
