@@ -94,7 +94,9 @@ def _from_voc(split: "Split", path: Path) -> tuple[dict[str, Any], list[dict[str
         for row in rows
         for x1, y1, x2, y2 in [row["bbox"]]
     ]
-    images = [{"id": i, "width": 0, "height": 0, "file_name": i_} for i_, i in number.items()]
+    images = [
+        {"id": i, "width": 0, "height": 0, "file_name": image_id} for image_id, i in number.items()
+    ]
     names = [{"id": i, "name": name} for i, name in enumerate(split.classes)]
     return {"images": images, "annotations": annotations, "categories": names}, found
 

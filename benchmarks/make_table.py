@@ -142,7 +142,7 @@ def build_parser() -> argparse.ArgumentParser:
     result.add_argument("--measured-by", metavar="NAME", help=measured)
     weights = "address of the weights of --bundle (default: not public)"
     result.add_argument("--weights-at", metavar="URL", help=weights)
-    verified = "only compute again what the bundles RUNS claim: hashes, and AP from match records"
+    verified = "only recompute the numbers of the bundles RUNS: hashes, and AP from match records"
     result.add_argument("--verify", action="store_true", help=verified)
     result.add_argument("--format", default=",".join(FORMATS), help="default: %(default)s")
     return result

@@ -304,7 +304,7 @@ def row_cells(
     }
 
 
-def unread(table: Table) -> list[str]:
+def outdated_files(table: Table) -> list[str]:
     """Return notes on files that were ignored because they belong to an earlier run."""
     found = []
     for name, command in {ERRORS_NAME: "errors", ROBUSTNESS_NAME: "robustness"}.items():

@@ -88,7 +88,7 @@ def share(results: Results) -> Results:
     top = os.path.commonpath([*tops, *(item.folder.parent for item in results.unusable)])
 
     def of_run(run: FinishedRun) -> FinishedRun:
-        return replace(run, folder=run.folder.relative_to(top), record=_of_record(run.record))
+        return replace(run, folder=run.folder.relative_to(top), record=_anonymized(run.record))
 
     return Results(
         tuple(map(of_run, results.transfer)),
@@ -176,7 +176,7 @@ def _evaluations(content: bytes) -> bytes | None:
     return "".join(lines).encode() or None
 
 
-def _of_record(record: RunRecord) -> RunRecord:
+def _anonymized(record: RunRecord) -> RunRecord:
     not_protocol = names_of(TASK_KEYS, *NOT_PROTOCOL)
     return replace(
         record,

@@ -92,7 +92,7 @@ def overviews(report: Report) -> dict[str, str]:
     for table in report.tables:
         families.setdefault(plots.family(table), []).append(table)
     found = {
-        f"{each.heading}: differences to {each.baseline}": svg_source(report.plots[each.figure])
+        f"{each.heading}: differences from {each.baseline}": svg_source(report.plots[each.figure])
         for each in report.collections
         if each.figure in report.plots
     }

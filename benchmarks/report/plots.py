@@ -301,7 +301,7 @@ def schedule_figure(tables: Sequence[Table]) -> "Figure | None":
 
 
 def differences_figure(collection: Collection) -> "Figure | None":
-    """Plot a panel per row: its difference to the baseline on each dataset, in order of size."""
+    """Plot a panel per row: its difference from the baseline on each dataset, in order of size."""
     base, names = collection.baseline, collection.complete
     rows = [row for row in collection.values if row != base]
     if not rows or not names:

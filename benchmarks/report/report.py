@@ -24,8 +24,8 @@ from benchmarks.report.analysis import (
     analysis_grids,
     convergence_cells,
     floor,
+    outdated_files,
     still_rising,
-    unread,
 )
 from benchmarks.report.datasets import Collection, Summary, collections, summarize
 from benchmarks.report.isolation import isolation, shortened
@@ -242,7 +242,7 @@ class Shared:
         return f"results/{self.name}.zip, measured by {self.about.measured_by}"
 
 
-def rows_beside(table: Table, shared: Sequence[Shared]) -> list[LiteratureRow]:
+def shared_rows(table: Table, shared: Sequence[Shared]) -> list[LiteratureRow]:
     """Return the rows of bundles whose protocol and data equal those of a table."""
     own = identity(table.runs[0])
     return [
@@ -337,7 +337,7 @@ class Section:
         self.papers = tables_for(table.runs[0].record.task, table.tested_on)
         groups = rows_for(table.runs[0].record.config, table.metrics, near)
         self.published = [Published(differs, rows) for differs, rows in groups.items()]
-        if beside := rows_beside(table, shared):
+        if beside := shared_rows(table, shared):
             self.published.append(Published((), beside, shared=True))
         self.columns = [(metric, OWN) for metric in table.metrics]
         self.titles = list(titles(table.metrics))
@@ -444,7 +444,7 @@ class Section:
         for reason in dict.fromkeys(missing.values()):
             which = ", ".join(init for init in missing if missing[init] == reason)
             found.append(f"no interval over test images, {which}: {reason}")
-        found += unread(table)
+        found += outdated_files(table)
         found += reachable(table)
         found += warnings(table)
         found += never_trained(table)

@@ -407,7 +407,7 @@ def nothing_shown(table: Table, found: Sequence[Significance]) -> list[str]:
     """
     if not found or any(each.significant for each in found):
         return []
-    text = f"these runs show no difference to {table.baseline}: no p-value (of "
+    text = f"these runs show no difference from {table.baseline}: no p-value (of "
     text += f"{plural(len(found), 'gap')}) is below {1 - CONFIDENCE:.2f} after Holm's correction"
     return [
         f"{text}; {reach}, with the same correction" if (reach := _reach(table, found)) else text

@@ -211,8 +211,8 @@ class Runner:
             self._settle(run, State(FAILED, text=f"{failed[0]} failed, which it depends on"))
         return bool(failed)
 
-    def _leave(self, run: Run, why: str) -> None:
-        """Do not start a run again before the next call of the command."""
+    def _abandon(self, run: Run, why: str) -> None:
+        """Leave a run to the next call of the command."""
         self._open.pop(run.name, None)
         self._states[run.name] = replace(run.state(locked=True), text=why)
 
@@ -225,7 +225,7 @@ class Runner:
             if not (self._states[name].settled or name in self._open or name in self._active)
         ]
         if left:
-            self._leave(run, f"the job of {left[0]}, which it depends on, was cancelled")
+            self._abandon(run, f"the job of {left[0]}, which it depends on, was cancelled")
             return False
         # The queue of a cluster delays a job until those that it depends on are done.
         waits = any(
@@ -276,7 +276,7 @@ class Runner:
             self._settle(run, state)
             return
         if process.cancelled:  # by a user, or by Slurm with a job that it depends on
-            self._leave(run, process.why)
+            self._abandon(run, process.why)
             return
         interrupted = code in INTERRUPTED or (self._stopping and code != 0)
         if (interrupted and not self._is_stuck(active)) or code == LockedError.exit_code:

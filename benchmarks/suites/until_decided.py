@@ -73,7 +73,7 @@ class InterimPlan:
 
 
 def with_looks(tables: Sequence[Table], margin: float | None = None) -> list[Table]:
-    """Return tables whose tests account for the looks of the suites; tables without looks stay.
+    """Return tables whose tests account for the looks of the suites; others are unchanged.
 
     Args:
         tables: Tables of one report.
@@ -105,11 +105,11 @@ def with_looks(tables: Sequence[Table], margin: float | None = None) -> list[Tab
             )
         if plan and margin not in (None, plan.margin):
             raise UserError(f"--margin {margin}: the looks of this suite were at {plan.margin}")
-        found.append(looked_at(table, plan) if plan else table)
+        found.append(with_look_level(table, plan) if plan else table)
     return found
 
 
-def looked_at(table: Table, plan: InterimPlan) -> Table:
+def with_look_level(table: Table, plan: InterimPlan) -> Table:
     """Return a table with tests of AP, the first headline metric, at the level of one look."""
     base, metric = table.base, headline_names(table.metrics)[0]
     name = titles(table.metrics)[table.metrics.index(metric)]
@@ -173,7 +173,7 @@ def next_runs(
             if not over or plan.baseline not in {spec.init for spec in done}:
                 break
             runs = collect([folder.folder_of(spec) for spec in done]).transfer
-            found = outcomes(looked_at(aggregate(runs, plan.baseline)[0], plan), plan)
+            found = outcomes(with_look_level(aggregate(runs, plan.baseline)[0], plan), plan)
             at = f"look {n - plan.first + 1} of {plan.looks}: {', '.join(setting)}, {n} seeds: "
             gaps = {f"{row} {MINUS} {plan.baseline}": why for row, (_, _, why, _) in found.items()}
             lines[setting] = [f"{at}{pair}: {why}" for pair, why in gaps.items()]

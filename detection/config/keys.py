@@ -645,7 +645,7 @@ OURS: Keys = {
     ),
     "INPUT.SEM_SEG_MAX_CLASS_SHARE": Key(
         1.0,
-        "Share of a crop's labeled pixels from which one class fills it; then another crop is "
+        "Share of a crop's labeled pixels above which one class fills it; then another crop is "
         "sampled, up to 10 times. 1: any crop is taken.",
         Range(lambda value: 0 < value <= 1, "above 0 and at most 1"),
     ),

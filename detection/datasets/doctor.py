@@ -382,7 +382,9 @@ def _find_rotated(split: Split) -> Iterator[Finding]:
         )
     if number := sum(turned):
         first = split.records[turned.index(True)]["file_name"]
-        text = f"{number} image(s) rotated by EXIF: annotations must be of the rotated image"
+        text = (
+            f"{plural(number, 'image')} rotated by EXIF: annotations must be of the rotated image"
+        )
         yield Finding(split.name, NOTE, f"{text}; the first is {first}")
 
 

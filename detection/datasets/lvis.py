@@ -61,7 +61,7 @@ class LVISSource:
         classes = self._classes(file)
         for image_id, image in file.images.items():
             for key in _CATEGORY_IDS:
-                ids = image.get(key, [])
+                ids = image.get(key)
                 if not isinstance(ids, list) or not all(i in file.contiguous for i in ids):
                     where = f"{self.json_file}: image {image_id}"
                     raise DataError(f"{where}: {key}: expected category ids")

@@ -112,7 +112,7 @@ def work(job: Job, stop: StopRequest) -> EngineResult:
 
 
 class Trainer:
-    """Owns what a run needs from iteration to iteration: model, optimizer, schedule, log.
+    """State of a run: model, optimizer, schedule, log.
 
     Args:
         cfg: Configuration of the task, with the norms for this number of processes.

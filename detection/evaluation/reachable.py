@@ -30,7 +30,7 @@ from detection.evaluation.base import Evaluator, Prediction
 from detection.evaluation.coco import COCO_MAX_KEYPOINTS, COCOEvaluator, installed_packages
 from detection.evaluation.evaluators import build_evaluator, metric_kinds, metric_package
 from detection.evaluation.metrics import HEADLINE
-from moco.common.errors import DataError, UserError, first_few
+from moco.common.errors import DataError, UserError, first_few, plural
 
 _TOLERANCE = 0.01  # points; the weights of VOC's 11 points do not add up to 1 exactly
 _WORST_CLASSES = 5  # number of classes that a message names
@@ -236,7 +236,7 @@ def count_unreachable(split: Split, cfg: CfgNode) -> list[str]:
             )
         objects += lost
         images += Counter(cause for cause, number in lost.items() if number)
-    return [f"{cause}: {objects[cause]} in {images[cause]} image(s)" for cause in objects]
+    return [f"{cause}: {objects[cause]} in {plural(images[cause], 'image')}" for cause in objects]
 
 
 def _perfect(split: Split, cfg: CfgNode) -> Iterator[tuple[Record, Prediction]]:

@@ -131,6 +131,7 @@ LVIS = [
                 (lambda c: first(c, segmentation=[]), "annotation 1: segmentation"),
                 (lambda c: first(c, segmentation=[[1, 2, 3, 4]]), "annotation 1: .*polygons"),
                 (lambda c: c["images"][0].update(neg_category_ids=[1231]), "neg_category_ids"),
+                (lambda c: c["images"][0].pop("neg_category_ids"), "neg_category_ids: expected"),
                 (lambda c: c["categories"][4].pop("synonyms"), "category 5: 'synonyms'"),
                 (lambda c: c["categories"][4].pop("frequency"), "category 5: 'frequency'"),
                 (lambda c: c["categories"][1229].update(id=1300), r"1\.\.1230"),

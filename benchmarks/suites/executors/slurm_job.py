@@ -39,7 +39,7 @@ from moco.common.errors import LockedError, Preempted, run_cli
 from moco.common.files import open_file, read_text
 
 POLL_SECONDS = 0.2
-LOCK_SECONDS = 10.0  # timeout of the run's lock, which other processes test for a moment
+LOCK_SECONDS = 10.0  # timeout of the run's lock, which other processes hold briefly to test it
 
 
 def main(argv: Sequence[str] | None = None) -> int:

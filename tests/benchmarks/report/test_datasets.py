@@ -179,7 +179,7 @@ def test_the_page_and_the_files_have_the_figure_and_the_numbers(tmp_path):
     [found] = made.collections
     assert f"{found.figure}.png" in paths
     page = paths["table.html"].read_text()
-    assert f"{found.heading}: differences to random</figcaption>" in page
+    assert f"{found.heading}: differences from random</figcaption>" in page
     rows = csv_rows(paths["table.datasets.csv"].read_text())
     [failed] = [row for row in rows if row["absent"]]
     assert (failed["init"], failed["dataset"], failed["n"]) == ("mine", "b", "1")
