@@ -76,7 +76,7 @@ def test_a_class_that_computes_other_features_refuses_the_file(tmp_path: Path) -
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transformers.ViTModel, "__init__", changed)
-        with pytest.raises(DataError, match="transformers' ViTModel: is not a ViT of 2 blocks"):
+        with pytest.raises(DataError, match="transformers' ViTModel: has the tensors of a ViT of 2 blocks"):
             convert_file(folder, tmp_path / "out.pth")
     assert not (tmp_path / "out.pth").exists()
 
@@ -92,7 +92,7 @@ def test_a_configuration_names_no_code(tmp_path: Path) -> None:
     report = convert_file(folder, tmp_path / "out.pth")
     assert any(note.startswith("compared with ViTModel") for note in report.notes)
     record.write_text(json.dumps({**config, "auto_map": {"AutoModel": "code.Model"}}))
-    with pytest.raises(DataError, match="has 'auto_map' a dict, and whose effect is not known"):
+    with pytest.raises(DataError, match="has 'auto_map' a dict, whose effect is not known"):
         convert_file(folder, tmp_path / "out.pth")
 
 
