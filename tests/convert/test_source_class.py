@@ -74,9 +74,10 @@ def test_a_class_that_computes_other_features_refuses_the_file(tmp_path: Path) -
         config.layer_norm_eps = 0.1
         old(self, config, *args, **kwargs)
 
+    verdict = "transformers' ViTModel: has the tensors of a ViT of 2 blocks"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transformers.ViTModel, "__init__", changed)
-        with pytest.raises(DataError, match="transformers' ViTModel: has the tensors of a ViT of 2 blocks"):
+        with pytest.raises(DataError, match=verdict):
             convert_file(folder, tmp_path / "out.pth")
     assert not (tmp_path / "out.pth").exists()
 
