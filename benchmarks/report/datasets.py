@@ -407,7 +407,7 @@ def _collection(tables: Sequence[Table], results: Results, root: Path) -> Collec
     for each in results.unusable:
         name, init = each.folder.parent.parent.name, each.folder.parent.name
         seed = _RUN.fullmatch(each.folder.name)
-        if not seed or each.folder.parents[2] != root or name.endswith("_tuned") != tuned:
+        if not seed or each.folder.parent.parent.parent != root or name.endswith("_tuned") != tuned:
             continue
         if (name, init, int(seed[1])) not in done:
             values.setdefault(row_of(init)[0], {})

@@ -18,6 +18,8 @@ from benchmarks.report.datasets import (
     signed_rank,
 )
 from benchmarks.report.plots import differences_figure
+from benchmarks.report.report import Report
+from benchmarks.report.table import aggregate
 from tests.benchmarks.report.fake_runs import CONFIG, csv_rows, record, rendered, report, write_run
 
 AP = {
@@ -204,6 +206,12 @@ def test_a_run_without_numbers_takes_its_dataset_out(tmp_path):
     [found] = report(tmp_path).collections
     assert found.datasets == ("a", "b", "d", "sea--c")
     assert found.over == "mean over 2 of 4, failed: b; unfinished: d"
+    # A run beside the suite is not its own; in a bundle its folder is a single name.
+    (tmp_path / "seed0-0a1b2c3d4e").mkdir()
+    (tmp_path / "seed0-0a1b2c3d4e" / "metrics.json").write_text("{}\n")
+    shared = share(report(tmp_path).results)
+    [again] = Report(aggregate(shared.transfer), shared).collections
+    assert again.over == found.over
 
 
 def test_other_suites_have_no_such_summary(tmp_path):
