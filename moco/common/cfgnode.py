@@ -126,7 +126,10 @@ def read_yaml(path: PathLike, _depth: int = 0) -> dict[str, Any]:
 
 
 def read_own_yaml(path: PathLike) -> dict[str, Any]:
-    """Read a YAML file of this project by libyaml, much faster; others' files could crash it."""
+    """Read one of this project's YAML files by libyaml, which is much faster.
+
+    A malicious file could crash libyaml, so users' files are read by `read_yaml`.
+    """
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     tree: dict[str, Any] = loader(read_text(path)).get_single_data()
     return tree

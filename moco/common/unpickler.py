@@ -243,7 +243,7 @@ class Unpickler(_Unpickler):
     def _call(self, function: Any, args: Any) -> Any:
         self._take(_OBJECT)
         if not isinstance(args, tuple):
-            raise CorruptFileError("a call with something else than arguments")
+            raise CorruptFileError("a call whose arguments are not a tuple")
         # Besides the functions in the table of names, nothing in a pickle can be called.
         made = (
             OpaqueObject(function.name, args)
