@@ -268,7 +268,7 @@ def test_a_table_without_a_significant_gap_has_a_note_on_what_it_detects():
 
     assert notes(A, *runs("moco", [x + 20 for x in B], MOCO))[0] == []
     [text], smallest = notes(A, *runs("moco", B, MOCO))
-    assert "(of 1 gap)" in text and "difference to random" in text
+    assert "(of 1 gap)" in text and "difference from random" in text
     size = f"{smallest:.1f} AP 80% of the time, with the same correction"
     assert text.endswith(f"4 runs per row find gaps of {size}")
     [text], _ = notes(A[:2], *runs("moco", [x + 1 for x in A[:2]], MOCO))
