@@ -1,7 +1,6 @@
 """Console command: every command behind one name."""
 
 import re
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -19,25 +18,20 @@ from tests.oracles.python import run_python
 from tests.oracles.resnets import make_resnet
 
 # Packages that take long to import; only a command that runs may do so.
-HEAVY = ("torch", "torchvision", "detectron2", "matplotlib", "scipy", "hotcoco", "tensorboard")
-
-
-def cpu_seconds(*arguments: str) -> tuple[float, str]:
-    """Return user and system time of a Python process that has to succeed, and its output."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    shown = run_python(*arguments)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, shown
+HEAVY = (
+    "torch", "torchvision", "detectron2", "timm", "transformers", "matplotlib", "scipy", "pandas",
+    "cv2", "hotcoco", "tensorboard",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", console.COMMANDS)
-def test_help_takes_less_than_a_second_and_names_the_console_command(name):
+def test_help_needs_no_heavy_package_and_names_the_console_command(name):
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({HEAVY})); "
         f"sys.argv = ['x', {name!r}, '--help']; from benchmarks import __main__ as m; m.cli()"
     )
-    seconds, text = cpu_seconds("-c", code)
-    assert text.startswith(f"usage: moco-transfer {name}") and seconds < 1
+    text = run_python("-c", code)
+    assert text.startswith(f"usage: moco-transfer {name}")
     assert not re.search(r"(convert_to_d2|train_net)\.py|python -m|benchmarks\.", text)
 
 
