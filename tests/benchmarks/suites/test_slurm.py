@@ -255,8 +255,15 @@ def test_machines_of_a_run_find_each_other(lab):
 
     def show(spec, folder, machines):
         seen.append(machines)
-        code = "import os; os.write(1, (' '.join(sys.argv[2:]) + '\\n').encode())"
-        return [*command(f"import sys; {code}"), "<rank>", "tcp://<host>:<port>"]
+        # Machine 0 waits for machine 1, which does nothing once the run has failed. The log has the
+        # code, too, so the text that is sought is in two pieces.
+        code = f"""
+import os, sys, time
+os.write(1, (' '.join(sys.argv[2:]) + '\\n').encode())
+while sys.argv[2] == "0" and "1 tcp:" + "//" not in open({str(folder / "suite.log")!r}).read():
+    time.sleep(0.02)
+"""
+        return [*command(code), "<rank>", "tcp://<host>:<port>"]
 
     programs.command = show
     with pytest.raises(SuiteFailed, match="1 of 1 runs failed"):
